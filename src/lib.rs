@@ -1,1 +1,6 @@
 //! RDMA verbs in pure Rust.
+
+mod error;
+
+pub use error::{Error, Result};
+pub use rustix::io::Errno;

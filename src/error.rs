@@ -1,0 +1,151 @@
+//! Errors of the control path: which verb failed, how, and what to change.
+//!
+//! Data-path errors are small `Copy` types and live with the queues that return them
+//! ([`PostError`](crate::PostError)); completion status is data and is no error at all.
+
+use rustix::io::Errno;
+use std::borrow::Cow;
+use std::fmt;
+
+/// The result of a control-path call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A verb that failed.
+///
+/// Displays as `create_cq: cqe 40000 exceeds the device's maximum of 32767 (EINVAL)`.
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    verb: &'static str,
+    errno: Errno,
+    kernel: Option<Errno>,
+    detail: Cow<'static, str>,
+}
+
+impl Error {
+    /// An error that this library found before asking the kernel.
+    pub(crate) fn new(verb: &'static str, errno: Errno) -> Self {
+        Error(Box::new(Inner { verb, errno, kernel: None, detail: Cow::Borrowed("") }))
+    }
+
+    /// An error that the kernel answered. "This kernel does not have that" reaches the caller as
+    /// one errno, whichever of its spellings the kernel chose.
+    pub(crate) fn from_kernel(verb: &'static str, errno: Errno) -> Self {
+        let normalised = match errno {
+            Errno::PROTONOSUPPORT | Errno::NOTTY | Errno::NOSYS => Errno::OPNOTSUPP,
+            other => other,
+        };
+        Error(Box::new(Inner {
+            verb,
+            errno: normalised,
+            kernel: Some(errno),
+            detail: Cow::Borrowed(""),
+        }))
+    }
+
+    /// Shorthand for `EINVAL` with what was wrong.
+    pub(crate) fn invalid(verb: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(verb, Errno::INVAL).detail(detail)
+    }
+
+    /// Says which value was wrong and what its limit is.
+    pub(crate) fn detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
+        self.0.detail = detail.into();
+        self
+    }
+
+    /// Attributes the error to the call that the user made rather than to a step of it.
+    pub(crate) fn in_verb(mut self, verb: &'static str) -> Self {
+        self.0.verb = verb;
+        self
+    }
+
+    /// The call that failed, in the vocabulary of this library.
+    pub fn verb(&self) -> &'static str {
+        self.0.verb
+    }
+
+    /// The error number. Whatever way a kernel has to say that it does not support something
+    /// (`EPROTONOSUPPORT`, `ENOTTY`, `ENOSYS`), it reads `EOPNOTSUPP` here.
+    pub fn errno(&self) -> Errno {
+        self.0.errno
+    }
+
+    /// The error number exactly as the kernel answered it; `None` if this library refused the
+    /// call before the kernel saw it.
+    pub fn kernel_errno(&self) -> Option<Errno> {
+        self.0.kernel
+    }
+
+    /// The offending value and its limit, or an empty string where the error number says it all.
+    pub fn message(&self) -> &str {
+        &self.0.detail
+    }
+
+    /// Whether the kernel, the driver or the device lacks what was asked for.
+    pub fn is_unsupported(&self) -> bool {
+        self.0.errno == Errno::OPNOTSUPP
+    }
+
+    /// Whether the call was refused because this process inherited the object over `fork`; see
+    /// [`Context::reimport`](crate::Context::reimport).
+    pub fn is_forked(&self) -> bool {
+        self.0.kernel.is_none() && self.0.errno == Errno::OWNERDEAD
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.0.verb)?;
+        if self.0.detail.is_empty() {
+            return write!(f, "{}", self.0.errno);
+        }
+        write!(f, "{} ({})", self.0.detail, self.0.errno)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("verb", &self.0.verb)
+            .field("errno", &self.0.errno)
+            .field("kernel_errno", &self.0.kernel)
+            .field("detail", &self.0.detail)
+            .finish()
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for std::io::Error {
+    /// Keeps the error number's [`ErrorKind`](std::io::ErrorKind), so that code written against
+    /// `std::io` can go on matching it.
+    fn from(error: Error) -> Self {
+        let kind = std::io::Error::from(error.errno()).kind();
+        std::io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsupported_has_one_spelling() {
+        for errno in [Errno::PROTONOSUPPORT, Errno::NOTTY, Errno::NOSYS, Errno::OPNOTSUPP] {
+            let error = Error::from_kernel("open_xrcd", errno);
+            assert!(error.is_unsupported());
+            assert_eq!(error.kernel_errno(), Some(errno));
+        }
+        assert!(!Error::from_kernel("open_xrcd", Errno::INVAL).is_unsupported());
+    }
+
+    #[test]
+    fn display_names_verb_value_and_errno() {
+        let error = Error::invalid("create_cq", "cqe 0 is below the minimum of 1");
+        let text = error.to_string();
+        assert!(text.starts_with("create_cq: cqe 0 is below the minimum of 1 ("), "{text}");
+    }
+}
