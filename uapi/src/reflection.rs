@@ -1,0 +1,127 @@
+//! Everything that this crate declares, as data: what the comparison with a kernel goes through.
+//!
+//! A declaration whose constant is missing here is reported by the compiler as dead code.
+
+use crate::enumeration::Enumeration;
+use crate::layout::Layout;
+use crate::{
+    ah, async_event, buffer, comp_channel, context, counters, cq, device, dm, dmabuf, dmah, flow,
+    flow_action, gid, ioctl, mcast, mr, mw, object, pd, port, qp, srq, wc, wq, wr, write, xrcd,
+};
+
+const LAYOUTS: &[&[Layout]] = &[
+    ah::LAYOUTS,
+    async_event::LAYOUTS,
+    buffer::LAYOUTS,
+    comp_channel::LAYOUTS,
+    context::LAYOUTS,
+    cq::LAYOUTS,
+    device::LAYOUTS,
+    flow::LAYOUTS,
+    flow_action::LAYOUTS,
+    gid::LAYOUTS,
+    ioctl::LAYOUTS,
+    mcast::LAYOUTS,
+    mr::LAYOUTS,
+    mw::LAYOUTS,
+    pd::LAYOUTS,
+    port::LAYOUTS,
+    port::LAYOUTS_EX,
+    qp::LAYOUTS,
+    qp::LAYOUTS_IOCTL,
+    srq::LAYOUTS,
+    wc::LAYOUTS,
+    wq::LAYOUTS,
+    wr::LAYOUTS,
+    write::LAYOUTS,
+    xrcd::LAYOUTS,
+];
+
+const ENUMERATIONS: &[&[Enumeration]] = &[
+    ah::IDS,
+    ah::RATES,
+    async_event::IDS,
+    async_event::EVENTS,
+    buffer::TYPES,
+    context::IDS,
+    context::SUPPORT,
+    counters::IDS,
+    counters::FLAGS,
+    cq::IDS,
+    cq::FLAGS,
+    cq::MASKS,
+    device::IDS,
+    device::DRIVERS,
+    device::CAPS,
+    device::CAPS32,
+    device::CAPS_ODP,
+    device::ATOMICS,
+    dm::IDS,
+    dmabuf::IDS,
+    dmah::IDS,
+    flow::IDS,
+    flow::SPEC_TYPES,
+    flow::ATTR_TYPES,
+    flow::FLAGS,
+    flow_action::IDS,
+    flow_action::ESP,
+    gid::IDS,
+    gid::TYPES,
+    ioctl::DEFINES,
+    ioctl::FLAGS,
+    mr::IDS,
+    mr::ACCESS,
+    mr::ADVICE_FLAGS,
+    mr::ADVICE,
+    mr::REREG_FLAGS,
+    mr::OPTIONAL_ACCESS,
+    mw::IDS,
+    mw::TYPES,
+    object::IDS,
+    pd::IDS,
+    port::IDS,
+    port::CAPS,
+    port::FLAGS,
+    port::STATES,
+    port::PHYS_STATES,
+    port::WIDTHS,
+    port::SPEEDS,
+    port::MTUS,
+    port::LINK_LAYERS,
+    qp::IDS,
+    qp::TYPES,
+    qp::FLAGS,
+    qp::MASKS,
+    qp::STATES,
+    qp::MIG_STATES,
+    qp::ATTR_MASKS,
+    srq::IDS,
+    srq::TYPES,
+    srq::MASKS,
+    wc::OPCODES,
+    wc::STATUSES,
+    wc::KERNEL_OPCODES,
+    wc::FLAGS,
+    wq::IDS,
+    wq::TYPES,
+    wq::FLAGS,
+    wq::STATES,
+    wq::MASKS,
+    wr::OPCODES,
+    wr::FLUSH,
+    wr::SELECTIVITY,
+    wr::SEND_FLAGS,
+    write::COMMANDS,
+    write::DEFINES,
+    xrcd::IDS,
+];
+
+/// Every struct of this crate.
+pub fn layouts() -> impl Iterator<Item = &'static Layout> {
+    LAYOUTS.iter().copied().flatten()
+}
+
+/// Every group of numbers of this crate.
+pub fn enumerations() -> impl Iterator<Item = &'static Enumeration> {
+    ENUMERATIONS.iter().copied().flatten()
+}
