@@ -4,7 +4,7 @@
 //! There is one module per noun; each names the headers it was written from.
 #![no_std]
 #![forbid(unsafe_code)]
-#![allow(non_camel_case_types)]
+#![allow(non_camel_case_types, non_upper_case_globals)]
 
 pub mod ah;
 pub mod async_event;
@@ -25,6 +25,7 @@ pub mod gid;
 pub mod ioctl;
 pub mod layout;
 pub mod mcast;
+pub mod mlx5;
 pub mod mr;
 pub mod mw;
 pub mod object;
@@ -32,6 +33,7 @@ pub mod pd;
 pub mod port;
 pub mod qp;
 pub mod reflection;
+pub mod rxe;
 pub mod srq;
 pub mod wc;
 pub mod wq;

@@ -1,0 +1,10 @@
+//! The mlx5 driver: its part of the commands, its objects, and the formats of its queues.
+
+pub mod abi;
+pub mod context;
+pub mod devx;
+pub mod dm;
+pub mod flow;
+pub mod object;
+pub mod uar;
+pub mod var;
