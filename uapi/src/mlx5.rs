@@ -2,9 +2,11 @@
 
 pub mod abi;
 pub mod context;
+pub mod cqe;
 pub mod devx;
 pub mod dm;
 pub mod flow;
 pub mod object;
 pub mod uar;
 pub mod var;
+pub mod wqe;
