@@ -28,6 +28,7 @@ pub mod mcast;
 pub mod mlx5;
 pub mod mr;
 pub mod mw;
+pub mod nldev;
 pub mod object;
 pub mod pd;
 pub mod port;
