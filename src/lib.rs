@@ -1,5 +1,6 @@
 //! RDMA verbs in pure Rust.
 
+pub mod device;
 mod error;
 
 pub use error::{Error, Result};

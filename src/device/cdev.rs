@@ -1,0 +1,320 @@
+//! The character device behind which a device's uverbs ABI lives, and how to open it safely: the
+//! file must be a character device and have the very number that the kernel named, so that a stale
+//! or planted node is not mistaken for the device.
+
+use crate::error::{Error, Result};
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, Mode, OFlags, fstat, major, makedev, minor, open, stat};
+use rustix::io::{Errno, retry_on_intr};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long udev gets to make a node.
+const UDEV_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The number of a character device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceNumber {
+    /// The driver's half.
+    pub major: u32,
+    /// The device's half.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// From the form in which netlink carries it (`huge_encode_dev`): the minor number wraps
+    /// around the twelve bits of the major one.
+    pub(super) const fn from_kernel(value: u64) -> Self {
+        let value = value as u32;
+        DeviceNumber { major: value >> 8 & 0xfff, minor: value & 0xff | value >> 12 & 0xfff00 }
+    }
+
+    /// From sysfs's spelling, `231:192`.
+    pub(super) fn from_sysfs(text: &str) -> Option<Self> {
+        let (major, minor) = text.split_once(':')?;
+        Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// A device's uverbs node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// "uverbs0", without directory.
+    pub(super) name: String,
+    pub(super) number: DeviceNumber,
+    /// Version of the driver's ABI.
+    pub(super) abi: u32,
+}
+
+/// Where nodes are looked for and for how long.
+pub(super) struct Nodes<'a> {
+    dev: &'a Path,
+    patience: Duration,
+}
+
+impl Nodes<'static> {
+    /// The running system's. Without udev nobody makes nodes after the kernel did, so there is
+    /// nothing to wait for.
+    pub(super) fn system() -> Self {
+        let udev = Path::new("/run/udev/control").exists();
+        let patience = if udev { UDEV_PATIENCE } else { Duration::ZERO };
+        Nodes { dev: Path::new("/dev"), patience }
+    }
+}
+
+/// Why a path did not lead to the device.
+#[derive(Debug)]
+enum Miss {
+    /// There is nothing.
+    Absent,
+    /// There is something else.
+    Other(String),
+    /// It is the device, or may be, but cannot be opened.
+    Refused(Errno),
+}
+
+impl Nodes<'_> {
+    /// Opens the node of `device` for reading and writing, closed on exec.
+    pub(super) fn open(&self, verb: &'static str, device: &str, node: &Node) -> Result<OwnedFd> {
+        if node.name.is_empty() || node.name.starts_with('.') || node.name.contains('/') {
+            return Err(Error::new(verb, Errno::BADMSG)
+                .detail(format!("the kernel named {:?} as the node of {device}", node.name)));
+        }
+        let named = self.dev.join("infiniband").join(&node.name);
+        let numbered = self.dev.join("char").join(node.number.to_string());
+
+        let deadline = Instant::now() + self.patience;
+        let mut pause = Duration::from_millis(5);
+        let miss = loop {
+            let mut found = None;
+            for path in [&named, &numbered] {
+                match attempt(path, node.number) {
+                    Ok(fd) => return Ok(fd),
+                    Err(Miss::Refused(errno)) => {
+                        return Err(refused(verb, errno, device, path, node));
+                    }
+                    Err(Miss::Other(what)) => found = Some((path, what)),
+                    Err(Miss::Absent) => {}
+                }
+            }
+            if Instant::now() >= deadline {
+                break found;
+            }
+            sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        };
+        Err(missing(verb, device, node, &named, miss))
+    }
+}
+
+fn attempt(path: &PathBuf, number: DeviceNumber) -> std::result::Result<OwnedFd, Miss> {
+    let absent = |errno| match errno {
+        Errno::NOENT | Errno::NOTDIR => Miss::Absent,
+        errno => Miss::Refused(errno),
+    };
+    // Opening some other device can have effects (a tape rewinds), so look first.
+    is_device(&stat(path).map_err(absent)?, number).map_err(Miss::Other)?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let fd = retry_on_intr(|| open(path, flags, Mode::empty())).map_err(absent)?;
+    // The path may lead elsewhere by now; what was opened is what counts.
+    is_device(&fstat(&fd).map_err(Miss::Refused)?, number).map_err(Miss::Other)?;
+    Ok(fd)
+}
+
+/// Whether a file is the character device with this number; otherwise what it is instead.
+fn is_device(stat: &rustix::fs::Stat, number: DeviceNumber) -> std::result::Result<(), String> {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        return Err("is no character device".into());
+    }
+    if stat.st_rdev != makedev(number.major, number.minor) {
+        let other = DeviceNumber { major: major(stat.st_rdev), minor: minor(stat.st_rdev) };
+        return Err(format!("is character device {other}"));
+    }
+    Ok(())
+}
+
+fn refused(verb: &'static str, errno: Errno, device: &str, path: &Path, node: &Node) -> Error {
+    let path = path.display();
+    let detail = match errno {
+        Errno::ACCESS => format!(
+            "no permission to read and write {path}; udev normally gives it mode 0666, so see \
+             its rules, or the permissions of its directory"
+        ),
+        Errno::PERM => format!(
+            "{device} belongs to another network namespace (`rdma system show`, \
+             `rdma dev set {device} netns …`), or a device policy keeps this process from {path}"
+        ),
+        Errno::NXIO => {
+            format!("nothing stands behind {path} any more; list the devices afresh")
+        }
+        Errno::NODEV => {
+            format!("the driver of {device} is being unloaded; list the devices afresh")
+        }
+        Errno::IO => {
+            format!("{device} was removed or is being reset; list the devices afresh")
+        }
+        Errno::MFILE => "this process has as many open files as RLIMIT_NOFILE permits".into(),
+        _ => format!("cannot open {path} (character device {})", node.number),
+    };
+    Error::from_kernel(verb, errno).detail(detail)
+}
+
+fn missing(
+    verb: &'static str,
+    device: &str,
+    node: &Node,
+    named: &Path,
+    found: Option<(&PathBuf, String)>,
+) -> Error {
+    let number = node.number;
+    match found {
+        Some((path, what)) => Error::new(verb, Errno::NODEV).detail(format!(
+            "{} {what}, but {device} is character device {number}; remove the stale node or let \
+             udev make it anew",
+            path.display()
+        )),
+        None => Error::new(verb, Errno::NOENT).detail(format!(
+            "{device} has no node: neither {} nor its counterpart in char/ leads to character \
+             device {number}; run udev, or in a container pass the device through",
+            named.display()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sysfs::scratch::Scratch;
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    const NULL: DeviceNumber = DeviceNumber { major: 1, minor: 3 };
+    const ZERO: DeviceNumber = DeviceNumber { major: 1, minor: 5 };
+
+    fn node(name: &str, number: DeviceNumber) -> Node {
+        Node { name: name.into(), number, abi: 1 }
+    }
+
+    fn open_in(dev: &Scratch, patience: Duration, node: &Node) -> Result<OwnedFd> {
+        Nodes { dev: dev.path(), patience }.open("open_device", "rxe0", node)
+    }
+
+    #[test]
+    fn numbers_decode_as_the_kernel_packs_them() {
+        let first = DeviceNumber::from_kernel(0xe7c0);
+        assert_eq!(first, DeviceNumber { major: 231, minor: 192 });
+        assert_eq!(first.to_string(), "231:192");
+        assert_eq!(DeviceNumber::from_sysfs("231:192"), Some(first));
+        let large = DeviceNumber::from_kernel(0xabc_1fe_cd);
+        assert_eq!(large, DeviceNumber { major: 0x1fe, minor: 0xabccd });
+        for text in ["", "231", "231:", ":192", "231:-1", "231:192:1"] {
+            assert_eq!(DeviceNumber::from_sysfs(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_right_device_opens_closed_on_exec() {
+        let dev = Scratch::new("cdev-right");
+        dev.link("infiniband/uverbs0", "/dev/null");
+        let fd = open_in(&dev, Duration::ZERO, &node("uverbs0", NULL)).unwrap();
+        assert!(fcntl_getfd(&fd).unwrap().contains(FdFlags::CLOEXEC));
+        let flags = rustix::fs::fcntl_getfl(&fd).unwrap();
+        assert!(flags.contains(OFlags::RDWR), "{flags:?}");
+    }
+
+    #[test]
+    fn a_stale_node_is_passed_over_for_the_numbered_one() {
+        let dev = Scratch::new("cdev-stale");
+        dev.link("infiniband/uverbs0", "/dev/null");
+        dev.link("char/1:5", "/dev/zero");
+        let fd = open_in(&dev, Duration::ZERO, &node("uverbs0", ZERO)).unwrap();
+        assert_eq!(fstat(&fd).unwrap().st_rdev, makedev(1, 5));
+    }
+
+    #[test]
+    fn a_stale_node_alone_is_an_error_that_says_so() {
+        let dev = Scratch::new("cdev-only-stale");
+        dev.link("infiniband/uverbs0", "/dev/null");
+        let error = open_in(&dev, Duration::ZERO, &node("uverbs0", ZERO)).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODEV);
+        assert!(error.message().contains("is character device 1:3"), "{error}");
+        assert!(error.message().contains("rxe0 is character device 1:5"), "{error}");
+    }
+
+    #[test]
+    fn files_and_pipes_are_not_devices() {
+        let dev = Scratch::new("cdev-file");
+        dev.file("infiniband/uverbs0", "");
+        let error = open_in(&dev, Duration::ZERO, &node("uverbs0", NULL)).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODEV);
+        assert!(error.message().contains("no character device"), "{error}");
+    }
+
+    #[test]
+    fn an_absent_node_is_enoent_without_udev_at_once() {
+        let dev = Scratch::new("cdev-absent");
+        let start = Instant::now();
+        let error = open_in(&dev, Duration::ZERO, &node("uverbs7", NULL)).unwrap_err();
+        assert_eq!(error.errno(), Errno::NOENT);
+        assert!(error.message().contains("infiniband/uverbs7"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_node_that_udev_makes_late_is_waited_for() {
+        let dev = Scratch::new("cdev-late");
+        let node = node("uverbs0", NULL);
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| open_in(&dev, Duration::from_secs(20), &node));
+            sleep(Duration::from_millis(50));
+            assert!(!opening.is_finished());
+            dev.link("char/1:3", "/dev/null");
+            opening.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn waiting_ends() {
+        let dev = Scratch::new("cdev-never");
+        let patience = Duration::from_millis(60);
+        let start = Instant::now();
+        open_in(&dev, patience, &node("uverbs0", NULL)).unwrap_err();
+        assert!(start.elapsed() >= patience);
+    }
+
+    #[test]
+    fn a_node_name_does_not_leave_its_directory() {
+        let dev = Scratch::new("cdev-traversal");
+        dev.link("null", "/dev/null");
+        for name in ["../null", "..", "", "."] {
+            let error = open_in(&dev, Duration::ZERO, &node(name, NULL)).unwrap_err();
+            assert_eq!(error.errno(), Errno::BADMSG, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn each_refusal_says_what_to_do() {
+        let node = node("uverbs0", NULL);
+        let path = Path::new("/dev/infiniband/uverbs0");
+        for (errno, advice) in [
+            (Errno::ACCESS, "udev"),
+            (Errno::PERM, "rdma dev set rxe0 netns"),
+            (Errno::NXIO, "list the devices afresh"),
+            (Errno::NODEV, "being unloaded"),
+            (Errno::IO, "removed"),
+            (Errno::MFILE, "RLIMIT_NOFILE"),
+            (Errno::NOMEM, "1:3"),
+        ] {
+            let error = refused("open_device", errno, "rxe0", path, &node);
+            assert_eq!(error.errno(), errno);
+            assert!(error.message().contains(advice), "{error}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! RDMA devices: finding them, describing them, and opening the node behind which a device's
+//! uverbs ABI lives.
+//!
+//! RDMA netlink is asked first; where there is none (a sandbox, an old kernel), sysfs is read
+//! instead. Devices that this library has no provider for are listed all the same.
+//!
+//! ```no_run
+//! for device in uverbs::device::devices()? {
+//!     println!("{device}: {} port(s)", device.port_count());
+//! }
+//! # Ok::<(), uverbs::Error>(())
+//! ```
+
+mod cdev;
+mod driver;
+mod guid;
+pub mod link;
+mod netlink;
+mod nldev;
+mod node_type;
+mod protocol;
+mod resources;
+mod sysfs;
+mod system;
+
+pub use cdev::DeviceNumber;
+pub(crate) use driver::ProviderKind;
+pub use driver::{DriverId, PciId};
+pub use guid::Guid;
+pub use node_type::{NodeType, Transport};
+pub use protocol::Protocol;
+pub use resources::ResourceCounts;
+pub use system::{System, system};
+
+use crate::error::{Error, Result};
+use cdev::{Node, Nodes};
+use driver::Mismatch;
+use netlink::{Client, Wire};
+use nldev::{Listed, NodeAnswer};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::fmt;
+use sysfs::{Bus, Found, Sysfs};
+
+/// The verb on whose behalf a device is matched and its node opened.
+const OPEN: &str = "open_device";
+
+/// An RDMA device, as it was when it was listed.
+///
+/// This is a description, not a handle: it keeps nothing open, may be sent anywhere, and outlives
+/// the device. Names are reused when a device is replaced, [indices](Device::index) are not.
+#[doc(alias = "ibv_device")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    name: String,
+    index: Option<u32>,
+    node: Option<Node>,
+    node_type: Option<NodeType>,
+    node_guid: Guid,
+    sys_image_guid: Guid,
+    firmware: Option<String>,
+    ports: u32,
+    protocol: Option<Protocol>,
+    driver: Option<DriverId>,
+    bus: Bus,
+}
+
+/// Lists the RDMA devices that this process's network namespace may see, in the order in which the
+/// kernel made them. A system without RDMA has none; that is no error.
+///
+/// Safe to call from any thread, at any time; needs no privilege.
+///
+/// # Errors
+///
+/// `EAGAIN` if devices came and went all the while; `EBADMSG` if the kernel's answer makes no
+/// sense; otherwise what the kernel answered.
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<Vec<Device>> {
+    const VERB: &str = "list_devices";
+    list(Client::open(VERB), &Sysfs::system(), VERB)
+}
+
+fn list<W: Wire>(
+    client: Result<Client<W>>,
+    sysfs: &Sysfs,
+    verb: &'static str,
+) -> Result<Vec<Device>> {
+    let error = match client.and_then(|mut client| by_netlink(&mut client, sysfs)) {
+        Ok(devices) => return Ok(devices),
+        Err(error) => error,
+    };
+    match sysfs.list() {
+        Ok(found) if found.is_empty() && !nldev::is_absent(&error) => Err(error),
+        Ok(found) => Ok(found.into_iter().map(Device::from).collect()),
+        Err(unreadable) => {
+            let errno = Errno::from_io_error(&unreadable).unwrap_or(Errno::IO);
+            Err(Error::from_kernel(verb, errno)
+                .detail(format!("RDMA netlink failed ({error}) and so did reading sysfs")))
+        }
+    }
+}
+
+fn by_netlink<W: Wire>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Device>> {
+    let mut listed = client.list()?;
+    listed.sort_by_key(|device| device.index);
+    let mut devices = Vec::with_capacity(listed.len());
+    for listed in listed {
+        let (node, driver) = match client.uverbs_node(listed.index)? {
+            NodeAnswer::Gone => continue,
+            NodeAnswer::None => (None, None),
+            NodeAnswer::Node(uverbs) => (Some(uverbs.node), uverbs.driver),
+        };
+        let bus = sysfs.bus(&listed.name);
+        devices.push(Device::new(listed, node, driver, bus));
+    }
+    Ok(devices)
+}
+
+impl From<Found> for Device {
+    fn from(found: Found) -> Self {
+        Device {
+            name: found.name,
+            index: None,
+            node: Some(found.node),
+            node_type: found.node_type,
+            node_guid: found.node_guid,
+            sys_image_guid: found.sys_image_guid,
+            firmware: found.firmware,
+            ports: found.ports,
+            protocol: found.protocol,
+            driver: found.driver,
+            bus: found.bus,
+        }
+    }
+}
+
+impl Device {
+    fn new(listed: Listed, node: Option<Node>, driver: Option<DriverId>, bus: Bus) -> Self {
+        Device {
+            name: listed.name,
+            index: Some(listed.index),
+            node,
+            node_type: listed.node_type,
+            node_guid: listed.node_guid,
+            sys_image_guid: listed.sys_image_guid,
+            firmware: listed.firmware,
+            ports: listed.ports,
+            protocol: listed.protocol,
+            // A driver that keeps its id to itself is known by its PCI function.
+            driver: driver.or_else(|| bus.pci.and_then(driver::driver_of_pci)),
+            bus,
+        }
+    }
+
+    /// The device with this name ("mlx5_0", "rxe0").
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is none, naming those that there are; otherwise as [`devices`].
+    pub fn by_name(name: &str) -> Result<Device> {
+        let mut devices = devices()?;
+        match devices.iter().position(|device| device.name == name) {
+            Some(place) => Ok(devices.swap_remove(place)),
+            None => Err(absent(name, &devices)),
+        }
+    }
+
+    /// The name, for example "mlx5_0".
+    #[doc(alias = "ibv_get_device_name")]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kernel's number for the device; not used again soon after the device is gone. `None`
+    /// without netlink.
+    #[doc(alias = "ibv_get_device_index")]
+    pub fn index(&self) -> Option<u32> {
+        self.index
+    }
+
+    /// The name of the uverbs node, for example "uverbs0"; `None` for a device that user space
+    /// cannot open.
+    pub fn uverbs_name(&self) -> Option<&str> {
+        Some(&self.node.as_ref()?.name)
+    }
+
+    /// The number of the uverbs node.
+    pub fn device_number(&self) -> Option<DeviceNumber> {
+        Some(self.node.as_ref()?.number)
+    }
+
+    /// The sort of node; `None` if the kernel did not say.
+    pub fn node_type(&self) -> Option<NodeType> {
+        self.node_type
+    }
+
+    /// The transport that goes with the node type.
+    pub fn transport(&self) -> Transport {
+        self.node_type.map_or(Transport::Unknown, NodeType::transport)
+    }
+
+    /// The wire protocol of the first port; `None` for a device with one of its own.
+    pub fn protocol(&self) -> Option<&Protocol> {
+        self.protocol.as_ref()
+    }
+
+    /// The GUID of the device; zero if it has none.
+    #[doc(alias = "ibv_get_device_guid")]
+    pub fn node_guid(&self) -> Guid {
+        self.node_guid
+    }
+
+    /// The GUID of the system or board that the device belongs to; zero if it has none.
+    pub fn sys_image_guid(&self) -> Guid {
+        self.sys_image_guid
+    }
+
+    /// The firmware's version; `None` where there is no firmware.
+    pub fn firmware(&self) -> Option<&str> {
+        self.firmware.as_deref()
+    }
+
+    /// How many ports there are; they count from 1.
+    pub fn port_count(&self) -> u32 {
+        self.ports
+    }
+
+    /// The kernel driver; `None` if neither netlink nor the PCI function tells.
+    pub fn driver(&self) -> Option<DriverId> {
+        self.driver
+    }
+
+    /// The version of the driver's own part of the uverbs ABI; `None` without a uverbs node.
+    pub fn driver_abi(&self) -> Option<u32> {
+        Some(self.node.as_ref()?.abi)
+    }
+
+    /// The PCI function; `None` for software devices and other buses.
+    pub fn pci_id(&self) -> Option<PciId> {
+        self.bus.pci
+    }
+
+    /// The NUMA node that the device is attached to; `None` if it is near none in particular.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.bus.numa_node
+    }
+
+    /// Whether this library can open the device.
+    pub fn is_supported(&self) -> bool {
+        self.provider().is_ok()
+    }
+
+    /// The network interface behind a port, counted from 1; asked of the kernel anew each time.
+    /// `None` if the port has none or has one in another network namespace.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such port; `ENODEV` if the device is gone.
+    pub fn netdev(&self, port: u32) -> Result<Option<String>> {
+        const VERB: &str = "query_netdev";
+        if port == 0 || port > self.ports {
+            return Err(Error::invalid(
+                VERB,
+                format!("port {port} of {}, which has ports 1 to {}", self.name, self.ports),
+            ));
+        }
+        match self.index {
+            Some(index) => {
+                Client::open(VERB)?.port_netdev(index, port).map_err(|error| self.gone(error))
+            }
+            None => Ok(Sysfs::system().port_netdev(&self.name, port)),
+        }
+    }
+
+    /// How many objects of each kind exist on the device, in all processes and the kernel.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device was listed without netlink; `ENODEV` if it is gone.
+    pub fn resources(&self) -> Result<ResourceCounts> {
+        const VERB: &str = "query_resources";
+        let Some(index) = self.index else {
+            return Err(Error::new(VERB, Errno::OPNOTSUPP)
+                .detail(format!("only RDMA netlink counts the objects of {}", self.name)));
+        };
+        Client::open(VERB)?.resources(index).map_err(|error| self.gone(error))
+    }
+
+    /// "Invalid argument" to a well-formed question about a device means that the device is gone.
+    fn gone(&self, error: Error) -> Error {
+        match error.kernel_errno() {
+            Some(Errno::INVAL) => Error::new(error.verb(), Errno::NODEV)
+                .detail(format!("{} is gone; list the devices afresh", self.name)),
+            _ => error,
+        }
+    }
+
+    /// What to call the driver in an error.
+    fn driver_name(&self) -> String {
+        match (self.driver, &self.bus.kernel_driver) {
+            (Some(driver), _) => driver.to_string(),
+            (None, Some(name)) => name.clone(),
+            (None, None) => "unknown".into(),
+        }
+    }
+
+    /// The provider that drives this device's queues. `EOPNOTSUPP` if there is none, or none for
+    /// this version of the driver's ABI.
+    pub(crate) fn provider(&self) -> Result<ProviderKind> {
+        let node = self.node()?;
+        let driver = self.driver.unwrap_or(DriverId::new(0));
+        driver::provider_of(driver, node.abi).map_err(|mismatch| {
+            let (name, driver) = (&self.name, self.driver_name());
+            Error::new(OPEN, Errno::OPNOTSUPP).detail(match mismatch {
+                Mismatch::Driver => {
+                    format!("no provider for driver {driver} of {name}; there are rxe and mlx5")
+                }
+                Mismatch::Abi(known) => format!(
+                    "driver {driver} of {name} has ABI version {}, the provider knows {} to {}",
+                    node.abi,
+                    known.start(),
+                    known.end()
+                ),
+            })
+        })
+    }
+
+    /// Opens the uverbs node for reading and writing, closed on exec. The file is checked to be the
+    /// very device that was listed.
+    pub(crate) fn open_node(&self) -> Result<OwnedFd> {
+        Nodes::system().open(OPEN, &self.name, self.node()?)
+    }
+
+    fn node(&self) -> Result<&Node> {
+        self.node.as_ref().ok_or_else(|| {
+            Error::new(OPEN, Errno::NODEV).detail(format!(
+                "{} has no uverbs node; load the module ib_uverbs, unless the device is for the \
+                 kernel only",
+                self.name
+            ))
+        })
+    }
+}
+
+fn absent(name: &str, devices: &[Device]) -> Error {
+    let names: Vec<_> = devices.iter().map(Device::name).collect();
+    let present = if names.is_empty() { "none".into() } else { names.join(", ") };
+    Error::new("find_device", Errno::NODEV)
+        .detail(format!("there is no RDMA device {name:?}; there is: {present}"))
+}
+
+impl fmt::Display for Device {
+    /// The name and the driver: `mlx5_0 (mlx5)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.driver_name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,399 @@
+//! A netlink socket of the RDMA protocol: requests out, answers in. What the requests mean is in
+//! `nldev.rs`; this file knows messages, dumps, acknowledgements and attributes.
+//!
+//! Every byte received is judged before it is believed: a malformed answer is an error
+//! (`EBADMSG`), never a panic.
+
+use crate::error::{Error, Result};
+use netlink_packet_core::{
+    DefaultNla, DoneBuffer, Emitable, ErrorBuffer, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR,
+    NLM_F_MULTIPART, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
+    NetlinkBuffer, NetlinkHeader, NlasIterator,
+};
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, recvfrom, sendto,
+    socket_with,
+};
+use std::time::Duration;
+use uverbs_uapi::nldev::{RDMA_NL_GET_CLIENT, RDMA_NL_GET_TYPE, RDMA_NL_NLDEV};
+
+/// How long an answer may take. The kernel answers within the send call, module loading included;
+/// the limit is for the requests that it drops in silence (a handler that was interrupted).
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often a dump that the kernel calls inconsistent, or whose answers did not fit the socket,
+/// is started afresh.
+const DUMP_ATTEMPTS: u32 = 8;
+
+/// Carries datagrams to the kernel and back.
+pub(super) trait Wire {
+    /// Sends one datagram.
+    fn send(&mut self, datagram: &[u8]) -> rustix::io::Result<()>;
+    /// Replaces `datagram` by the next one that the kernel sent.
+    fn receive(&mut self, datagram: &mut Vec<u8>) -> rustix::io::Result<()>;
+}
+
+/// The wire to the running kernel.
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Opens a socket. `EPROTONOSUPPORT` where the kernel has no RDMA.
+    pub(super) fn open() -> rustix::io::Result<Self> {
+        let fd = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(netlink::RDMA),
+        )?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(PATIENCE))?;
+        Ok(Socket(fd))
+    }
+}
+
+impl Wire for Socket {
+    fn send(&mut self, datagram: &[u8]) -> rustix::io::Result<()> {
+        let kernel = SocketAddrNetlink::new(0, 0);
+        retry_on_intr(|| sendto(&self.0, datagram, SendFlags::empty(), &kernel))?;
+        Ok(())
+    }
+
+    fn receive(&mut self, datagram: &mut Vec<u8>) -> rustix::io::Result<()> {
+        loop {
+            // A datagram that does not fit is cut off, so its length is asked for first.
+            let peek = RecvFlags::PEEK | RecvFlags::TRUNC;
+            let (_, length) = retry_on_intr(|| recv(&self.0, &mut [0; 0], peek))?;
+            datagram.clear();
+            datagram.resize(length, 0);
+            let (_, received, sender) =
+                retry_on_intr(|| recvfrom(&self.0, &mut datagram[..], RecvFlags::TRUNC))?;
+            if received > datagram.len() {
+                return Err(Errno::MSGSIZE);
+            }
+            datagram.truncate(received);
+            // Any process may send to this socket's address if it is privileged enough.
+            let from_kernel = sender
+                .and_then(|address| SocketAddrNetlink::try_from(address).ok())
+                .is_some_and(|address| address.pid() == 0);
+            if from_kernel {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A request under construction: a command and its attributes.
+pub(super) struct Request {
+    kind: u16,
+    attributes: Vec<u8>,
+}
+
+impl Request {
+    /// A request for command `op` of the device client.
+    pub(super) fn new(op: u16) -> Self {
+        Request { kind: RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, op), attributes: Vec::new() }
+    }
+
+    /// Adds a number.
+    pub(super) fn number(self, kind: u16, value: u32) -> Self {
+        self.attribute(kind, value.to_ne_bytes().to_vec())
+    }
+
+    /// Adds a string, which the kernel wants terminated.
+    pub(super) fn string(self, kind: u16, value: &str) -> Self {
+        let mut bytes = value.as_bytes().to_vec();
+        bytes.push(0);
+        self.attribute(kind, bytes)
+    }
+
+    fn attribute(mut self, kind: u16, value: Vec<u8>) -> Self {
+        let attribute = DefaultNla::new(kind, value);
+        let start = self.attributes.len();
+        self.attributes.resize(start + attribute.buffer_len(), 0);
+        attribute.emit(&mut self.attributes[start..]);
+        self
+    }
+
+    fn datagram(&self, flags: u16, sequence: u32) -> Vec<u8> {
+        let mut header = NetlinkHeader::default();
+        let length = header.buffer_len() + self.attributes.len();
+        header.length = length as u32;
+        header.message_type = self.kind;
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = sequence;
+        let mut datagram = vec![0; header.buffer_len()];
+        header.emit(&mut datagram);
+        datagram.extend_from_slice(&self.attributes);
+        datagram
+    }
+}
+
+/// Asks the kernel and reads its answers. One question at a time.
+pub(super) struct Client<W> {
+    wire: W,
+    verb: &'static str,
+    sequence: u32,
+    datagram: Vec<u8>,
+}
+
+impl Client<Socket> {
+    /// A client of the running kernel, on behalf of `verb`, which its errors will name.
+    pub(super) fn open(verb: &'static str) -> Result<Self> {
+        let socket = Socket::open().map_err(|errno| {
+            Error::from_kernel(verb, errno).detail("no RDMA netlink socket to be had")
+        })?;
+        Ok(Client::new(socket, verb))
+    }
+}
+
+impl<W: Wire> Client<W> {
+    /// A client on `wire`, on behalf of `verb`.
+    pub(super) fn new(wire: W, verb: &'static str) -> Self {
+        Client { wire, verb, sequence: 0, datagram: Vec::new() }
+    }
+
+    /// Sends a request that has exactly one answer and reads it.
+    pub(super) fn ask<T>(
+        &mut self,
+        request: &Request,
+        mut read: impl FnMut(Attributes<'_>) -> std::result::Result<T, Malformed>,
+    ) -> Result<T> {
+        let mut answer = None;
+        self.exchange(request, 0, &mut |attributes| {
+            answer = Some(read(attributes)?);
+            Ok(())
+        })?;
+        answer.ok_or_else(|| self.malformed(Malformed("an answer without content")))
+    }
+
+    /// Sends a request that has no answer but success or failure.
+    pub(super) fn command(&mut self, request: &Request) -> Result<()> {
+        self.exchange(request, NLM_F_ACK, &mut |_| Ok(()))?;
+        Ok(())
+    }
+
+    /// Sends a request that any number of messages answer, and reads them all.
+    pub(super) fn dump<T>(
+        &mut self,
+        request: &Request,
+        mut read: impl FnMut(Attributes<'_>) -> std::result::Result<T, Malformed>,
+    ) -> Result<Vec<T>> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let mut answers = Vec::new();
+            let consistent = self.exchange(request, NLM_F_DUMP, &mut |attributes| {
+                answers.push(read(attributes)?);
+                Ok(())
+            })?;
+            if consistent {
+                return Ok(answers);
+            }
+        }
+        Err(Error::new(self.verb, Errno::AGAIN)
+            .detail(format!("the list changed during each of {DUMP_ATTEMPTS} readings")))
+    }
+
+    fn malformed(&self, what: Malformed) -> Error {
+        Error::new(self.verb, Errno::BADMSG).detail(format!("RDMA netlink sent {}", what.0))
+    }
+
+    /// Sends a request and reads until its answer is complete. `false` if the kernel lost a part
+    /// of the answer or says that the parts contradict each other.
+    fn exchange(
+        &mut self,
+        request: &Request,
+        flags: u16,
+        read: &mut dyn FnMut(Attributes<'_>) -> std::result::Result<(), Malformed>,
+    ) -> Result<bool> {
+        // A fresh number, so that what a given-up exchange left in the socket is not taken for
+        // an answer.
+        self.sequence = self.sequence.wrapping_add(1);
+        let verb = self.verb;
+        let kernel = |errno| Error::from_kernel(verb, errno);
+        self.wire.send(&request.datagram(flags, self.sequence)).map_err(kernel)?;
+
+        let mut consistent = true;
+        loop {
+            let mut datagram = std::mem::take(&mut self.datagram);
+            match self.wire.receive(&mut datagram) {
+                Ok(()) => {}
+                Err(Errno::NOBUFS) => {
+                    consistent = false;
+                    continue;
+                }
+                Err(Errno::AGAIN) => {
+                    return Err(Error::new(verb, Errno::TIMEDOUT).detail(format!(
+                        "RDMA netlink did not answer for {} s",
+                        PATIENCE.as_secs()
+                    )));
+                }
+                Err(errno) => return Err(kernel(errno)),
+            }
+            for message in Messages(&datagram) {
+                let message = message.map_err(|what| self.malformed(what))?;
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                consistent &= message.flags & NLM_F_DUMP_INTR == 0;
+                let finished = match message.body().map_err(|what| self.malformed(what))? {
+                    Body::Failure(errno) => return Err(kernel(errno)),
+                    Body::Nothing => false,
+                    Body::Lost => {
+                        consistent = false;
+                        false
+                    }
+                    Body::Acknowledgement | Body::End => true,
+                    Body::Data(attributes) => {
+                        read(attributes).map_err(|what| self.malformed(what))?;
+                        // An acknowledgement or an end is still to come where one was promised.
+                        flags & NLM_F_ACK == 0 && message.flags & NLM_F_MULTIPART == 0
+                    }
+                };
+                if finished {
+                    return Ok(consistent);
+                }
+            }
+            self.datagram = datagram;
+        }
+    }
+}
+
+/// What was wrong with an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+/// One message of a datagram.
+struct Message<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
+}
+
+enum Body<'a> {
+    Nothing,
+    Acknowledgement,
+    End,
+    Lost,
+    Failure(Errno),
+    Data(Attributes<'a>),
+}
+
+impl<'a> Message<'a> {
+    fn body(&self) -> std::result::Result<Body<'a>, Malformed> {
+        Ok(match self.kind {
+            NLMSG_NOOP => Body::Nothing,
+            NLMSG_OVERRUN => Body::Lost,
+            NLMSG_ERROR => {
+                let error = ErrorBuffer::new_checked(self.payload)
+                    .map_err(|_| Malformed("an error message without a number"))?;
+                match error.code() {
+                    None => Body::Acknowledgement,
+                    Some(code) => Body::Failure(errno(code.get())?),
+                }
+            }
+            // Old kernels end a dump without a status.
+            NLMSG_DONE if self.payload.is_empty() => Body::End,
+            NLMSG_DONE => {
+                let done = DoneBuffer::new_checked(self.payload)
+                    .map_err(|_| Malformed("an end message without a number"))?;
+                // A dump may end with the byte count of its last part, which is no failure.
+                if done.code() < 0 { Body::Failure(errno(done.code())?) } else { Body::End }
+            }
+            kind if RDMA_NL_GET_CLIENT(kind) == RDMA_NL_NLDEV => {
+                Body::Data(Attributes(self.payload))
+            }
+            _ => Body::Nothing,
+        })
+    }
+}
+
+/// The error that a negative status stands for.
+fn errno(status: i32) -> std::result::Result<Errno, Malformed> {
+    match status {
+        -4095..=-1 => Ok(Errno::from_raw_os_error(-status)),
+        _ => Err(Malformed("a status that is no error number")),
+    }
+}
+
+/// The messages of a datagram, up to the first that does not fit.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = std::result::Result<Message<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let datagram = std::mem::take(&mut self.0);
+        if datagram.is_empty() {
+            return None;
+        }
+        let Ok(message) = NetlinkBuffer::new_checked(datagram) else {
+            return Some(Err(Malformed("a message that is cut off")));
+        };
+        let length = message.length() as usize;
+        // The last message of a datagram need not be padded.
+        self.0 = datagram.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some(Ok(Message {
+            kind: message.message_type(),
+            flags: message.flags(),
+            sequence: message.sequence_number(),
+            payload: datagram.get(NetlinkHeader::default().buffer_len()..length).unwrap_or(&[]),
+        }))
+    }
+}
+
+/// A run of attributes: the content of a message or of a nest.
+#[derive(Clone, Copy)]
+pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// Each attribute's type, without flags, and value.
+    pub(super) fn iter(
+        self,
+    ) -> impl Iterator<Item = std::result::Result<(u16, Value<'a>), Malformed>> {
+        NlasIterator::new(self.0).map(|attribute| {
+            let attribute = attribute.map_err(|_| Malformed("an attribute that is cut off"))?;
+            let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+            let value = attribute.into_inner().get(4..length).unwrap_or(&[]);
+            Ok((kind, Value(value)))
+        })
+    }
+}
+
+/// The value of an attribute.
+#[derive(Clone, Copy)]
+pub(super) struct Value<'a>(&'a [u8]);
+
+impl<'a> Value<'a> {
+    /// A number of any width.
+    pub(super) fn number(self) -> std::result::Result<u64, Malformed> {
+        match *self.0 {
+            [a] => Ok(u64::from(a)),
+            [a, b] => Ok(u64::from(u16::from_ne_bytes([a, b]))),
+            [a, b, c, d] => Ok(u64::from(u32::from_ne_bytes([a, b, c, d]))),
+            [a, b, c, d, e, f, g, h] => Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h])),
+            _ => Err(Malformed("a number of odd width")),
+        }
+    }
+
+    /// A number that fits `T`.
+    pub(super) fn narrow<T: TryFrom<u64>>(self) -> std::result::Result<T, Malformed> {
+        T::try_from(self.number()?).map_err(|_| Malformed("a number out of range"))
+    }
+
+    /// A string, up to its terminator.
+    pub(super) fn string(self) -> String {
+        let text = self.0.split(|&byte| byte == 0).next().unwrap_or(&[]);
+        String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// A nest.
+    pub(super) fn nest(self) -> Attributes<'a> {
+        Attributes(self.0)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;
