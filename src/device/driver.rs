@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use uverbs_uapi::device::rdma_driver_id;
 
 /// The kernel driver of a device: `enum rdma_driver_id`. A number unknown to this library stays a
 /// value.
@@ -10,9 +11,9 @@ use std::ops::RangeInclusive;
 pub struct DriverId(u32);
 
 macro_rules! drivers {
-    ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $kernel:ident, $text:literal;)*) => {
         impl DriverId {
-            $($(#[$doc])* pub const $name: DriverId = DriverId($value);)*
+            $($(#[$doc])* pub const $name: DriverId = DriverId(rdma_driver_id::$kernel.0);)*
 
             /// The driver's name, if this library knows the number.
             pub const fn name(self) -> Option<&'static str> {
@@ -27,47 +28,47 @@ macro_rules! drivers {
 
 drivers! {
     /// NVIDIA ConnectX-4 and later, Connect-IB, BlueField.
-    MLX5 = 1, "mlx5";
+    MLX5 = RDMA_DRIVER_MLX5, "mlx5";
     /// NVIDIA ConnectX-3 and earlier.
-    MLX4 = 2, "mlx4";
+    MLX4 = RDMA_DRIVER_MLX4, "mlx4";
     /// Chelsio T3.
-    CXGB3 = 3, "cxgb3";
+    CXGB3 = RDMA_DRIVER_CXGB3, "cxgb3";
     /// Chelsio T4 and later.
-    CXGB4 = 4, "cxgb4";
+    CXGB4 = RDMA_DRIVER_CXGB4, "cxgb4";
     /// Mellanox InfiniHost.
-    MTHCA = 5, "mthca";
+    MTHCA = RDMA_DRIVER_MTHCA, "mthca";
     /// Broadcom NetXtreme-E.
-    BNXT_RE = 6, "bnxt_re";
+    BNXT_RE = RDMA_DRIVER_BNXT_RE, "bnxt_re";
     /// Emulex OneConnect.
-    OCRDMA = 7, "ocrdma";
+    OCRDMA = RDMA_DRIVER_OCRDMA, "ocrdma";
     /// NetEffect.
-    NES = 8, "nes";
+    NES = RDMA_DRIVER_NES, "nes";
     /// Intel Ethernet.
-    IRDMA = 9, "irdma";
+    IRDMA = RDMA_DRIVER_IRDMA, "irdma";
     /// VMware paravirtual.
-    VMW_PVRDMA = 10, "vmw_pvrdma";
+    VMW_PVRDMA = RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma";
     /// Marvell FastLinQ.
-    QEDR = 11, "qedr";
+    QEDR = RDMA_DRIVER_QEDR, "qedr";
     /// HiSilicon.
-    HNS = 12, "hns";
+    HNS = RDMA_DRIVER_HNS, "hns";
     /// Cisco usNIC.
-    USNIC = 13, "usnic";
+    USNIC = RDMA_DRIVER_USNIC, "usnic";
     /// Soft-RoCE.
-    RXE = 14, "rxe";
+    RXE = RDMA_DRIVER_RXE, "rxe";
     /// Omni-Path.
-    HFI1 = 15, "hfi1";
+    HFI1 = RDMA_DRIVER_HFI1, "hfi1";
     /// QLogic InfiniBand.
-    QIB = 16, "qib";
+    QIB = RDMA_DRIVER_QIB, "qib";
     /// Amazon Elastic Fabric Adapter.
-    EFA = 17, "efa";
+    EFA = RDMA_DRIVER_EFA, "efa";
     /// Soft-iWARP.
-    SIW = 18, "siw";
+    SIW = RDMA_DRIVER_SIW, "siw";
     /// Alibaba Elastic RDMA.
-    ERDMA = 19, "erdma";
+    ERDMA = RDMA_DRIVER_ERDMA, "erdma";
     /// Microsoft Azure.
-    MANA = 20, "mana";
+    MANA = RDMA_DRIVER_MANA, "mana";
     /// AMD Pensando.
-    IONIC = 21, "ionic";
+    IONIC = RDMA_DRIVER_IONIC, "ionic";
 }
 
 impl DriverId {
@@ -249,6 +250,7 @@ mod tests {
     #[test]
     fn unknown_drivers_still_have_a_name() {
         assert_eq!(DriverId::IRDMA.to_string(), "irdma");
+        assert_eq!(DriverId::RXE.get(), 14);
         assert_eq!(DriverId::new(77).to_string(), "driver 77");
         assert_eq!(DriverId::new(77).name(), None);
     }

@@ -6,8 +6,8 @@ use crate::enumeration::Enumeration;
 use crate::layout::Layout;
 use crate::{
     ah, async_event, buffer, comp_channel, context, counters, cq, device, dm, dmabuf, dmah, flow,
-    flow_action, gid, ioctl, mcast, mlx5, mr, mw, object, pd, port, qp, rxe, srq, wc, wq, wr,
-    write, xrcd,
+    flow_action, gid, ioctl, mcast, mlx5, mr, mw, nldev, object, pd, port, qp, rxe, srq, wc, wq,
+    wr, write, xrcd,
 };
 
 const LAYOUTS: &[&[Layout]] = &[
@@ -121,6 +121,8 @@ const ENUMERATIONS: &[&[Enumeration]] = &[
     mr::OPTIONAL_ACCESS,
     mw::IDS,
     mw::TYPES,
+    nldev::IDS,
+    nldev::PROTOCOL,
     object::IDS,
     pd::IDS,
     port::IDS,
