@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(first, DeviceNumber { major: 231, minor: 192 });
         assert_eq!(first.to_string(), "231:192");
         assert_eq!(DeviceNumber::from_sysfs("231:192"), Some(first));
-        let large = DeviceNumber::from_kernel(0xabc_1fe_cd);
+        let large = DeviceNumber::from_kernel(0xabc1_fecd);
         assert_eq!(large, DeviceNumber { major: 0x1fe, minor: 0xabccd });
         for text in ["", "231", "231:", ":192", "231:-1", "231:192:1"] {
             assert_eq!(DeviceNumber::from_sysfs(text), None, "{text:?}");

@@ -322,6 +322,8 @@ mod tests {
         fs::create_dir_all(tree.path().join("class/infiniband_verbs/uverbs2/ibdev")).unwrap();
         // Another namespace's: its own directory is not there.
         tree.file("class/infiniband_verbs/uverbs3/ibdev", "mlx5_9\n");
+        tree.file("class/infiniband_verbs/uverbs3/dev", "231:195\n");
+        tree.file("class/infiniband_verbs/uverbs3/abi_version", "1\n");
         // Nonsense.
         tree.file("class/infiniband_verbs/uverbs4/ibdev", "../../class\n");
         tree.file("class/infiniband_verbs/uverbs5/ibdev", "rxe0\n");

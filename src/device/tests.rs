@@ -96,7 +96,9 @@ fn netlink_and_sysfs_are_joined_in_index_order() {
 
 #[test]
 fn a_device_without_provider_names_its_driver() {
-    for (driver, name) in [(Some(18), "siw"), (Some(99), "driver 99"), (None, "unknown")] {
+    for (driver, name) in
+        [(Some(18), "siw"), (Some(99), "driver 99"), (Some(0), "unknown"), (None, "unknown")]
+    {
         let device = only(&node("uverbs0", 192, 1, driver));
         let error = device.provider().unwrap_err();
         assert!(error.is_unsupported());

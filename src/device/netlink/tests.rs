@@ -255,6 +255,13 @@ fn a_last_message_may_lack_its_padding() {
 }
 
 #[test]
+fn messages_of_odd_length_are_padded_to_the_next() {
+    let mut bytes = message(NLMSG_NOOP, 0, 1, &[0xff]);
+    bytes.extend(message(DATA, 0, 1, &number(42)));
+    assert_eq!(ask(&mut Script::default().reply(bytes)).unwrap(), 42);
+}
+
+#[test]
 fn flags_in_an_attribute_type_are_ignored() {
     let nested = message(DATA, 0, 1, &attribute(0x8001, &[7]));
     let mut script = Script::default().reply(nested);
