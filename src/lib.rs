@@ -1,7 +1,50 @@
 //! RDMA verbs in pure Rust.
+#![deny(unsafe_code)]
 
+mod access;
+mod ah;
+mod channel;
+mod completion;
+mod context;
+mod cq;
 pub mod device;
+mod device_attr;
 mod error;
+mod events;
+mod file;
+mod mem;
+mod number;
+mod object;
+mod parent_domain;
+mod pd;
+mod provider;
+mod qp;
+mod srq;
+mod td;
+mod uverbs;
+mod wr;
 
+pub use access::Access;
+pub use ah::{AddressHandle, AddressVector, GlobalRoute};
+pub use channel::CompletionChannel;
+pub use completion::{Completion, WcOpcode, WcStatus};
+pub use context::Context;
+pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
+pub use device::{Device, devices};
+pub use device_attr::DeviceAttr;
 pub use error::{Error, Result};
+pub use events::keys::ObjectKey;
+pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
+pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
+pub use parent_domain::{ParentDomain, ParentDomainBuilder};
+pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+pub use qp::{
+    QpCaps, QpControl, QpParts, QpState, QpType, QueuePair, QueuePairBuilder, RecvBatch, RecvQueue,
+    SendBatch, SendQueue,
+};
 pub use rustix::io::Errno;
+pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
+pub use td::ThreadDomain;
+pub use wr::{
+    Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
+};

@@ -1,0 +1,113 @@
+//! Completion channels: files that become readable when an armed completion queue gets an entry.
+//!
+//! Pairs with the completion event file of `core/uverbs_std_types_cq.c`.
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::events::keys::{ObjectKey, Resolved};
+use crate::events::wait::{Read, read_record, wait_readable};
+use crate::file::File;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
+use zerocopy::FromZeros;
+
+#[derive(Debug)]
+pub(crate) struct ChannelInner {
+    pub(crate) file: Arc<File>,
+    pub(crate) fd: OwnedFd,
+}
+
+/// Where completion queues announce that there is something to poll.
+///
+/// One channel may serve many queues. The file is non-blocking: register it
+/// ([`as_fd`](AsFd::as_fd)) with an event loop, and read it until it is empty, or an
+/// edge-triggered loop will not be woken again. An event of a queue that was destroyed meanwhile
+/// is dropped. Events need no acknowledgement. May be used from several threads; each event
+/// reaches one of them.
+#[doc(alias = "ibv_comp_channel")]
+#[derive(Debug)]
+pub struct CompletionChannel {
+    pub(crate) inner: Arc<ChannelInner>,
+}
+
+impl Context {
+    /// Creates a completion channel.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` or `ENFILE` when the process or the system has no file left.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel> {
+        const VERB: &str = "create_comp_channel";
+        self.file.check_fork(VERB)?;
+        let fd = crate::uverbs::fd::create_comp_channel(&*self.file.kernel)
+            .map_err(|errno| Error::from_kernel(VERB, errno))?;
+        rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| Error::new(VERB, errno))?;
+        Ok(CompletionChannel { inner: Arc::new(ChannelInner { file: self.file.clone(), fd }) })
+    }
+}
+
+impl CompletionChannel {
+    /// The next event: the key of a queue that has completions ([`CompletionQueue::key`]), or
+    /// `None` when there is none right now.
+    ///
+    /// [`CompletionQueue::key`]: crate::CompletionQueue::key
+    ///
+    /// # Errors
+    ///
+    /// `EIO` when the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn try_next(&self) -> Result<Option<ObjectKey>> {
+        const VERB: &str = "get_cq_event";
+        let file = &self.inner.file;
+        file.check_fork(VERB)?;
+        loop {
+            let mut event = ib_uverbs_comp_event_desc::new_zeroed();
+            match read_record(VERB, self.inner.fd.as_fd(), &mut event)? {
+                Read::Empty => return Ok(None),
+                Read::Record => {}
+            }
+            match file.keys.resolve(event.cq_handle) {
+                Resolved::Live(_, key) => return Ok(Some(key)),
+                Resolved::Dead => {
+                    file.dead_events.fetch_add(1, Ordering::Relaxed);
+                }
+                // Somebody who shares the kernel file made a queue on this channel; to us it is
+                // nothing that we could poll.
+                Resolved::Foreign(_) => {}
+            }
+        }
+    }
+
+    /// Waits for an event, at most for `timeout`, for ever without one. `None` after the timeout.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ObjectKey>> {
+        wait_readable("get_cq_event", self.inner.fd.as_fd(), timeout, || self.try_next())
+    }
+
+    /// Closes the channel and says whether that was possible; dropping it closes it as soon as no
+    /// queue uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a queue uses it; the channel comes back with the error.
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        Arc::try_unwrap(self.inner).map(drop).map_err(|inner| {
+            let error = Error::new("destroy_comp_channel", Errno::BUSY)
+                .detail("a completion queue still uses the channel");
+            (CompletionChannel { inner }, error)
+        })
+    }
+}
+
+impl AsFd for CompletionChannel {
+    /// Readable when an event is there.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd.as_fd()
+    }
+}

@@ -1,0 +1,211 @@
+//! Completions: what became of a request.
+
+use crate::number::{Qpn, Rkey, open_enum};
+use std::marker::PhantomData;
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+open_enum! {
+    /// How a request ended. After any error the queue pair is in state
+    /// [`ERR`](crate::QpState::ERR), and what else was posted to it completes as `WR_FLUSH_ERR`.
+    #[doc(alias = "ibv_wc_status")]
+    pub struct WcStatus(u32) {
+        SUCCESS = 0, "success";
+        LOC_LEN_ERR = 1, "local length error";
+        LOC_QP_OP_ERR = 2, "local QP operation error";
+        LOC_EEC_OP_ERR = 3, "local EE context operation error";
+        LOC_PROT_ERR = 4, "local protection error";
+        WR_FLUSH_ERR = 5, "request flushed";
+        MW_BIND_ERR = 6, "memory window bind error";
+        BAD_RESP_ERR = 7, "bad response";
+        LOC_ACCESS_ERR = 8, "local access error";
+        REM_INV_REQ_ERR = 9, "remote invalid request";
+        REM_ACCESS_ERR = 10, "remote access error";
+        REM_OP_ERR = 11, "remote operation error";
+        RETRY_EXC_ERR = 12, "transport retries exceeded";
+        RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retries exceeded";
+        LOC_RDD_VIOL_ERR = 14, "local RDD violation";
+        REM_INV_RD_REQ_ERR = 15, "remote invalid RD request";
+        REM_ABORT_ERR = 16, "remote aborted";
+        INV_EECN_ERR = 17, "invalid EE context number";
+        INV_EEC_STATE_ERR = 18, "invalid EE context state";
+        FATAL_ERR = 19, "fatal error";
+        RESP_TIMEOUT_ERR = 20, "response timeout";
+        GENERAL_ERR = 21, "general error";
+        TM_ERR = 22, "tag matching error";
+        TM_RNDV_INCOMPLETE = 23, "tag matching rendezvous incomplete";
+    }
+}
+
+open_enum! {
+    /// What a completion belongs to. Valid only with [`WcStatus::SUCCESS`].
+    #[doc(alias = "ibv_wc_opcode")]
+    pub struct WcOpcode(u32) {
+        SEND = 0, "send";
+        WRITE = 1, "write";
+        READ = 2, "read";
+        COMPARE_SWAP = 3, "compare and swap";
+        FETCH_ADD = 4, "fetch and add";
+        BIND_MW = 5, "bind memory window";
+        LOCAL_INV = 6, "local invalidate";
+        TSO = 7, "TSO";
+        FLUSH = 8, "flush";
+        ATOMIC_WRITE = 9, "atomic write";
+        RECV = 128, "receive";
+        RECV_WRITE_IMM = 129, "receive of a write with immediate";
+    }
+}
+
+impl WcOpcode {
+    /// Whether it belongs to a receive.
+    pub fn is_recv(self) -> bool {
+        self.0 & Self::RECV.0 != 0
+    }
+}
+
+const WC_GRH: u32 = 1;
+const WC_WITH_IMM: u32 = 1 << 1;
+const WC_WITH_INV: u32 = 1 << 3;
+
+/// A completion as the provider's ring holds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wc {
+    Rxe(ib_uverbs_wc),
+}
+
+impl Wc {
+    #[inline]
+    pub(crate) fn qpn(&self) -> u32 {
+        match self {
+            Wc::Rxe(wc) => wc.qp_num,
+        }
+    }
+}
+
+/// A completion, lent until the next one is asked for.
+#[doc(alias = "ibv_wc")]
+#[derive(Clone, Copy, Debug)]
+pub struct Completion<'a> {
+    wc: Wc,
+    ring: PhantomData<&'a ()>,
+}
+
+impl Completion<'_> {
+    #[inline]
+    pub(crate) fn new(wc: Wc) -> Self {
+        Completion { wc, ring: PhantomData }
+    }
+
+    /// The number that the request was posted with.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.wr_id,
+        }
+    }
+
+    /// How the request ended. Unless it is [`WcStatus::SUCCESS`], only `wr_id`, `qpn` and
+    /// `vendor_err` mean anything beside it.
+    #[inline]
+    pub fn status(&self) -> WcStatus {
+        match &self.wc {
+            Wc::Rxe(wc) => WcStatus(wc.status),
+        }
+    }
+
+    /// Whether the request succeeded.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        self.status() == WcStatus::SUCCESS
+    }
+
+    /// What kind of request it was.
+    #[inline]
+    pub fn opcode(&self) -> WcOpcode {
+        match &self.wc {
+            Wc::Rxe(wc) => WcOpcode(wc.opcode),
+        }
+    }
+
+    /// Bytes received, or returned by a read or atomic; for a datagram including the 40 bytes of
+    /// a global route header. Undefined for sends and writes.
+    #[inline]
+    pub fn byte_len(&self) -> u32 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.byte_len,
+        }
+    }
+
+    /// The queue pair that the request was posted to, or that took it from a shared receive queue.
+    #[inline]
+    pub fn qpn(&self) -> Qpn {
+        Qpn(self.wc.qpn())
+    }
+
+    /// The sending queue pair; for receives of datagrams.
+    #[inline]
+    pub fn src_qpn(&self) -> Qpn {
+        match &self.wc {
+            Wc::Rxe(wc) => Qpn(wc.src_qp),
+        }
+    }
+
+    /// The immediate data of the message, as the number that the sender gave.
+    #[inline]
+    pub fn imm(&self) -> Option<u32> {
+        match &self.wc {
+            Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.ex)),
+        }
+    }
+
+    /// The key of this side that the message invalidated.
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<Rkey> {
+        match &self.wc {
+            Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_INV != 0).then_some(Rkey(wc.ex)),
+        }
+    }
+
+    /// Whether the first 40 bytes of a received datagram hold a global route header.
+    #[inline]
+    pub fn has_grh(&self) -> bool {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.wc_flags & WC_GRH != 0,
+        }
+    }
+
+    /// The device's own code for an error; 0 where it has none.
+    #[inline]
+    pub fn vendor_err(&self) -> u32 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.vendor_err,
+        }
+    }
+
+    /// Index of the partition key that a datagram came with.
+    pub fn pkey_index(&self) -> u16 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.pkey_index,
+        }
+    }
+
+    /// Local identifier of a datagram's sender; 0 on Ethernet.
+    pub fn src_lid(&self) -> u16 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.slid,
+        }
+    }
+
+    /// Service level of a datagram.
+    pub fn service_level(&self) -> u8 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.sl,
+        }
+    }
+
+    /// The low bits of the local identifier that a datagram was sent to; 0 on Ethernet.
+    pub fn path_bits(&self) -> u8 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.dlid_path_bits,
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Completion queues. Pairs with `core/uverbs_std_types_cq.c`; the ring is the provider's.
+
+use crate::channel::{ChannelInner, CompletionChannel};
+use crate::completion::Completion;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::events::keys::{Kind, ObjectKey, Registration};
+use crate::file::File;
+use crate::mem::inbox::Inbox;
+use crate::object::{Class, Object, destroy_sole};
+use crate::provider::CqRing;
+use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write;
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use uverbs_uapi::cq as uapi;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_REQ_NOTIFY_CQ, IB_USER_VERBS_CMD_RESIZE_CQ};
+use zerocopy::FromZeros;
+
+/// The part of a completion queue that its queue pairs hold on to.
+#[derive(Debug)]
+pub(crate) struct CqInner {
+    pub(crate) object: Object,
+    /// Queue pairs that are gone: the poller discards what is left of them.
+    pub(crate) retired: Inbox<u32>,
+    registration: Registration,
+    channel: Option<Arc<ChannelInner>>,
+}
+
+impl CqInner {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.object.file()
+    }
+}
+
+/// A queue pair that was destroyed while completions of it were in the ring.
+#[derive(Clone, Copy, Debug)]
+struct Retired {
+    qpn: u32,
+    /// How many entries the poller will have consumed in all when the last of them is past.
+    until: u64,
+}
+
+/// A completion queue.
+///
+/// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Completions of
+/// a queue pair that was dropped are discarded, whether it was dropped before or between polls.
+#[doc(alias = "ibv_cq")]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<CqInner>,
+    ring: CqRing,
+    consumed: u64,
+    retired: Vec<Retired>,
+}
+
+/// Which completions an armed queue announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The next one.
+    Next,
+    /// The next that its sender marked as solicited, or that failed.
+    Solicited,
+}
+
+/// Builds a [`CompletionQueue`].
+#[derive(Debug)]
+pub struct CqBuilder {
+    file: Arc<File>,
+    cqe: u32,
+    vector: u32,
+    channel: Option<Arc<ChannelInner>>,
+}
+
+impl Context {
+    /// Starts to build a completion queue with room for at least `cqe` completions.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, cqe: u32) -> CqBuilder {
+        CqBuilder { file: self.file.clone(), cqe, vector: 0, channel: None }
+    }
+}
+
+impl CqBuilder {
+    /// Announces completions at `channel` when the queue is armed.
+    #[must_use]
+    pub fn channel(mut self, channel: &CompletionChannel) -> Self {
+        self.channel = Some(channel.inner.clone());
+        self
+    }
+
+    /// Raises interrupt `vector`, below [`Context::completion_vectors`].
+    #[must_use]
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Creates the queue.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
+    /// not exist, for a channel of another context; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    pub fn build(self) -> Result<CompletionQueue> {
+        const VERB: &str = "create_cq";
+        let CqBuilder { file, cqe, vector, channel } = self;
+        if cqe == 0 {
+            return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
+        }
+        if vector >= file.completion_vectors {
+            return Err(Error::invalid(
+                VERB,
+                format!(
+                    "completion vector {vector}, but {} has only {}",
+                    file.device.name(),
+                    file.completion_vectors
+                ),
+            ));
+        }
+        if let Some(channel) = &channel {
+            file.check_same(VERB, "completion channel", &channel.file)?;
+        }
+        let registration = file.register(VERB, Kind::Cq)?;
+        let mut granted = 0u32;
+        let mut answer = file.provider.cq_answer();
+        let mut command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
+            .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
+            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, cqe)
+            .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
+            .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
+            .fd_if(
+                uapi::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL,
+                channel.as_ref().map(|channel| channel.fd.as_fd()),
+            )
+            .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
+            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted)
+            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+        let made = file.execute(VERB, &mut command);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE).unwrap_or(0);
+        drop(command);
+        made.map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "{cqe} entries; {} takes at most what query_device says in max_cqe",
+                file.device.name()
+            )),
+            _ => error,
+        })?;
+        let object = Object::new(file.clone(), Class::CQ, handle, ());
+        let ring = file
+            .provider
+            .cq_ring(&answer, &*file.kernel)
+            .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
+        Ok(CompletionQueue {
+            inner: Arc::new(CqInner { object, retired: Inbox::new(), registration, channel }),
+            ring,
+            consumed: 0,
+            retired: Vec::new(),
+        })
+    }
+}
+
+impl CompletionQueue {
+    /// Looks for completions.
+    ///
+    /// They are consumed one by one, and given back to the device when the answer is dropped:
+    ///
+    /// ```no_run
+    /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), uverbs::PollError> {
+    /// let mut completions = cq.poll()?;
+    /// while let Some(completion) = completions.next() {
+    ///     println!("{}: {}", completion.wr_id(), completion.status());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_poll_cq")]
+    #[doc(alias = "ibv_start_poll")]
+    #[inline]
+    pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
+        if self.inner.file().epoch.is_over() {
+            return Err(PollError::Forked);
+        }
+        if !self.inner.retired.is_empty() {
+            self.learn_retired();
+        }
+        Ok(Completions { cq: self, consumed: false })
+    }
+
+    /// Notes queue pairs that were destroyed: all of their completions are in the ring by now.
+    #[cold]
+    fn learn_retired(&mut self) {
+        let learned = &mut self.retired;
+        let ring = &self.ring;
+        let consumed = self.consumed;
+        self.inner.retired.take(|qpn| {
+            let pending = u64::from(ring.pending());
+            if pending > 0 {
+                learned.push(Retired { qpn, until: consumed + pending });
+            }
+        });
+    }
+
+    #[cold]
+    fn is_retired(&mut self, qpn: u32) -> bool {
+        let consumed = self.consumed;
+        self.retired.retain(|retired| retired.until >= consumed);
+        self.retired.iter().any(|retired| retired.qpn == qpn)
+    }
+
+    /// Asks for one event at the channel when a completion arrives.
+    ///
+    /// A completion that arrived before may not be announced: arm, poll once more, and only then
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` without a channel: nobody would hear it.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
+        const VERB: &str = "req_notify_cq";
+        if self.inner.channel.is_none() {
+            return Err(Error::invalid(VERB, "the queue was created without a channel"));
+        }
+        let request = uapi::ib_uverbs_req_notify_cq {
+            cq_handle: self.inner.object.handle(),
+            solicited_only: (notify == Notify::Solicited).into(),
+        };
+        self.inner.file().execute(VERB, &mut write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ, &request))
+    }
+
+    /// Makes room for at least `cqe` completions; those in the queue stay.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for fewer than are in the queue or more than the device has. After an error the
+    /// queue is as it was.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&mut self, cqe: u32) -> Result<()> {
+        const VERB: &str = "resize_cq";
+        let file = self.inner.file().clone();
+        if cqe == 0 {
+            return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
+        }
+        // The kernel copies what it believes unconsumed.
+        self.ring.release();
+        let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
+        let mut answer = file.provider.resize_cq_answer();
+        let request = uapi::ib_uverbs_resize_cq {
+            cq_handle: self.inner.object.handle(),
+            cqe,
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request)
+            .answer(&mut resp)
+            .driver(&[], answer.as_mut());
+        let resized = file.execute(VERB, &mut command);
+        drop(command);
+        resized.map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "{cqe} entries are fewer than the {} in the queue, or more than the device's max_cqe",
+                self.ring.pending()
+            )),
+            _ => error,
+        })?;
+        // The old ring is dead whatever happens now; without a new one the queue has nothing left
+        // to poll, and says so by staying empty.
+        self.ring = file
+            .provider
+            .cq_ring(&answer, &*file.kernel)
+            .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
+        // Positions in the old ring say nothing about the new one; what was pending still is.
+        let pending = u64::from(self.ring.pending());
+        for retired in &mut self.retired {
+            retired.until = retired.until.min(self.consumed + pending);
+        }
+        Ok(())
+    }
+
+    /// How many completions the queue holds before it overflows.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    /// What names this queue in events.
+    pub fn key(&self) -> ObjectKey {
+        self.inner.registration.key()
+    }
+
+    /// The number by which the kernel knows the queue within its file.
+    pub fn handle(&self) -> u32 {
+        self.inner.object.handle()
+    }
+
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
+    /// soon as no queue pair uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "a queue pair still uses the completion queue";
+        let CompletionQueue { inner, ring, consumed, retired } = self;
+        destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
+            .map_err(|(inner, error)| (CompletionQueue { inner, ring, consumed, retired }, error))
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("device", &self.inner.file().device.name())
+            .field("handle", &self.handle())
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+/// The completions of one poll; see [`CompletionQueue::poll`].
+#[derive(Debug)]
+pub struct Completions<'q> {
+    cq: &'q mut CompletionQueue,
+    consumed: bool,
+}
+
+impl Completions<'_> {
+    /// The next completion. It is consumed, and lent until the next call.
+    #[doc(alias = "ibv_next_poll")]
+    #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
+    #[inline]
+    pub fn next(&mut self) -> Option<Completion<'_>> {
+        loop {
+            let wc = self.cq.ring.next()?;
+            self.consumed = true;
+            self.cq.consumed += 1;
+            if self.cq.retired.is_empty() || !self.cq.is_retired(wc.qpn()) {
+                return Some(Completion::new(wc));
+            }
+        }
+    }
+}
+
+impl Drop for Completions<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.consumed {
+            self.cq.ring.release();
+        }
+    }
+}
+
+/// Why a completion queue could not be polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PollError {
+    /// This process is a fork of the one that created the queue.
+    Forked,
+}
+
+impl fmt::Display for PollError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PollError::Forked => {
+                f.write_str("this process is a fork of the one that created the completion queue")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PollError {}

@@ -1,0 +1,175 @@
+//! The numbers by which the kernel names our objects in events.
+//!
+//! The kernel hands back whatever `user_handle` an object was created with. A pointer there would
+//! turn a stale or forged event into undefined behaviour; a key is only ever looked up. It holds
+//! a secret of the context, a slot and the slot's generation, so that events of dead objects, of
+//! other contexts and of other processes are told apart from live ones.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What kind of object a key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Cq,
+    Qp,
+    Srq,
+}
+
+/// Identifies a completion queue, queue pair or shared receive queue in events.
+///
+/// Never reused while the context lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey(pub(crate) u64);
+
+impl std::fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ObjectKey({:#018x})", self.0)
+    }
+}
+
+/// What a number in an event turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resolved {
+    Live(Kind, ObjectKey),
+    /// One of ours that was destroyed meanwhile.
+    Dead,
+    /// Made by somebody else who shares the kernel's file.
+    Foreign(u64),
+}
+
+const SLOT_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 24;
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    kind: Option<Kind>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    all: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+/// The keys of one context.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    secret: u64,
+    slots: Mutex<Slots>,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Arc<Keys> {
+        // The standard library's hasher is seeded from the system's randomness.
+        let secret = RandomState::new().build_hasher().finish() << (SLOT_BITS + GENERATION_BITS);
+        Arc::new(Keys { secret, slots: Mutex::default() })
+    }
+
+    /// A fresh key; `None` when 2^24 objects are alive.
+    pub(crate) fn register(self: &Arc<Self>, kind: Kind) -> Option<Registration> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = match slots.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u32::try_from(slots.all.len()).ok().filter(|i| *i < 1 << SLOT_BITS)?;
+                slots.all.push(Slot::default());
+                index
+            }
+        };
+        let slot = slots.all.get_mut(index as usize)?;
+        slot.kind = Some(kind);
+        let key = self.key(index, slot.generation);
+        Some(Registration { keys: self.clone(), index, key })
+    }
+
+    fn key(&self, index: u32, generation: u32) -> ObjectKey {
+        ObjectKey(self.secret | u64::from(generation) << SLOT_BITS | u64::from(index))
+    }
+
+    pub(crate) fn resolve(&self, number: u64) -> Resolved {
+        let low = SLOT_BITS + GENERATION_BITS;
+        if number >> low != self.secret >> low {
+            return Resolved::Foreign(number);
+        }
+        let index = (number & ((1 << SLOT_BITS) - 1)) as usize;
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        match slots.all.get(index) {
+            None => Resolved::Foreign(number),
+            Some(slot) => match slot.kind {
+                Some(kind) if self.key(index as u32, slot.generation).0 == number => {
+                    Resolved::Live(kind, ObjectKey(number))
+                }
+                _ => Resolved::Dead,
+            },
+        }
+    }
+}
+
+/// Keeps a key alive; dropping it retires the key.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    keys: Arc<Keys>,
+    index: u32,
+    key: ObjectKey,
+}
+
+impl Registration {
+    pub(crate) fn key(&self) -> ObjectKey {
+        self.key
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut slots = self.keys.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let Slots { all, free } = &mut *slots;
+        if let Some(slot) = all.get_mut(self.index as usize) {
+            slot.kind = None;
+            slot.generation += 1;
+            // A slot whose generations are used up stays retired: no key ever repeats.
+            if slot.generation < 1 << GENERATION_BITS {
+                free.push(self.index);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_lives_as_long_as_its_registration() {
+        let keys = Keys::new();
+        let cq = keys.register(Kind::Cq).unwrap();
+        let key = cq.key();
+        assert_eq!(keys.resolve(key.0), Resolved::Live(Kind::Cq, key));
+        drop(cq);
+        assert_eq!(keys.resolve(key.0), Resolved::Dead);
+        let qp = keys.register(Kind::Qp).unwrap();
+        assert_ne!(qp.key(), key, "the slot is reused, the key is not");
+        assert_eq!(keys.resolve(key.0), Resolved::Dead);
+    }
+
+    #[test]
+    fn keys_of_others_are_foreign() {
+        let keys = Keys::new();
+        let mine = keys.register(Kind::Srq).unwrap();
+        let other = mine.key().0 ^ 1 << 63;
+        assert_eq!(keys.resolve(other), Resolved::Foreign(other));
+        let unknown = mine.key().0 + 5;
+        assert_eq!(keys.resolve(unknown), Resolved::Foreign(unknown));
+    }
+
+    #[test]
+    fn a_worn_out_slot_is_not_reused() {
+        let keys = Keys::new();
+        let first = keys.register(Kind::Qp).unwrap();
+        keys.slots.lock().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
+        drop(first);
+        let second = keys.register(Kind::Qp).unwrap();
+        assert_eq!(second.key().0 & ((1 << SLOT_BITS) - 1), 1);
+    }
+}

@@ -1,0 +1,80 @@
+//! What all objects of one context share: the kernel's file, its driver, its bookkeeping.
+//!
+//! Every object holds an `Arc` of this, so the file is closed when the last of them is gone,
+//! whatever the order.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::events::keys::{Keys, Kind, Registration};
+use crate::mem::fork::Epoch;
+use crate::provider::Provider;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) device: Device,
+    pub(crate) provider: Provider,
+    pub(crate) epoch: Epoch,
+    pub(crate) events: OwnedFd,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) completion_vectors: u32,
+    /// Whether the kernel ignores optional access flags that it does not know.
+    pub(crate) optional_access: bool,
+    pub(crate) leaked: AtomicU64,
+    pub(crate) dead_events: AtomicU64,
+}
+
+impl File {
+    /// Runs a command on behalf of `verb`; refuses in a forked child.
+    pub(crate) fn execute(&self, verb: &'static str, command: &mut Command<'_>) -> Result<()> {
+        self.check_fork(verb)?;
+        self.kernel.execute(command).map_err(|errno| Error::from_kernel(verb, errno))
+    }
+
+    pub(crate) fn check_fork(&self, verb: &'static str) -> Result<()> {
+        if self.epoch.is_over() { Err(forked(verb)) } else { Ok(()) }
+    }
+
+    /// Refuses two objects of different kernel files: a handle of one is a number that means
+    /// something else in the other.
+    pub(crate) fn check_same(
+        self: &Arc<Self>,
+        verb: &'static str,
+        what: &'static str,
+        other: &Arc<Self>,
+    ) -> Result<()> {
+        if Arc::ptr_eq(self, other) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            verb,
+            format!(
+                "the {what} belongs to another context (of device {}) than the rest (of device {})",
+                other.device.name(),
+                self.device.name()
+            ),
+        ))
+    }
+
+    pub(crate) fn register(&self, verb: &'static str, kind: Kind) -> Result<Registration> {
+        self.keys.register(kind).ok_or_else(|| {
+            Error::new(verb, Errno::NFILE).detail("2^24 objects of this context are alive")
+        })
+    }
+
+    pub(crate) fn count_leak(&self) {
+        self.leaked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn forked(verb: &'static str) -> Error {
+    Error::new(verb, Errno::OWNERDEAD).detail(
+        "this process is a fork of the one that made the object; use Context::reimport in the child",
+    )
+}

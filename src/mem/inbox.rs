@@ -1,0 +1,142 @@
+//! A letter box: any thread puts letters in, its one owner takes all of them out.
+//!
+//! This is how the control path tells a completion queue that one of its queue pairs is gone
+//! while another thread polls: the poller owns everything it polls with, and finds what changed
+//! in its inbox. Looking into an empty inbox is one load. Model-checked with loom.
+
+use super::sync::{AtomicPtr, Ordering};
+use std::ptr;
+
+struct Letter<T> {
+    value: T,
+    next: *mut Letter<T>,
+}
+
+/// A multi-producer stack whose consumer takes the whole of it at once, so that no node is ever
+/// compared after it was freed (no ABA).
+pub(crate) struct Inbox<T> {
+    head: AtomicPtr<Letter<T>>,
+}
+
+// SAFETY: letters are owned by the inbox until taken and are moved, never shared, between threads.
+unsafe impl<T: Send> Send for Inbox<T> {}
+// SAFETY: `&Inbox` only moves values of `T` in and out, which needs `T: Send` and no more.
+unsafe impl<T: Send> Sync for Inbox<T> {}
+impl<T> std::panic::UnwindSafe for Inbox<T> {}
+impl<T> std::panic::RefUnwindSafe for Inbox<T> {}
+
+impl<T> Inbox<T> {
+    pub(crate) fn new() -> Self {
+        Inbox { head: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// Puts a letter in. Allocates, so it belongs to the control path.
+    pub(crate) fn put(&self, value: T) {
+        let letter = Box::into_raw(Box::new(Letter { value, next: ptr::null_mut() }));
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: `letter` came from `Box::into_raw` and nobody else knows it yet.
+            unsafe { (*letter).next = head };
+            // Release pairs with the Acquire of `take`: the letter is written before it is found.
+            match self.head.compare_exchange_weak(
+                head,
+                letter,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(seen) => head = seen,
+            }
+        }
+    }
+
+    /// Whether there is nothing to take: one load.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        // A letter put before a call that this thread already knows of is seen, because that
+        // knowledge orders the two; anything later may be found by the next look.
+        self.head.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Takes all letters, newest first, and gives each to `read`.
+    pub(crate) fn take(&self, mut read: impl FnMut(T)) {
+        // Acquire pairs with the Release of `put`.
+        let mut next = self.head.swap(ptr::null_mut(), Ordering::Acquire);
+        while !next.is_null() {
+            // SAFETY: the swap made this thread the only one that knows the chain, and each of
+            // its letters came from `Box::into_raw`.
+            let letter = unsafe { Box::from_raw(next) };
+            next = letter.next;
+            read(letter.value);
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").field("empty", &self.is_empty()).finish()
+    }
+}
+
+impl<T> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        self.take(drop);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn takes_all_newest_first() {
+        let inbox = Inbox::new();
+        assert!(inbox.is_empty());
+        for n in 0..3 {
+            inbox.put(n);
+        }
+        let mut seen = Vec::new();
+        inbox.take(|n| seen.push(n));
+        assert_eq!(seen, [2, 1, 0]);
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn dropping_frees_unread_letters() {
+        let letter = Arc::new(());
+        let inbox = Inbox::new();
+        inbox.put(letter.clone());
+        drop(inbox);
+        assert_eq!(Arc::strong_count(&letter), 1);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// Two control threads put while the poller takes: every letter arrives exactly once.
+    #[test]
+    fn put_put_take() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let writers: Vec<_> = (1..=2u32)
+                .map(|n| {
+                    let inbox = inbox.clone();
+                    thread::spawn(move || inbox.put(Box::new(n)))
+                })
+                .collect();
+            let mut sum = 0;
+            inbox.take(|n| sum += *n);
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            assert!(sum == 3 || !inbox.is_empty());
+            inbox.take(|n| sum += *n);
+            assert_eq!(sum, 3);
+        });
+    }
+}

@@ -1,0 +1,15 @@
+//! Memory that somebody else also touches: the kernel, a device, another process.
+//!
+//! One of the two rooms where `unsafe` lives (the other is the ioctl itself). What leaves here is
+//! safe to use: lengths are checked, shared words are atomics, bytes that a device may write at
+//! any time are copied and never borrowed, and a mapping is unmapped only by the process that
+//! made it.
+#![allow(unsafe_code)]
+
+pub(crate) mod allocator;
+pub(crate) mod fork;
+pub(crate) mod inbox;
+pub(crate) mod mapping;
+pub(crate) mod pointer;
+pub(crate) mod ring;
+pub(crate) mod sync;

@@ -1,0 +1,32 @@
+//! Numbers that the kernel uses as addresses.
+//!
+//! Kernel structs carry addresses as plain `u64`. Whoever fills such a field with a number of
+//! their own choosing makes the kernel read or write there, so the library's code can only get
+//! one from here, and it borrows the memory for as long as the kernel may use it.
+
+use std::marker::PhantomData;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The address of memory that the kernel writes during a call.
+#[derive(Debug)]
+pub(crate) struct OutPointer<'a, T> {
+    target: *mut T,
+    memory: PhantomData<&'a mut T>,
+}
+
+impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
+    pub(crate) fn new(target: &'a mut T) -> Self {
+        OutPointer { target, memory: PhantomData }
+    }
+
+    /// The number for the kernel struct's field.
+    pub(crate) fn address(&self) -> u64 {
+        self.target.expose_provenance() as u64
+    }
+
+    /// What is there now, after the call.
+    pub(crate) fn read(self) -> T {
+        // SAFETY: borrowed exclusively since `new`, and whatever bytes the kernel wrote are a `T`.
+        unsafe { self.target.read_volatile() }
+    }
+}

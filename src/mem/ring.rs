@@ -1,0 +1,151 @@
+//! The ring that rxe shares with its user: a header with two indices, then the elements.
+//!
+//! Pairs with the kernel's `rxe_queue.h`. Each index has one writer. An index is loaded with
+//! Acquire by the side that does not write it, which pairs with the Release store of the side
+//! that does: whoever sees an index move also sees the elements it moved over.
+
+use super::mapping::Mapping;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
+use uverbs_uapi::rxe::rxe_queue_buf;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const HEADER: usize = size_of::<rxe_queue_buf>();
+const LOG2_ELEM_SIZE: usize = offset_of!(rxe_queue_buf, log2_elem_size);
+const INDEX_MASK: usize = offset_of!(rxe_queue_buf, index_mask);
+const PRODUCER_INDEX: usize = offset_of!(rxe_queue_buf, producer_index);
+const CONSUMER_INDEX: usize = offset_of!(rxe_queue_buf, consumer_index);
+
+/// A mapped queue. Geometry is read once and checked against the mapping, so that no later index
+/// can leave it.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    mapping: Mapping,
+    stride: usize,
+    mask: u32,
+}
+
+// SAFETY: the mapping may be reached from any thread; all access goes through the methods below.
+unsafe impl Send for Ring {}
+// SAFETY: `&Ring` offers atomics and element copies; the queue types give each role (producer,
+// consumer) to one `&mut` owner, so that no element is written and read at once.
+unsafe impl Sync for Ring {}
+impl std::panic::RefUnwindSafe for Ring {}
+
+impl Ring {
+    /// Takes a mapping whose elements have room for `element` bytes; `None` if the header does
+    /// not describe a queue that fits into it.
+    pub(crate) fn new(mapping: Mapping, element: usize) -> Option<Ring> {
+        if mapping.len() < HEADER {
+            return None;
+        }
+        let mut ring = Ring { mapping, stride: 0, mask: 0 };
+        let log2 = ring.word(LOG2_ELEM_SIZE).load(Ordering::Relaxed);
+        let mask = ring.word(INDEX_MASK).load(Ordering::Relaxed);
+        let stride = 1usize.checked_shl(log2)?;
+        let slots = usize::try_from(mask).ok()?.checked_add(1)?;
+        let bytes = slots.checked_mul(stride)?.checked_add(HEADER)?;
+        if !slots.is_power_of_two() || stride < element || bytes > ring.mapping.len() {
+            return None;
+        }
+        ring.stride = stride;
+        ring.mask = mask;
+        Some(ring)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= HEADER && offset % 4 == 0);
+        // SAFETY: callers pass header offsets, and `new` refused mappings shorter than the header.
+        let word = unsafe { self.mapping.as_ptr().add(offset) };
+        // SAFETY: the word is aligned, lives as long as the mapping that `self` owns, and both
+        // sides access it as an atomic.
+        unsafe { AtomicU32::from_ptr(word.cast()) }
+    }
+
+    /// The index that the producer publishes.
+    #[inline]
+    pub(crate) fn producer(&self) -> u32 {
+        self.word(PRODUCER_INDEX).load(Ordering::Acquire) & self.mask
+    }
+
+    /// The index that the consumer publishes.
+    #[inline]
+    pub(crate) fn consumer(&self) -> u32 {
+        self.word(CONSUMER_INDEX).load(Ordering::Acquire) & self.mask
+    }
+
+    /// Hands all elements before `index` to the kernel.
+    #[inline]
+    pub(crate) fn publish_producer(&self, index: u32) {
+        self.word(PRODUCER_INDEX).store(index & self.mask, Ordering::Release);
+    }
+
+    /// Hands all slots before `index` back to the kernel.
+    #[inline]
+    pub(crate) fn publish_consumer(&self, index: u32) {
+        self.word(CONSUMER_INDEX).store(index & self.mask, Ordering::Release);
+    }
+
+    /// The slot after `index`.
+    #[inline]
+    pub(crate) fn next(&self, index: u32) -> u32 {
+        index.wrapping_add(1) & self.mask
+    }
+
+    /// How many elements fit: one slot always stays free, or full and empty would look alike.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.mask
+    }
+
+    /// Elements between two indices.
+    #[inline]
+    pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
+        to.wrapping_sub(from) & self.mask
+    }
+
+    /// Bytes from one element to the next.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Writes `value` at `offset` into the element `index`; `false`, and nothing written, if it
+    /// does not fit.
+    ///
+    /// Only the owner of the producer role may call this, for slots that it has not published.
+    #[inline]
+    #[must_use]
+    pub(crate) fn write<T: IntoBytes + Immutable + ?Sized>(
+        &self,
+        index: u32,
+        offset: usize,
+        value: &T,
+    ) -> bool {
+        let bytes = value.as_bytes();
+        let Some(to) = self.element(index, offset, bytes.len()) else { return false };
+        // SAFETY: `element` checked that the range lies in the mapping. The kernel does not read
+        // an unpublished slot, and `bytes` is memory of ours, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        true
+    }
+
+    /// A copy of the element `index`, or `None` if a `T` does not fit into one.
+    ///
+    /// Only the owner of the consumer role may call this, for slots that were published to it.
+    #[inline]
+    pub(crate) fn read<T: FromBytes>(&self, index: u32) -> Option<T> {
+        let from = self.element(index, 0, size_of::<T>())?;
+        // SAFETY: in bounds as checked by `element`; any bytes are a valid `T`; the kernel does
+        // not write a published slot until the consumer index has passed it.
+        Some(unsafe { from.cast::<T>().read_unaligned() })
+    }
+
+    #[inline]
+    fn element(&self, index: u32, offset: usize, length: usize) -> Option<*mut u8> {
+        if offset.checked_add(length)? > self.stride {
+            return None;
+        }
+        let start = HEADER + (index & self.mask) as usize * self.stride + offset;
+        // SAFETY: `new` checked that all `mask + 1` elements lie inside the mapping.
+        Some(unsafe { self.mapping.as_ptr().add(start) })
+    }
+}

@@ -1,0 +1,167 @@
+//! A kernel object and the memory that it lets a device reach, with one rule for both: the memory
+//! is released only after the kernel confirmed that the object is gone.
+//!
+//! Pairs with the DESTROY methods of `rdma_user_ioctl_cmds.h`.
+
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use std::sync::Arc;
+use uverbs_uapi as uapi;
+
+/// The kinds of kernel objects: how the kernel names them and how they are destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub(crate) verb: &'static str,
+    pub(crate) object: u16,
+    pub(crate) destroy: u16,
+    /// The id of the attribute that names the handle to destroy.
+    pub(crate) handle: u16,
+    /// The id of a mandatory output of DESTROY and its size in bytes, where there is one.
+    pub(crate) report: Option<(u16, u8)>,
+}
+
+impl Class {
+    pub(crate) const PD: Class = Class {
+        verb: "dealloc_pd",
+        object: uapi::object::UVERBS_OBJECT_PD,
+        destroy: uapi::pd::UVERBS_METHOD_PD_DESTROY,
+        handle: uapi::pd::UVERBS_ATTR_DESTROY_PD_HANDLE,
+        report: None,
+    };
+    pub(crate) const CQ: Class = Class {
+        verb: "destroy_cq",
+        object: uapi::object::UVERBS_OBJECT_CQ,
+        destroy: uapi::cq::UVERBS_METHOD_CQ_DESTROY,
+        handle: uapi::cq::UVERBS_ATTR_DESTROY_CQ_HANDLE,
+        report: Some((uapi::cq::UVERBS_ATTR_DESTROY_CQ_RESP, 8)),
+    };
+    pub(crate) const QP: Class = Class {
+        verb: "destroy_qp",
+        object: uapi::object::UVERBS_OBJECT_QP,
+        destroy: uapi::qp::UVERBS_METHOD_QP_DESTROY,
+        handle: uapi::qp::UVERBS_ATTR_DESTROY_QP_HANDLE,
+        report: Some((uapi::qp::UVERBS_ATTR_DESTROY_QP_RESP, 4)),
+    };
+    pub(crate) const SRQ: Class = Class {
+        verb: "destroy_srq",
+        object: uapi::object::UVERBS_OBJECT_SRQ,
+        destroy: uapi::srq::UVERBS_METHOD_SRQ_DESTROY,
+        handle: uapi::srq::UVERBS_ATTR_DESTROY_SRQ_HANDLE,
+        report: Some((uapi::srq::UVERBS_ATTR_DESTROY_SRQ_RESP, 4)),
+    };
+    pub(crate) const MR: Class = Class {
+        verb: "dereg_mr",
+        object: uapi::object::UVERBS_OBJECT_MR,
+        destroy: uapi::mr::UVERBS_METHOD_MR_DESTROY,
+        handle: uapi::mr::UVERBS_ATTR_DESTROY_MR_HANDLE,
+        report: None,
+    };
+    pub(crate) const MW: Class = Class {
+        verb: "dealloc_mw",
+        object: uapi::object::UVERBS_OBJECT_MW,
+        destroy: uapi::mw::UVERBS_METHOD_MW_DESTROY,
+        handle: uapi::mw::UVERBS_ATTR_DESTROY_MW_HANDLE,
+        report: None,
+    };
+    pub(crate) const AH: Class = Class {
+        verb: "destroy_ah",
+        object: uapi::object::UVERBS_OBJECT_AH,
+        destroy: uapi::ah::UVERBS_METHOD_AH_DESTROY,
+        handle: uapi::ah::UVERBS_ATTR_DESTROY_AH_HANDLE,
+        report: None,
+    };
+}
+
+/// A kernel object together with the memory `M` that a device may reach through it.
+///
+/// Dropping it destroys the object. If the kernel refuses, or if this process is a fork of the
+/// one that made the object, the memory is leaked instead of freed.
+#[derive(Debug)]
+pub(crate) struct Object<M = ()> {
+    file: Arc<File>,
+    class: Class,
+    handle: u32,
+    alive: bool,
+    /// `Some` until dropped.
+    memory: Option<M>,
+}
+
+impl<M> Object<M> {
+    pub(crate) fn new(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
+        Object { file, class, handle, alive: true, memory: Some(memory) }
+    }
+
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    pub(crate) fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    pub(crate) fn memory(&self) -> Option<&M> {
+        self.memory.as_ref()
+    }
+
+    /// Whether the kernel confirmed that the object is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.alive
+    }
+
+    /// Destroys the object now. After an error it is as it was, and may be tried again.
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        if !self.alive {
+            return Ok(());
+        }
+        self.file.check_fork(self.class.verb)?;
+        let mut report = [0u8; 8];
+        let mut command = Command::new(self.class.object, self.class.destroy)
+            .destroy(self.class.handle, self.handle);
+        if let Some((id, size)) = self.class.report {
+            let bytes: &mut [u8] = &mut report[..usize::from(size)];
+            command = command.output(id, bytes);
+        }
+        match self.file.kernel.execute(&mut command) {
+            // ENOENT: somebody who shares the file destroyed it. EIO: the device is gone, and the
+            // kernel destroyed everything on it.
+            Ok(()) | Err(Errno::NOENT | Errno::IO) => {
+                self.alive = false;
+                Ok(())
+            }
+            Err(errno) => Err(Error::from_kernel(self.class.verb, errno)),
+        }
+    }
+}
+
+impl<M> Drop for Object<M> {
+    fn drop(&mut self) {
+        if self.file.epoch.is_over() {
+            std::mem::forget(self.memory.take());
+        } else if self.destroy().is_err() {
+            std::mem::forget(self.memory.take());
+            self.file.count_leak();
+        }
+    }
+}
+
+/// Destroys `inner` for good if `owner` is its only holder, else answers `EBUSY`: the explicit
+/// form of dropping a handle that others may still stand on.
+pub(crate) fn destroy_sole<T>(
+    inner: Arc<T>,
+    verb: &'static str,
+    dependants: &'static str,
+    destroy: impl FnOnce(&mut T) -> Result<()>,
+) -> std::result::Result<(), (Arc<T>, Error)> {
+    match Arc::try_unwrap(inner) {
+        Ok(mut sole) => match destroy(&mut sole) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((Arc::new(sole), error)),
+        },
+        Err(shared) => {
+            let error = Error::new(verb, Errno::BUSY).detail(dependants);
+            Err((shared, error))
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Protection domains: what memory and queues must share to work together. Parent domains are
+//! protection domains too; see [`ParentDomain`](crate::ParentDomain).
+
+use crate::context::Context;
+use crate::cq::CompletionQueue;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::mem::allocator::QueueAllocator;
+use crate::object::{Class, Object, destroy_sole};
+use crate::qp::{QpType, QueuePairBuilder};
+use crate::td::TdInner;
+use crate::uverbs::invoke_write::write;
+use rustix::io::Errno;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use uverbs_uapi::pd::{ib_uverbs_alloc_pd, ib_uverbs_alloc_pd_resp};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_ALLOC_PD;
+use zerocopy::FromZeros;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Shared {}
+    impl Sealed for super::Exclusive {}
+}
+
+/// How queues get at the doorbell register: [`Shared`] or [`Exclusive`].
+pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
+
+/// Queues of a plain protection domain: their doorbell register may serve others as well, and
+/// the library takes care of that.
+#[derive(Clone, Copy, Debug)]
+pub enum Shared {}
+
+/// Queues under a [`ThreadDomain`](crate::ThreadDomain): whoever holds the token is alone with
+/// the register, so ringing takes no lock and asks for the token instead.
+#[derive(Clone, Copy, Debug)]
+pub enum Exclusive {}
+
+impl Sharing for Shared {}
+impl Sharing for Exclusive {}
+
+/// The kernel's protection domain.
+#[derive(Debug)]
+pub(crate) struct KernelPd {
+    pub(crate) object: Object,
+}
+
+/// What dependants of a protection domain hold on to: the kernel's object and what a parent
+/// domain adds to it.
+#[derive(Debug)]
+pub(crate) struct PdInner {
+    pub(crate) kernel: Arc<KernelPd>,
+    pub(crate) td: Option<Arc<TdInner>>,
+    pub(crate) allocator: Option<Arc<dyn QueueAllocator>>,
+}
+
+impl PdInner {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.kernel.object.file()
+    }
+
+    pub(crate) fn handle(&self) -> u32 {
+        self.kernel.object.handle()
+    }
+}
+
+/// A protection domain.
+///
+/// Everything made from it keeps it alive. All methods may be called from any thread. The
+/// parameter says how queues made here ring their doorbell; it is [`Shared`] unless the domain is
+/// a parent domain with a thread domain.
+#[doc(alias = "ibv_pd")]
+pub struct ProtectionDomain<S: Sharing = Shared> {
+    pub(crate) inner: Arc<PdInner>,
+    sharing: PhantomData<fn() -> S>,
+}
+
+impl ProtectionDomain {
+    pub(crate) fn alloc(context: &Context) -> Result<ProtectionDomain> {
+        let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
+        let request = ib_uverbs_alloc_pd::default();
+        let mut uhw = context.file.provider.pd_answer();
+        let mut command =
+            write(IB_USER_VERBS_CMD_ALLOC_PD, &request).answer(&mut resp).driver(&[], uhw.as_mut());
+        context.file.execute("alloc_pd", &mut command)?;
+        drop(command);
+        let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
+        let kernel = Arc::new(KernelPd { object });
+        Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
+    }
+}
+
+impl<S: Sharing> ProtectionDomain<S> {
+    pub(crate) fn of(inner: Arc<PdInner>) -> Self {
+        ProtectionDomain { inner, sharing: PhantomData }
+    }
+
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    /// The number by which the kernel knows this domain within its file. A parent domain has the
+    /// number of the domain that it was made of.
+    pub fn handle(&self) -> u32 {
+        self.inner.handle()
+    }
+
+    /// Starts to build a queue pair whose completions go to `send` and `recv`, which may be one
+    /// queue.
+    ///
+    /// Both queues are kept alive by the queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp(
+        &self,
+        send: &CompletionQueue,
+        recv: &CompletionQueue,
+        qp_type: QpType,
+    ) -> QueuePairBuilder<S> {
+        QueuePairBuilder::new(self.inner.clone(), send, recv, qp_type)
+    }
+
+    /// Deallocates the domain and says whether that went well; dropping it does the same silently.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while anything made from it lives. The domain comes back with the error.
+    #[doc(alias = "ibv_dealloc_pd")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "something made from the protection domain is still alive";
+        let restore = |inner| ProtectionDomain { inner, sharing: PhantomData };
+        const PARENT: &str = "a parent domain of the protection domain is still alive";
+        destroy_sole(self.inner, "dealloc_pd", HELD, |inner| {
+            match Arc::get_mut(&mut inner.kernel) {
+                Some(kernel) => kernel.object.destroy(),
+                None => Err(Error::new("dealloc_pd", Errno::BUSY).detail(PARENT)),
+            }
+        })
+        .map_err(|(inner, error)| (restore(inner), error))
+    }
+}
+
+impl<S: Sharing> std::fmt::Debug for ProtectionDomain<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProtectionDomain")
+            .field("device", &self.inner.file().device.name())
+            .field("handle", &self.inner.handle())
+            .field("thread_domain", &self.inner.td.is_some())
+            .field("allocator", &self.inner.allocator.is_some())
+            .finish()
+    }
+}

@@ -1,0 +1,40 @@
+//! Room for what a driver answers beside the core's answer.
+
+use zerocopy::FromBytes;
+
+const ROOM: usize = 48;
+
+/// A driver's output struct, as bytes until it is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    bytes: [u8; ROOM],
+    length: usize,
+}
+
+impl Answer {
+    /// The driver answers nothing.
+    pub(crate) fn none() -> Self {
+        Answer { bytes: [0; ROOM], length: 0 }
+    }
+
+    /// The driver answers a `T`.
+    pub(crate) fn room_for<T>() -> Self {
+        const { assert!(size_of::<T>() <= ROOM) };
+        Answer { bytes: [0; ROOM], length: size_of::<T>() }
+    }
+
+    /// The answer as a `T`, zero where the driver wrote less.
+    pub(crate) fn read<T: FromBytes>(&self) -> T {
+        const { assert!(size_of::<T>() <= ROOM) };
+        match T::read_from_prefix(&self.bytes) {
+            Ok((value, _)) => value,
+            Err(_) => T::new_zeroed(),
+        }
+    }
+}
+
+impl AsMut<[u8]> for Answer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
+}

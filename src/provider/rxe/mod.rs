@@ -1,0 +1,20 @@
+//! Soft-RoCE: queues in memory shared with the kernel, which is the device.
+//!
+//! Pairs with `drivers/infiniband/sw/rxe`. Receives and completions need no system call; sends
+//! need one per batch to make the kernel look.
+
+pub(crate) mod cq;
+pub(crate) mod rq;
+pub(crate) mod sq;
+
+use crate::mem::mapping::Mapper;
+use crate::mem::ring::Ring;
+use rustix::io::Errno;
+use uverbs_uapi::rxe::mminfo;
+
+/// Maps a queue where the kernel said it lies; `element` is the room that an element must have.
+fn map_ring(mi: mminfo, element: usize, mapper: &dyn Mapper) -> Result<Ring, Errno> {
+    let length = usize::try_from(mi.size).map_err(|_| Errno::INVAL)?;
+    let mapping = mapper.map(mi.offset, length)?;
+    Ring::new(mapping, element).ok_or(Errno::PROTO)
+}

@@ -1,0 +1,65 @@
+//! rxe's receive queues, of a queue pair or shared: we produce, the kernel consumes.
+
+use super::map_ring;
+use crate::mem::mapping::Mapper;
+use crate::mem::ring::Ring;
+use crate::provider::Cursor;
+use crate::wr::{PostError, Recv};
+use rustix::io::Errno;
+use uverbs_uapi::rxe::{mminfo, rxe_dma_info, rxe_recv_wqe, rxe_sge};
+
+#[derive(Debug)]
+pub(crate) struct RecvRing {
+    ring: Ring,
+    producer: u32,
+    max_sge: u32,
+}
+
+impl RecvRing {
+    pub(crate) fn map(mi: mminfo, max_sge: u32, mapper: &dyn Mapper) -> Result<RecvRing, Errno> {
+        let element = size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>();
+        let ring = map_ring(mi, element, mapper)?;
+        let producer = ring.producer();
+        Ok(RecvRing { ring, producer, max_sge })
+    }
+
+    #[inline]
+    pub(crate) fn cursor(&self) -> Cursor {
+        let used = self.ring.distance(self.ring.consumer(), self.producer);
+        Cursor { at: self.producer, room: self.ring.capacity() - used }
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self, position: u32) {
+        self.producer = position;
+        self.ring.publish_producer(position);
+    }
+
+    #[inline]
+    pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+        if cursor.room == 0 {
+            return Err(PostError::Full);
+        }
+        let num_sge = recv.sges.len() as u32;
+        if num_sge > self.max_sge {
+            return Err(PostError::TooManySge { max: self.max_sge });
+        }
+        let mut length = 0u32;
+        for sge in recv.sges {
+            length = length.checked_add(sge.length).ok_or(PostError::TooLong)?;
+        }
+        let wqe = rxe_recv_wqe {
+            wr_id: recv.wr_id,
+            dma: rxe_dma_info { length, resid: length, num_sge, ..Default::default() },
+            ..Default::default()
+        };
+        if !(self.ring.write(cursor.at, 0, &wqe)
+            && super::sq::write_sges(&self.ring, cursor.at, size_of::<rxe_recv_wqe>(), recv.sges))
+        {
+            return Err(PostError::TooManySge { max: self.max_sge });
+        }
+        cursor.at = self.ring.next(cursor.at);
+        cursor.room -= 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! rxe's send queue: we produce, the kernel consumes when it is kicked.
+
+use super::map_ring;
+use crate::mem::mapping::Mapper;
+use crate::mem::ring::Ring;
+use crate::provider::{Address, Cursor, SendLimits};
+use crate::wr::{Payload, PostError, SendOp, SendWr, Sge};
+use rustix::io::Errno;
+use uverbs_uapi::rxe::{
+    mminfo, rxe_dma_info, rxe_send_wqe, rxe_send_wr, rxe_send_wr_atomic, rxe_send_wr_flush,
+    rxe_send_wr_mw, rxe_send_wr_rdma, rxe_send_wr_ud, rxe_sge,
+};
+use uverbs_uapi::wr::ib_uverbs_wr_opcode as opcode;
+use zerocopy::{Immutable, IntoBytes};
+
+const HEADER: usize = size_of::<rxe_send_wqe>();
+
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    ring: Ring,
+    producer: u32,
+    limits: SendLimits,
+}
+
+impl SendRing {
+    pub(crate) fn map(
+        mi: mminfo,
+        limits: SendLimits,
+        mapper: &dyn Mapper,
+    ) -> Result<SendRing, Errno> {
+        let payload =
+            (limits.max_sge as usize * size_of::<rxe_sge>()).max(limits.max_inline as usize);
+        let ring = map_ring(mi, HEADER + payload, mapper)?;
+        let producer = ring.producer();
+        Ok(SendRing { ring, producer, limits })
+    }
+
+    #[inline]
+    pub(crate) fn cursor(&self) -> Cursor {
+        let used = self.ring.distance(self.ring.consumer(), self.producer);
+        Cursor { at: self.producer, room: self.ring.capacity() - used }
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self, position: u32) {
+        self.producer = position;
+        self.ring.publish_producer(position);
+    }
+
+    #[inline]
+    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if cursor.room == 0 {
+            return Err(PostError::Full);
+        }
+        let mut wqe = rxe_send_wqe {
+            wr: rxe_send_wr { wr_id: wr.wr_id, send_flags: wr.flags.bits(), ..Default::default() },
+            ..Default::default()
+        };
+        describe(wr, &mut wqe)?;
+        match wr.payload {
+            Payload::Sges(sges) => {
+                let num_sge = sges.len() as u32;
+                if num_sge > self.limits.max_sge {
+                    return Err(PostError::TooManySge { max: self.limits.max_sge });
+                }
+                let mut length = 0u32;
+                for sge in sges {
+                    length = length.checked_add(sge.length).ok_or(PostError::TooLong)?;
+                }
+                check_atomic(&wr.op, length)?;
+                // An atomic write carries its eight bytes in the request.
+                if !matches!(wr.op, SendOp::AtomicWrite { .. }) {
+                    wqe.dma = dma(length, num_sge);
+                }
+                if !write_sges(&self.ring, cursor.at, HEADER, sges) {
+                    return Err(PostError::TooManySge { max: self.limits.max_sge });
+                }
+            }
+            Payload::Inline(bytes) => {
+                if bytes.len() > self.limits.max_inline as usize {
+                    return Err(PostError::InlineTooLong { max: self.limits.max_inline });
+                }
+                wqe.dma = dma(bytes.len() as u32, 0);
+                if !self.ring.write(cursor.at, HEADER, bytes) {
+                    return Err(PostError::InlineTooLong { max: self.limits.max_inline });
+                }
+            }
+        }
+        if let SendOp::AtomicWrite { value, .. } = &wr.op {
+            if !self.ring.write(cursor.at, HEADER, value) {
+                return Err(PostError::InlineTooLong { max: self.limits.max_inline });
+            }
+        }
+        // The whole header is written: a slot still holds what the kernel left in it last time.
+        if !self.ring.write(cursor.at, 0, &wqe) {
+            return Err(PostError::TooManySge { max: self.limits.max_sge });
+        }
+        cursor.at = self.ring.next(cursor.at);
+        cursor.room -= 1;
+        Ok(())
+    }
+}
+
+fn dma(length: u32, num_sge: u32) -> rxe_dma_info {
+    rxe_dma_info { length, resid: length, num_sge, ..Default::default() }
+}
+
+/// An atomic returns eight bytes, so it needs room for them.
+#[inline]
+fn check_atomic(op: &SendOp, length: u32) -> Result<(), PostError> {
+    match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if length < 8 => {
+            Err(PostError::AtomicTooShort)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes one arm of the operation union.
+#[inline]
+fn arm<T: IntoBytes + Immutable>(wqe: &mut rxe_send_wqe, value: &T) {
+    if let Some(room) = wqe.wr.wr.get_mut(..size_of::<T>()) {
+        room.copy_from_slice(value.as_bytes());
+    }
+}
+
+#[inline]
+fn rdma(wqe: &mut rxe_send_wqe, remote_addr: u64, rkey: u32) {
+    wqe.iova = remote_addr;
+    arm(wqe, &rxe_send_wr_rdma { remote_addr, rkey, ..Default::default() });
+}
+
+/// Fills in what the operation needs.
+#[inline]
+fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
+    let code = match wr.op {
+        SendOp::Send => opcode::IB_UVERBS_WR_SEND,
+        SendOp::SendImm(imm) => {
+            wqe.wr.ex = imm.to_be();
+            opcode::IB_UVERBS_WR_SEND_WITH_IMM
+        }
+        SendOp::SendInv(rkey) => {
+            wqe.wr.ex = rkey.0;
+            opcode::IB_UVERBS_WR_SEND_WITH_INV
+        }
+        SendOp::Write(remote) => {
+            rdma(wqe, remote.addr, remote.rkey.0);
+            opcode::IB_UVERBS_WR_RDMA_WRITE
+        }
+        SendOp::WriteImm(remote, imm) => {
+            rdma(wqe, remote.addr, remote.rkey.0);
+            wqe.wr.ex = imm.to_be();
+            opcode::IB_UVERBS_WR_RDMA_WRITE_WITH_IMM
+        }
+        SendOp::Read(remote) => {
+            rdma(wqe, remote.addr, remote.rkey.0);
+            opcode::IB_UVERBS_WR_RDMA_READ
+        }
+        SendOp::CompareSwap { remote, compare, swap } => {
+            atomic(wqe, remote.addr, remote.rkey.0, compare, swap)?;
+            opcode::IB_UVERBS_WR_ATOMIC_CMP_AND_SWP
+        }
+        SendOp::FetchAdd { remote, add } => {
+            atomic(wqe, remote.addr, remote.rkey.0, add, 0)?;
+            opcode::IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD
+        }
+        SendOp::LocalInv(rkey) => {
+            wqe.wr.ex = rkey.0;
+            opcode::IB_UVERBS_WR_LOCAL_INV
+        }
+        SendOp::BindMw(bind) => {
+            arm(
+                wqe,
+                &rxe_send_wr_mw {
+                    addr: bind.addr,
+                    length: bind.length,
+                    mr_lkey: bind.mr_lkey.0,
+                    mw_rkey: bind.old_rkey.0,
+                    rkey: bind.new_rkey.0,
+                    access: bind.access.bits(),
+                },
+            );
+            opcode::IB_UVERBS_WR_BIND_MW
+        }
+        SendOp::Flush { remote, length, placement, level } => {
+            wqe.iova = remote.addr;
+            arm(
+                wqe,
+                &rxe_send_wr_flush {
+                    remote_addr: remote.addr,
+                    length,
+                    rkey: remote.rkey.0,
+                    r#type: placement.bits(),
+                    level: level.0,
+                    ..Default::default()
+                },
+            );
+            opcode::IB_UVERBS_WR_FLUSH
+        }
+        SendOp::AtomicWrite { remote, .. } => {
+            if remote.addr % 8 != 0 {
+                return Err(PostError::Unaligned);
+            }
+            rdma(wqe, remote.addr, remote.rkey.0);
+            wqe.dma = dma(8, 0);
+            opcode::IB_UVERBS_WR_ATOMIC_WRITE
+        }
+    };
+    wqe.wr.opcode = code.0;
+    if let Some(to) = &wr.destination {
+        let Address::Rxe { ah_num } = to.address;
+        arm(
+            wqe,
+            &rxe_send_wr_ud {
+                remote_qpn: to.qpn.0,
+                remote_qkey: to.qkey.0,
+                ah_num,
+                ..Default::default()
+            },
+        );
+    }
+    Ok(())
+}
+
+#[inline]
+fn atomic(
+    wqe: &mut rxe_send_wqe,
+    remote_addr: u64,
+    rkey: u32,
+    compare_add: u64,
+    swap: u64,
+) -> Result<(), PostError> {
+    if remote_addr % 8 != 0 {
+        return Err(PostError::Unaligned);
+    }
+    wqe.iova = remote_addr;
+    arm(wqe, &rxe_send_wr_atomic { remote_addr, compare_add, swap, rkey, ..Default::default() });
+    Ok(())
+}
+
+/// Writes scatter/gather entries behind a request's header.
+#[inline]
+pub(super) fn write_sges(ring: &Ring, index: u32, header: usize, sges: &[Sge]) -> bool {
+    sges.iter().enumerate().all(|(n, sge)| {
+        let raw = rxe_sge { addr: sge.addr, length: sge.length, lkey: sge.lkey.0 };
+        ring.write(index, header + n * size_of::<rxe_sge>(), &raw)
+    })
+}

@@ -1,0 +1,220 @@
+//! Makes queue pairs.
+
+use super::{QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, SendQueue};
+use crate::cq::{CompletionQueue, CqInner};
+use crate::error::{Error, Result};
+use crate::events::keys::Kind;
+use crate::number::Qpn;
+use crate::object::{Class, Object};
+use crate::pd::{PdInner, Shared, Sharing};
+use crate::provider::SendLimits;
+use crate::srq::{SharedReceiveQueue, SrqInner};
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
+use uverbs_uapi::qp as uapi;
+
+/// Builds a [`QueuePair`]; started by [`create_qp`](crate::ProtectionDomain::create_qp).
+#[derive(Debug)]
+pub struct QueuePairBuilder<S: Sharing = Shared> {
+    pd: Arc<PdInner>,
+    send_cq: Arc<CqInner>,
+    recv_cq: Arc<CqInner>,
+    srq: Option<Arc<SrqInner>>,
+    qp_type: QpType,
+    cap: uapi::ib_uverbs_qp_cap,
+    signal_all: bool,
+    sharing: PhantomData<fn() -> S>,
+}
+
+impl<S: Sharing> QueuePairBuilder<S> {
+    pub(crate) fn new(
+        pd: Arc<PdInner>,
+        send: &CompletionQueue,
+        recv: &CompletionQueue,
+        qp_type: QpType,
+    ) -> Self {
+        QueuePairBuilder {
+            pd,
+            send_cq: send.inner.clone(),
+            recv_cq: recv.inner.clone(),
+            srq: None,
+            qp_type,
+            cap: uapi::ib_uverbs_qp_cap {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            signal_all: false,
+            sharing: PhantomData,
+        }
+    }
+
+    /// Requests that the send queue shall hold; 1 unless set.
+    #[must_use]
+    pub fn max_send_wr(mut self, requests: u32) -> Self {
+        self.cap.max_send_wr = requests;
+        self
+    }
+
+    /// Requests that the receive queue shall hold; 1 unless set, ignored with a shared receive
+    /// queue.
+    #[must_use]
+    pub fn max_recv_wr(mut self, requests: u32) -> Self {
+        self.cap.max_recv_wr = requests;
+        self
+    }
+
+    /// Scatter/gather entries of a send; 1 unless set.
+    #[must_use]
+    pub fn max_send_sge(mut self, entries: u32) -> Self {
+        self.cap.max_send_sge = entries;
+        self
+    }
+
+    /// Scatter/gather entries of a receive; 1 unless set, ignored with a shared receive queue.
+    #[must_use]
+    pub fn max_recv_sge(mut self, entries: u32) -> Self {
+        self.cap.max_recv_sge = entries;
+        self
+    }
+
+    /// Bytes of inline data that a send shall take; 0 unless set.
+    #[must_use]
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.cap.max_inline_data = bytes;
+        self
+    }
+
+    /// Completes every send, signaled or not.
+    #[doc(alias = "sq_sig_all")]
+    #[must_use]
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// Takes receives from `srq`, which the queue pair keeps alive.
+    #[must_use]
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.inner.clone());
+        self
+    }
+
+    /// Creates the queue pair, in state [`RESET`](QpState::RESET).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
+    /// or if the queues belong to another context; `EOPNOTSUPP` for a type that the device does
+    /// not have; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
+    /// `CAP_NET_RAW`.
+    pub fn build(mut self) -> Result<QueuePair<S>> {
+        const VERB: &str = "create_qp";
+        let file = self.pd.file().clone();
+        file.check_same(VERB, "send completion queue", self.send_cq.file())?;
+        file.check_same(VERB, "receive completion queue", self.recv_cq.file())?;
+        if let Some(srq) = &self.srq {
+            file.check_same(VERB, "shared receive queue", srq.file())?;
+            self.cap.max_recv_wr = 0;
+            self.cap.max_recv_sge = 0;
+        }
+        let asked = self.cap;
+        let registration = file.register(VERB, Kind::Qp)?;
+        let flags = if self.signal_all {
+            uapi::ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL.bits()
+        } else {
+            0
+        };
+        let mut granted = uapi::ib_uverbs_qp_cap::default();
+        let mut qpn = 0u32;
+        let mut answer = file.provider.qp_answer();
+        let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+            .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
+            .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
+            .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
+            .handle(uapi::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, self.recv_cq.object.handle())
+            .handle_if(
+                uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
+                self.srq.as_ref().map(|srq| srq.object.handle()),
+            )
+            .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &asked)
+            .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
+            .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags)
+            .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
+            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut granted)
+            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
+            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+        let made = file.execute(VERB, &mut command);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE).unwrap_or(0);
+        drop(command);
+        made.map_err(|error| self.explain(error))?;
+        let object = Object::new(file.clone(), Class::QP, handle, ());
+        let unmapped = |errno: Errno| Error::new(VERB, errno).detail("a queue could not be mapped");
+        let limits =
+            SendLimits { max_sge: granted.max_send_sge, max_inline: granted.max_inline_data };
+        let send = file.provider.send_ring(&answer, limits, &*file.kernel).map_err(unmapped)?;
+        let recv = match &self.srq {
+            Some(_) => None,
+            None => Some(
+                file.provider
+                    .recv_ring(&answer, granted.max_recv_sge, &*file.kernel)
+                    .map_err(unmapped)?,
+            ),
+        };
+        let qp = Arc::new(QpInner {
+            object,
+            qpn: Qpn(qpn),
+            qp_type: self.qp_type,
+            caps: QpCaps {
+                max_send_wr: granted.max_send_wr,
+                max_recv_wr: granted.max_recv_wr,
+                max_send_sge: granted.max_send_sge,
+                max_recv_sge: granted.max_recv_sge,
+                max_inline_data: granted.max_inline_data,
+            },
+            state: AtomicU8::new(QpState::RESET.0),
+            registration,
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            srq: self.srq,
+            pd: self.pd,
+        });
+        Ok(QueuePair {
+            send: SendQueue::new(qp.clone(), send),
+            recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),
+            control: QpControl { qp },
+        })
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        let cap = &self.cap;
+        match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "{} with {} sends of {} entries and {} bytes inline, {} receives of {} entries; \
+                 {} takes at most what query_device says in max_qp_wr and max_sge",
+                self.qp_type,
+                cap.max_send_wr,
+                cap.max_send_sge,
+                cap.max_inline_data,
+                cap.max_recv_wr,
+                cap.max_recv_sge,
+                self.pd.file().device.name()
+            )),
+            Errno::OPNOTSUPP => error.detail(format!(
+                "{} has no queue pairs of type {}",
+                self.pd.file().device.name(),
+                self.qp_type
+            )),
+            Errno::PERM => error.detail(format!("type {} needs CAP_NET_RAW", self.qp_type)),
+            _ => error,
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Queue pairs: two queues and a state. Pairs with `core/uverbs_std_types_qp.c`.
+//!
+//! [`builder`] makes one, [`send`] and [`recv`] post to it, [`state`] says what may follow what,
+//! [`control`] moves it there.
+
+mod builder;
+mod control;
+mod recv;
+mod send;
+mod state;
+
+pub use builder::QueuePairBuilder;
+pub use control::QpControl;
+pub use recv::{RecvBatch, RecvQueue};
+pub use send::{SendBatch, SendQueue};
+pub use state::{QpState, QpType};
+
+use crate::context::Context;
+use crate::cq::CqInner;
+use crate::error::{Error, Result};
+use crate::events::keys::Registration;
+use crate::file::File;
+use crate::number::Qpn;
+use crate::object::{Object, destroy_sole};
+use crate::pd::{PdInner, Shared, Sharing};
+use crate::srq::SrqInner;
+use crate::wr::PostError;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What a queue pair was granted at creation; at least what was asked for.
+#[doc(alias = "ibv_qp_cap")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpCaps {
+    /// Requests that the send queue holds.
+    pub max_send_wr: u32,
+    /// Requests that the receive queue holds; 0 with a shared receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+}
+
+/// The part that a queue pair's queues and its control handle share.
+#[derive(Debug)]
+pub(crate) struct QpInner {
+    pub(crate) object: Object,
+    pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
+    pub(crate) caps: QpCaps,
+    /// The state that this process last brought the queue pair to.
+    state: AtomicU8,
+    registration: Registration,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) srq: Option<Arc<SrqInner>>,
+    pub(crate) pd: Arc<PdInner>,
+}
+
+impl QpInner {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.object.file()
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> QpState {
+        QpState(self.state.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.state.store(state.0, Ordering::Release);
+    }
+
+    /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
+    /// of it concerns nobody.
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        if self.object.is_gone() {
+            return Ok(());
+        }
+        self.object.destroy()?;
+        self.send_cq.retired.put(self.qpn.0);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.retired.put(self.qpn.0);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        // A refusal is met again, and counted, when `object` is dropped in its turn.
+        let _ = self.destroy();
+    }
+}
+
+/// A queue pair: a send queue, a receive queue, and control over both.
+///
+/// Posting takes `&mut self`. To send from one thread and receive in another, [`split`] it; to
+/// share one queue among threads, put it into a `Mutex`: that is how "all verbs objects are safe
+/// for multi-threaded access" is kept here. The parameter says how the send queue is rung; see
+/// [`Sharing`].
+///
+/// [`split`]: QueuePair::split
+#[doc(alias = "ibv_qp")]
+pub struct QueuePair<S: Sharing = Shared> {
+    send: SendQueue<S>,
+    /// `None` when receives come from a shared receive queue.
+    recv: Option<RecvQueue>,
+    control: QpControl,
+}
+
+/// The parts of a queue pair; see [`QueuePair::split`].
+#[derive(Debug)]
+pub struct QpParts<S: Sharing = Shared> {
+    /// The send queue.
+    pub send: SendQueue<S>,
+    /// The receive queue; `None` when receives come from a shared one.
+    pub recv: Option<RecvQueue>,
+    /// Everything that is not posting.
+    pub control: QpControl,
+}
+
+impl<S: Sharing> QueuePair<S> {
+    /// Takes the queue pair apart: the queues can go to different threads, and the control handle
+    /// works from any.
+    ///
+    /// The queue pair is destroyed when all parts are dropped. [`join`](Self::join) puts them
+    /// together again.
+    pub fn split(self) -> QpParts<S> {
+        QpParts { send: self.send, recv: self.recv, control: self.control }
+    }
+
+    /// Puts the parts of a queue pair together again.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, with the parts, if they belong to different queue pairs or if one is missing.
+    pub fn join(parts: QpParts<S>) -> std::result::Result<Self, (QpParts<S>, Error)> {
+        let QpParts { send, recv, control } = &parts;
+        let whole = Arc::ptr_eq(&send.qp, &control.qp)
+            && match recv {
+                Some(recv) => Arc::ptr_eq(&recv.qp, &control.qp),
+                None => control.qp.srq.is_some(),
+            };
+        if !whole {
+            let error = Error::invalid("join", "the parts are not those of one queue pair");
+            return Err((parts, error));
+        }
+        Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
+    }
+
+    /// The send queue.
+    pub fn send_queue(&mut self) -> &mut SendQueue<S> {
+        &mut self.send
+    }
+
+    /// The receive queue; `None` when receives come from a shared one.
+    pub fn recv_queue(&mut self) -> Option<&mut RecvQueue> {
+        self.recv.as_mut()
+    }
+
+    /// Starts a batch of sends; see [`SendQueue::batch`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn send_batch(&mut self) -> std::result::Result<SendBatch<'_, S>, PostError> {
+        self.send.batch()
+    }
+
+    /// Starts a batch of receives; see [`RecvQueue::batch`].
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::Unsupported`] when receives come from a shared receive queue.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn recv_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
+        match &mut self.recv {
+            Some(recv) => recv.batch(),
+            None => Err(PostError::Unsupported),
+        }
+    }
+
+    /// Destroys the queue pair and says whether that went well; dropping it does the same
+    /// silently. What is left of it in its completion queues is discarded.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while something holds on to it, a multicast membership for one; it comes back with
+    /// the error.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "a multicast membership of the queue pair is still alive";
+        let QueuePair { send, recv, control } = self;
+        // What is left is the rings, and the one handle that the parts had in common.
+        let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
+        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|(qp, error)| {
+            let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
+            let send = SendQueue::new(qp.clone(), send_ring);
+            (QueuePair { send, recv, control: QpControl { qp } }, error)
+        })
+    }
+}
+
+/// Everything that is not posting.
+impl<S: Sharing> std::ops::Deref for QueuePair<S> {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.control
+    }
+}
+
+impl<S: Sharing> fmt::Debug for QueuePair<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.control.fmt(f)
+    }
+}
+
+impl QpControl {
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.qp.file().clone() }
+    }
+}

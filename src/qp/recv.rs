@@ -1,0 +1,105 @@
+//! Receive queues and their batches. A receive costs no system call.
+
+use super::QpInner;
+use crate::provider::{Cursor, RecvRing};
+use crate::wr::{PostError, Recv};
+use std::sync::Arc;
+
+/// The receive queue of a queue pair.
+///
+/// Moves between threads, and takes `&mut self` for posting.
+#[derive(Debug)]
+pub struct RecvQueue {
+    pub(super) qp: Arc<QpInner>,
+    ring: RecvRing,
+}
+
+impl RecvQueue {
+    pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
+        RecvQueue { qp, ring }
+    }
+
+    pub(super) fn into_ring(self) -> RecvRing {
+        self.ring
+    }
+
+    /// Starts a batch. What is pushed to it is received into once the batch is rung; a batch that
+    /// is dropped or forgotten leaves no trace.
+    ///
+    /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) is flushed only when
+    /// something else makes the kernel look at the queue pair.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), [`PostError::Forked`] in a
+    /// child of the process that created the queue pair.
+    #[inline]
+    pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        if self.qp.file().epoch.is_over() {
+            return Err(PostError::Forked);
+        }
+        let state = self.qp.state();
+        if !state.takes_receives() {
+            return Err(PostError::State(state));
+        }
+        Ok(RecvBatch::new(&mut self.ring))
+    }
+}
+
+/// Receives that the device does not know of yet, for a queue pair or a shared receive queue.
+#[derive(Debug)]
+pub struct RecvBatch<'q> {
+    ring: &'q mut RecvRing,
+    cursor: Cursor,
+    count: u32,
+}
+
+impl<'q> RecvBatch<'q> {
+    #[inline]
+    pub(crate) fn new(ring: &'q mut RecvRing) -> Self {
+        let cursor = ring.cursor();
+        RecvBatch { ring, cursor, count: 0 }
+    }
+
+    /// Appends a request.
+    ///
+    /// # Errors
+    ///
+    /// A [`PostError`] that says what was wrong; the batch is as it was.
+    #[inline]
+    pub fn push(&mut self, recv: Recv<'_>) -> Result<(), PostError> {
+        self.ring.push(&mut self.cursor, &recv)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Requests pushed so far.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Requests that still fit.
+    pub fn room(&self) -> u32 {
+        self.cursor.room
+    }
+
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    ///
+    /// All memory that the requests name must stay valid until they complete, or until the queue
+    /// or the memory's region is destroyed, and must not be borrowed meanwhile: the device writes
+    /// it.
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    #[inline]
+    pub unsafe fn ring(self) {
+        if self.count > 0 {
+            self.ring.publish(self.cursor);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Send queues and their batches. A send goes from here through the provider's ring to the kick.
+
+use super::{QpInner, QpType};
+use crate::pd::{Exclusive, Shared, Sharing};
+use crate::provider::{Cursor, SendRing};
+use crate::td::ThreadDomain;
+use crate::uverbs::invoke_write::write;
+use crate::wr::{Payload, PostError, SendOp, SendWr};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use uverbs_uapi::wr::{ib_uverbs_post_send, ib_uverbs_post_send_resp, ib_uverbs_send_wr};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_POST_SEND;
+
+/// The send queue of a queue pair.
+///
+/// Moves between threads, and takes `&mut self` for posting.
+#[derive(Debug)]
+pub struct SendQueue<S: Sharing = Shared> {
+    pub(super) qp: Arc<QpInner>,
+    ring: SendRing,
+    sharing: PhantomData<fn() -> S>,
+}
+
+impl<S: Sharing> SendQueue<S> {
+    pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
+        SendQueue { qp, ring, sharing: PhantomData }
+    }
+
+    pub(super) fn into_ring(self) -> SendRing {
+        self.ring
+    }
+
+    /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once; a
+    /// batch that is dropped or forgotten leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::State`] before the queue pair is ready to send, [`PostError::Forked`] in a
+    /// child of the process that created it.
+    #[doc(alias = "ibv_wr_start")]
+    #[inline]
+    pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
+        if self.qp.file().epoch.is_over() {
+            return Err(PostError::Forked);
+        }
+        let state = self.qp.state();
+        if !state.takes_sends() {
+            return Err(PostError::State(state));
+        }
+        let cursor = self.ring.cursor();
+        Ok(SendBatch { queue: self, cursor, count: 0 })
+    }
+
+    /// Shows what was pushed to the device, and makes the device look.
+    #[inline]
+    fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
+        self.ring.publish(cursor);
+        match &self.ring {
+            SendRing::Rxe(_) => self.kick(),
+        }
+    }
+
+    /// rxe's doorbell: a post command without requests.
+    fn kick(&self) -> Result<(), PostError> {
+        let mut resp = ib_uverbs_post_send_resp::default();
+        let request = ib_uverbs_post_send {
+            qp_handle: self.qp.object.handle(),
+            wqe_size: size_of::<ib_uverbs_send_wr>() as u32,
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_POST_SEND, &request).answer(&mut resp);
+        self.qp.file().kernel.execute(&mut command).map_err(PostError::Kernel)
+    }
+}
+
+/// Sends that the device does not know of yet.
+#[derive(Debug)]
+pub struct SendBatch<'q, S: Sharing = Shared> {
+    queue: &'q mut SendQueue<S>,
+    cursor: Cursor,
+    count: u32,
+}
+
+impl<S: Sharing> SendBatch<'_, S> {
+    /// Appends a request. Inline data is copied now; the entries of `wr` may be reused afterwards.
+    ///
+    /// # Errors
+    ///
+    /// A [`PostError`] that says what was wrong. The batch is as it was and may be rung without
+    /// the request.
+    #[inline]
+    pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        check(self.queue.qp.qp_type, &wr)?;
+        self.queue.ring.push(&mut self.cursor, &wr)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Requests pushed so far.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Requests that still fit.
+    pub fn room(&self) -> u32 {
+        self.cursor.room
+    }
+}
+
+impl SendBatch<'_, Shared> {
+    /// Hands the batch to the device.
+    ///
+    /// # Safety
+    ///
+    /// All memory that the requests name by local keys must stay valid until they complete, or
+    /// until the queue pair or the memory's region is destroyed; what the device writes must not
+    /// be borrowed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it
+    /// and are sent with the next batch.
+    #[doc(alias = "ibv_wr_complete")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    #[inline]
+    pub unsafe fn ring(self) -> Result<(), PostError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        self.queue.ring(self.cursor)
+    }
+}
+
+impl SendBatch<'_, Exclusive> {
+    /// Hands the batch to the device. Holding the token proves that nobody else rings the same
+    /// doorbell.
+    ///
+    /// # Safety
+    ///
+    /// All memory that the requests name by local keys must stay valid until they complete, or
+    /// until the queue pair or the memory's region is destroyed; what the device writes must not
+    /// be borrowed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::ForeignThreadDomain`] if the queue was created under another one (nothing is
+    /// sent), [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay
+    /// in it and are sent with the next batch.
+    #[doc(alias = "ibv_wr_complete")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    #[inline]
+    pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+        let own = self.queue.qp.pd.td.as_ref();
+        if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {
+            return Err(PostError::ForeignThreadDomain);
+        }
+        if self.count == 0 {
+            return Ok(());
+        }
+        self.queue.ring(self.cursor)
+    }
+}
+
+/// What no device could do with a request, told apart before it reaches one.
+#[inline]
+fn check(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
+    let datagram = qp_type == QpType::UD;
+    if wr.destination.is_some() != datagram {
+        return Err(PostError::Destination);
+    }
+    let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
+    let (supported, inline) = match wr.op {
+        SendOp::Send | SendOp::SendImm(_) => (true, true),
+        SendOp::SendInv(_) => (!datagram, true),
+        SendOp::Write(_) | SendOp::WriteImm(..) => (!datagram, true),
+        SendOp::LocalInv(_) | SendOp::BindMw(_) => (!datagram, false),
+        SendOp::Read(_)
+        | SendOp::CompareSwap { .. }
+        | SendOp::FetchAdd { .. }
+        | SendOp::Flush { .. }
+        | SendOp::AtomicWrite { .. } => (reliable, false),
+    };
+    if !supported {
+        return Err(PostError::Unsupported);
+    }
+    if !inline && matches!(wr.payload, Payload::Inline(_)) {
+        return Err(PostError::NoInline);
+    }
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
+
+use crate::error::{Error, Result};
+use crate::events::keys::{Kind, ObjectKey, Registration};
+use crate::file::File;
+use crate::mem::pointer::OutPointer;
+use crate::object::{Class, Object, destroy_sole};
+use crate::pd::{PdInner, ProtectionDomain, Sharing};
+use crate::provider::RecvRing;
+use crate::qp::RecvBatch;
+use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write;
+use crate::wr::PostError;
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_SRQ};
+use uverbs_uapi::rxe::{mminfo, rxe_modify_srq_cmd};
+use uverbs_uapi::srq as uapi;
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_SRQ, IB_USER_VERBS_CMD_QUERY_SRQ};
+use zerocopy::{FromZeros, IntoBytes};
+
+const MASK_MAX_WR: u32 = 1;
+const MASK_LIMIT: u32 = 1 << 1;
+
+/// The part of a shared receive queue that its queue pairs hold on to.
+#[derive(Debug)]
+pub(crate) struct SrqInner {
+    pub(crate) object: Object,
+    registration: Registration,
+    pd: Arc<PdInner>,
+}
+
+impl SrqInner {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.object.file()
+    }
+}
+
+/// A receive queue that several queue pairs take their receives from.
+///
+/// Posting takes `&mut self`.
+#[doc(alias = "ibv_srq")]
+pub struct SharedReceiveQueue {
+    pub(crate) inner: Arc<SrqInner>,
+    ring: RecvRing,
+    max_wr: u32,
+    max_sge: u32,
+}
+
+/// What a shared receive queue is asked and answers about itself.
+#[doc(alias = "ibv_srq_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SrqAttr {
+    /// Receives that it holds.
+    pub max_wr: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_sge: u32,
+    /// Below how many receives it raises its event; 0 when it is not armed.
+    pub limit: u32,
+}
+
+/// Builds a [`SharedReceiveQueue`].
+#[derive(Debug)]
+pub struct SrqBuilder {
+    pd: Arc<PdInner>,
+    max_wr: u32,
+    max_sge: u32,
+    limit: u32,
+}
+
+impl<S: Sharing> ProtectionDomain<S> {
+    /// Starts to build a shared receive queue with room for at least `max_wr` receives.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
+        SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, limit: 0 }
+    }
+}
+
+impl SrqBuilder {
+    /// Scatter/gather entries of a receive; 1 unless set.
+    #[must_use]
+    pub fn max_sge(mut self, entries: u32) -> Self {
+        self.max_sge = entries;
+        self
+    }
+
+    /// Creates the queue.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for 0 receives or more than the device has (`max_srq_wr`, `max_srq_sge`);
+    /// `EOPNOTSUPP` on a device without shared receive queues; `ENOMEM`; `EAGAIN` at a cgroup's
+    /// limit.
+    pub fn build(self) -> Result<SharedReceiveQueue> {
+        const VERB: &str = "create_srq";
+        let SrqBuilder { pd, max_wr, max_sge, limit } = self;
+        let file = pd.file().clone();
+        if max_wr == 0 {
+            return Err(Error::invalid(VERB, "a queue of 0 receives; the minimum is 1"));
+        }
+        let registration = file.register(VERB, Kind::Srq)?;
+        let (mut granted_wr, mut granted_sge) = (0u32, 0u32);
+        let mut answer = file.provider.srq_answer();
+        let mut command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
+            .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
+            .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
+            .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, max_wr)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, max_sge)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, limit)
+            .u64(
+                uapi::UVERBS_ATTR_CREATE_SRQ_TYPE,
+                uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC.0.into(),
+            )
+            .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd())
+            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
+            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge)
+            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+        let made = file.execute(VERB, &mut command);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE).unwrap_or(0);
+        drop(command);
+        made.map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "{max_wr} receives of {max_sge} entries; {} takes at most what query_device says \
+                 in max_srq_wr and max_srq_sge",
+                file.device.name()
+            )),
+            _ => error,
+        })?;
+        let object = Object::new(file.clone(), Class::SRQ, handle, ());
+        let ring = file
+            .provider
+            .srq_ring(&answer, granted_sge, &*file.kernel)
+            .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
+        Ok(SharedReceiveQueue {
+            inner: Arc::new(SrqInner { object, registration, pd }),
+            ring,
+            max_wr: granted_wr,
+            max_sge: granted_sge,
+        })
+    }
+}
+
+impl SharedReceiveQueue {
+    /// Starts a batch of receives.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
+    pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
+        if self.inner.file().epoch.is_over() {
+            return Err(PostError::Forked);
+        }
+        Ok(RecvBatch::new(&mut self.ring))
+    }
+
+    /// Raises [`SRQ_LIMIT_REACHED`](crate::EventType::SRQ_LIMIT_REACHED) once when fewer than
+    /// `limit` receives are left; 0 disarms.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for more than the queue holds.
+    #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_LIMIT")]
+    pub fn set_limit(&mut self, limit: u32) -> Result<()> {
+        const VERB: &str = "modify_srq";
+        let request = uapi::ib_uverbs_modify_srq {
+            srq_handle: self.inner.object.handle(),
+            attr_mask: MASK_LIMIT,
+            srq_limit: limit,
+            ..Default::default()
+        };
+        self.inner.file().execute(VERB, &mut write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request)).map_err(
+            |error| match error.errno() {
+                Errno::INVAL => {
+                    error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
+                }
+                _ => error,
+            },
+        )
+    }
+
+    /// Makes room for at least `max_wr` receives; those in the queue stay.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for fewer than are in the queue, for less than its limit, or for more than the
+    /// device has; `EOPNOTSUPP` where the device cannot. After an error the queue is as it was.
+    #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_MAX_WR")]
+    pub fn resize(&mut self, max_wr: u32) -> Result<()> {
+        const VERB: &str = "modify_srq";
+        let file = self.inner.file().clone();
+        let request = uapi::ib_uverbs_modify_srq {
+            srq_handle: self.inner.object.handle(),
+            attr_mask: MASK_MAX_WR,
+            max_wr,
+            ..Default::default()
+        };
+        let mut mi = mminfo::new_zeroed();
+        let pointer = OutPointer::new(&mut mi);
+        let driver = rxe_modify_srq_cmd { mmap_info_addr: pointer.address() };
+        let mut command =
+            write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver.as_bytes(), &mut []);
+        let resized = file.execute(VERB, &mut command);
+        drop(command);
+        let mi = pointer.read();
+        resized.map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "{max_wr} receives are fewer than the queue has or is limited to, or more than \
+                 the device's max_srq_wr"
+            )),
+            _ => error,
+        })?;
+        self.ring = file
+            .provider
+            .resized_srq_ring(mi, self.max_sge, &*file.kernel)
+            .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
+        self.max_wr = self.query()?.max_wr;
+        Ok(())
+    }
+
+    /// What the queue is like now.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SrqAttr> {
+        let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
+        let request = uapi::ib_uverbs_query_srq {
+            srq_handle: self.inner.object.handle(),
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        self.inner.file().execute("query_srq", &mut command)?;
+        drop(command);
+        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
+
+    /// What names this queue in events.
+    pub fn key(&self) -> ObjectKey {
+        self.inner.registration.key()
+    }
+
+    /// The number by which the kernel knows the queue within its file.
+    pub fn handle(&self) -> u32 {
+        self.inner.object.handle()
+    }
+
+    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
+    /// soon as no queue pair uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "a queue pair still takes receives from the shared receive queue";
+        let SharedReceiveQueue { inner, ring, max_wr, max_sge } = self;
+        destroy_sole(inner, "destroy_srq", HELD, |inner| inner.object.destroy())
+            .map_err(|(inner, error)| (SharedReceiveQueue { inner, ring, max_wr, max_sge }, error))
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("device", &self.inner.file().device.name())
+            .field("handle", &self.handle())
+            .field("max_wr", &self.max_wr)
+            .field("pd", &self.inner.pd.handle())
+            .finish()
+    }
+}

@@ -1,0 +1,183 @@
+//! One ioctl as data: an object, a method, and attributes that own or borrow what they carry.
+//!
+//! Pairs with the kernel's `rdma_user_ioctl_cmds.h` and the checks of `core/uverbs_ioctl.c`. No
+//! address appears here: buffers are slices until [`fd`](super::fd) turns them into pointers, so
+//! whoever builds a command cannot make the kernel write anywhere else.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The most attributes that any method of this library passes.
+pub(crate) const MAX_ATTRS: usize = 24;
+
+/// What an attribute carries, by the kernel's kinds.
+#[derive(Debug)]
+pub(crate) enum Value<'a> {
+    /// Bytes for the kernel to read.
+    In(&'a [u8]),
+    /// An integer for the kernel to read, of 4 or 8 bytes.
+    Int { value: u64, size: u16 },
+    /// Bytes for the kernel to write.
+    Out(&'a mut [u8]),
+    /// An existing object to use.
+    Handle(u32),
+    /// An existing object to destroy.
+    Destroy(u32),
+    /// A new object; holds its handle afterwards.
+    New(u32),
+    /// An open file, of uverbs or any other.
+    Fd(i32, std::marker::PhantomData<BorrowedFd<'a>>),
+    /// A new file; holds it afterwards.
+    NewFd(Option<OwnedFd>),
+    /// A variant of an enumeration, with its payload.
+    Enum { element: u8, payload: &'a [u8] },
+    /// Existing objects of one kind.
+    Handles(&'a [u32]),
+}
+
+/// An attribute of a command.
+#[derive(Debug)]
+pub(crate) struct Attr<'a> {
+    pub(crate) id: u16,
+    /// "Fail if you do not know this": without it an older kernel ignores the attribute.
+    pub(crate) mandatory: bool,
+    /// Set by the kernel when it wrote this output.
+    pub(crate) written: bool,
+    pub(crate) value: Value<'a>,
+}
+
+/// An ioctl to be.
+#[derive(Debug)]
+pub(crate) struct Command<'a> {
+    pub(crate) object: u16,
+    pub(crate) method: u16,
+    attrs: [Option<Attr<'a>>; MAX_ATTRS],
+    count: usize,
+}
+
+impl<'a> Command<'a> {
+    pub(crate) fn new(object: u16, method: u16) -> Self {
+        Command { object, method, attrs: [const { None }; MAX_ATTRS], count: 0 }
+    }
+
+    fn push(mut self, id: u16, mandatory: bool, value: Value<'a>) -> Self {
+        debug_assert!(self.count < MAX_ATTRS, "MAX_ATTRS is too small");
+        if let Some(slot) = self.attrs.get_mut(self.count) {
+            *slot = Some(Attr { id, mandatory, written: false, value });
+            self.count += 1;
+        }
+        self
+    }
+
+    /// A struct for the kernel to read.
+    pub(crate) fn input<T: IntoBytes + Immutable + ?Sized>(self, id: u16, value: &'a T) -> Self {
+        self.push(id, true, Value::In(value.as_bytes()))
+    }
+
+    /// Bytes for the kernel to read, left out where there are none.
+    pub(crate) fn input_if_any(self, id: u16, bytes: &'a [u8]) -> Self {
+        if bytes.is_empty() { self } else { self.push(id, true, Value::In(bytes)) }
+    }
+
+    pub(crate) fn u32(self, id: u16, value: u32) -> Self {
+        self.push(id, true, Value::Int { value: value.into(), size: 4 })
+    }
+
+    /// An eight-byte integer, a constant or a 64-bit set of flags.
+    pub(crate) fn u64(self, id: u16, value: u64) -> Self {
+        self.push(id, true, Value::Int { value, size: 8 })
+    }
+
+    /// Flags, left out where there are none: an attribute that is not sent cannot be unknown.
+    pub(crate) fn flags(self, id: u16, value: u32) -> Self {
+        if value == 0 { self } else { self.u32(id, value) }
+    }
+
+    /// A struct for the kernel to write.
+    pub(crate) fn output<T>(self, id: u16, value: &'a mut T) -> Self
+    where
+        T: FromBytes + IntoBytes + KnownLayout + ?Sized,
+    {
+        self.push(id, true, Value::Out(value.as_mut_bytes()))
+    }
+
+    /// An output whose absence in an older kernel is fine; see [`written`](Self::written).
+    pub(crate) fn optional_output<T>(self, id: u16, value: &'a mut T) -> Self
+    where
+        T: FromBytes + IntoBytes + KnownLayout + ?Sized,
+    {
+        self.push(id, false, Value::Out(value.as_mut_bytes()))
+    }
+
+    /// Bytes for the kernel to write, left out where there is no room for any.
+    pub(crate) fn output_if_any(self, id: u16, bytes: &'a mut [u8]) -> Self {
+        if bytes.is_empty() { self } else { self.push(id, true, Value::Out(bytes)) }
+    }
+
+    pub(crate) fn handle(self, id: u16, handle: u32) -> Self {
+        self.push(id, true, Value::Handle(handle))
+    }
+
+    pub(crate) fn handle_if(self, id: u16, handle: Option<u32>) -> Self {
+        match handle {
+            Some(handle) => self.handle(id, handle),
+            None => self,
+        }
+    }
+
+    pub(crate) fn destroy(self, id: u16, handle: u32) -> Self {
+        self.push(id, true, Value::Destroy(handle))
+    }
+
+    pub(crate) fn new_handle(self, id: u16) -> Self {
+        self.push(id, true, Value::New(0))
+    }
+
+    pub(crate) fn fd(self, id: u16, fd: BorrowedFd<'a>) -> Self {
+        self.push(id, true, Value::Fd(fd.as_raw_fd(), std::marker::PhantomData))
+    }
+
+    pub(crate) fn fd_if(self, id: u16, fd: Option<BorrowedFd<'a>>) -> Self {
+        match fd {
+            Some(fd) => self.fd(id, fd),
+            None => self,
+        }
+    }
+
+    pub(crate) fn new_fd(self, id: u16) -> Self {
+        self.push(id, true, Value::NewFd(None))
+    }
+
+    pub(crate) fn attrs(&self) -> impl Iterator<Item = &Attr<'a>> {
+        self.attrs[..self.count].iter().flatten()
+    }
+
+    pub(crate) fn attrs_mut(&mut self) -> impl Iterator<Item = &mut Attr<'a>> {
+        self.attrs[..self.count].iter_mut().flatten()
+    }
+
+    fn attr(&self, id: u16) -> Option<&Attr<'a>> {
+        self.attrs().find(|attr| attr.id == id)
+    }
+
+    /// The handle of the object that the command made.
+    pub(crate) fn made(&self, id: u16) -> Option<u32> {
+        match self.attr(id)?.value {
+            Value::New(handle) => Some(handle),
+            _ => None,
+        }
+    }
+
+    /// The file that the command made.
+    pub(crate) fn take_fd(&mut self, id: u16) -> Option<OwnedFd> {
+        match &mut self.attrs_mut().find(|attr| attr.id == id)?.value {
+            Value::NewFd(fd) => fd.take(),
+            _ => None,
+        }
+    }
+
+    /// Whether the kernel said that it wrote this output.
+    pub(crate) fn written(&self, id: u16) -> bool {
+        self.attr(id).is_some_and(|attr| attr.written)
+    }
+}

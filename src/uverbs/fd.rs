@@ -1,0 +1,220 @@
+//! The real kernel: `ioctl(2)` and `mmap(2)` on a uverbs file.
+//!
+//! Pairs with `core/uverbs_ioctl.c`. The only place where a slice of a command becomes a pointer.
+#![allow(unsafe_code)]
+
+use super::command::{Command, MAX_ATTRS, Value};
+use super::invoke_write::write;
+use super::kernel::Kernel;
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::{Mapper, Mapping};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use uverbs_uapi::comp_channel::{
+    ib_uverbs_create_comp_channel, ib_uverbs_create_comp_channel_resp,
+};
+use uverbs_uapi::ioctl::{
+    RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, UVERBS_ATTR_F_VALID_OUTPUT, ib_uverbs_attr,
+    ib_uverbs_ioctl_hdr,
+};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// A uverbs file, bound to the driver whose ABI it speaks.
+#[derive(Debug)]
+pub(crate) struct UverbsFd {
+    fd: OwnedFd,
+    driver: u32,
+    epoch: Epoch,
+}
+
+impl UverbsFd {
+    pub(crate) fn new(fd: OwnedFd, driver: u32, epoch: Epoch) -> Self {
+        UverbsFd { fd, driver, epoch }
+    }
+}
+
+/// Header and attributes as one block, the way the kernel reads them.
+#[repr(C)]
+struct Message {
+    header: ib_uverbs_ioctl_hdr,
+    attrs: [ib_uverbs_attr; MAX_ATTRS],
+}
+
+struct Invoke<'m>(&'m mut Message);
+
+// SAFETY: the opcode is the one uverbs ioctl, whose argument is a message as `Message` lays it
+// out; `execute` sets its length to the attributes that are filled in.
+unsafe impl Ioctl for Invoke<'_> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        RDMA_VERBS_IOCTL as Opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Kernel for UverbsFd {
+    fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno> {
+        let mut message =
+            Message { header: FromZeros::new_zeroed(), attrs: FromZeros::new_zeroed() };
+        let mut count = 0u16;
+        for (attr, raw) in command.attrs_mut().zip(&mut message.attrs) {
+            encode(attr.id, attr.mandatory, &mut attr.value, raw)?;
+            count += 1;
+        }
+        message.header.length = (size_of::<ib_uverbs_ioctl_hdr>()
+            + usize::from(count) * size_of::<ib_uverbs_attr>())
+            as u16;
+        message.header.object_id = command.object;
+        message.header.method_id = command.method;
+        message.header.num_attrs = count;
+        message.header.driver_id = self.driver;
+        // SAFETY: every pointer in the message comes from a slice that `command` borrows, shared
+        // where the kernel reads and exclusively where it writes, with the slice's own length.
+        unsafe { rustix::ioctl::ioctl(&self.fd, Invoke(&mut message)) }?;
+        for (attr, raw) in command.attrs_mut().zip(&message.attrs) {
+            attr.written = raw.flags & UVERBS_ATTR_F_VALID_OUTPUT != 0;
+            match &mut attr.value {
+                Value::New(handle) => *handle = raw.data as u32,
+                Value::NewFd(fd) => {
+                    // SAFETY: on success the kernel put a new descriptor here that is ours alone.
+                    *fd = Some(unsafe { OwnedFd::from_raw_fd(raw.data as i32) });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn reopen(&self) -> Result<Box<dyn Kernel>, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?;
+        Ok(Box::new(UverbsFd::new(fd, self.driver, Epoch::current()?)))
+    }
+}
+
+/// Makes a completion event file. It stands here because this older command answers a bare
+/// number, which somebody has to take ownership of.
+pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
+    let mut resp = ib_uverbs_create_comp_channel_resp::new_zeroed();
+    let request = ib_uverbs_create_comp_channel::default();
+    kernel
+        .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).answer(&mut resp))?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(resp.fd as i32) })
+}
+
+impl Mapper for UverbsFd {
+    fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
+        Mapping::of_fd(self.fd.as_fd(), offset, length, self.epoch)
+    }
+}
+
+fn encode(
+    id: u16,
+    mandatory: bool,
+    value: &mut Value<'_>,
+    raw: &mut ib_uverbs_attr,
+) -> Result<(), Errno> {
+    raw.attr_id = id;
+    raw.flags = if mandatory { UVERBS_ATTR_F_MANDATORY } else { 0 };
+    match value {
+        Value::In(bytes) => set_input(raw, bytes)?,
+        Value::Int { value, size } => {
+            raw.len = *size;
+            raw.data = if *size == 4 { inline(&(*value as u32).to_ne_bytes()) } else { *value };
+        }
+        Value::Out(bytes) => {
+            raw.len = length(bytes)?;
+            raw.data = bytes.as_mut_ptr().expose_provenance() as u64;
+        }
+        Value::Handle(handle) | Value::Destroy(handle) => raw.data = u64::from(*handle),
+        Value::New(_) => {}
+        Value::Fd(fd, _) => raw.data = i64::from(*fd) as u64,
+        Value::NewFd(_) => {}
+        Value::Enum { element, payload } => {
+            set_input(raw, payload)?;
+            raw.attr_data = u16::from_ne_bytes([*element, 0]);
+        }
+        Value::Handles(handles) => set_input(raw, handles.as_bytes())?,
+    }
+    Ok(())
+}
+
+/// Up to eight bytes travel in the attribute itself, copied as bytes and not as an integer.
+fn set_input(raw: &mut ib_uverbs_attr, bytes: &[u8]) -> Result<(), Errno> {
+    raw.len = length(bytes)?;
+    raw.data =
+        if bytes.len() <= 8 { inline(bytes) } else { bytes.as_ptr().expose_provenance() as u64 };
+    Ok(())
+}
+
+fn inline(bytes: &[u8]) -> u64 {
+    let mut data = 0u64;
+    for (to, from) in data.as_mut_bytes().iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    data
+}
+
+fn length(bytes: &[u8]) -> Result<u16, Errno> {
+    u16::try_from(bytes.len()).map_err(|_| Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(value: &mut Value<'_>) -> ib_uverbs_attr {
+        let mut raw = ib_uverbs_attr::new_zeroed();
+        encode(7, true, value, &mut raw).unwrap();
+        assert_eq!((raw.attr_id, raw.flags), (7, UVERBS_ATTR_F_MANDATORY));
+        raw
+    }
+
+    #[test]
+    fn short_inputs_travel_in_the_attribute() {
+        let raw = encoded(&mut Value::In(&[1, 2, 3]));
+        assert_eq!(raw.len, 3);
+        assert_eq!(raw.data.to_ne_bytes(), [1, 2, 3, 0, 0, 0, 0, 0]);
+        let raw = encoded(&mut Value::Int { value: 5, size: 4 });
+        assert_eq!(
+            (raw.len, raw.data.to_ne_bytes()[..4].to_vec()),
+            (4, 5u32.to_ne_bytes().to_vec())
+        );
+    }
+
+    #[test]
+    fn long_inputs_travel_by_address() {
+        let bytes = [9u8; 9];
+        let raw = encoded(&mut Value::In(&bytes));
+        assert_eq!((raw.len, raw.data), (9, bytes.as_ptr() as u64));
+    }
+
+    #[test]
+    fn a_missing_fd_is_sign_extended() {
+        let raw = encoded(&mut Value::Fd(-1, std::marker::PhantomData));
+        assert_eq!((raw.len, raw.data), (0, u64::MAX));
+    }
+
+    #[test]
+    fn inputs_beyond_the_length_field_are_refused() {
+        let bytes = vec![0u8; 65536];
+        let mut raw = ib_uverbs_attr::new_zeroed();
+        assert_eq!(encode(0, true, &mut Value::In(&bytes), &mut raw), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,45 @@
+//! The older commands, through the ioctl: INVOKE_WRITE carries a `write(2)` command's structs.
+//!
+//! Pairs with `UVERBS_METHOD_INVOKE_WRITE` in `core/uverbs_std_types_device.c`. The driver's own
+//! input and output travel beside the core's, never behind them.
+
+use super::command::Command;
+use uverbs_uapi::device::{
+    UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
+};
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_DEVICE};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_FLAG_EXTENDED;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A write command with its core input.
+pub(crate) fn write<'a, I: IntoBytes + Immutable + ?Sized>(
+    number: u32,
+    input: &'a I,
+) -> Command<'a> {
+    Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE)
+        .u64(UVERBS_ATTR_WRITE_CMD, number.into())
+        .input(UVERBS_ATTR_CORE_IN, input)
+}
+
+/// A command of the extended table.
+pub(crate) fn write_ex<'a, I: IntoBytes + Immutable + ?Sized>(
+    number: u32,
+    input: &'a I,
+) -> Command<'a> {
+    write(number | IB_USER_VERBS_CMD_FLAG_EXTENDED, input)
+}
+
+impl<'a> Command<'a> {
+    /// The core's answer to a write command.
+    pub(crate) fn answer<O>(self, output: &'a mut O) -> Self
+    where
+        O: FromBytes + IntoBytes + KnownLayout + ?Sized,
+    {
+        self.output(UVERBS_ATTR_CORE_OUT, output)
+    }
+
+    /// What the driver wants to know and to tell, where it does.
+    pub(crate) fn driver(self, input: &'a [u8], output: &'a mut [u8]) -> Self {
+        self.input_if_any(UVERBS_ATTR_UHW_IN, input).output_if_any(UVERBS_ATTR_UHW_OUT, output)
+    }
+}

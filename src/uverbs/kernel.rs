@@ -1,0 +1,20 @@
+//! The seam between the library and whoever answers its ioctls.
+
+use super::command::Command;
+use crate::mem::mapping::Mapper;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+/// An open uverbs file. Dispatch is dynamic because every call enters the kernel anyway.
+pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// Runs a command; its outputs are filled in on success.
+    fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno>;
+
+    /// The file itself.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Opens the same kernel file once more, for a forked child.
+    fn reopen(&self) -> Result<Box<dyn Kernel>, Errno>;
+}

@@ -1,0 +1,373 @@
+//! Work requests: what a queue is asked to do.
+
+use crate::access::Access;
+use crate::ah::AddressHandle;
+use crate::number::{Lkey, Qkey, Qpn, Rkey, open_enum};
+use crate::provider::Address;
+use crate::qp::QpState;
+use rustix::io::Errno;
+use std::fmt;
+use uverbs_uapi::wr::{ib_placement_type, ib_selectivity_level};
+
+/// A piece of registered memory: where data comes from or goes to.
+///
+/// It names memory by number. Nothing keeps the memory alive or its owner away from it, which is
+/// why ringing a batch is `unsafe`.
+#[doc(alias = "ibv_sge")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// Virtual address, or offset in a zero-based region.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Key of the region.
+    pub lkey: Lkey,
+}
+
+/// Memory of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Remote {
+    /// Virtual address at the peer, or offset in a zero-based region.
+    pub addr: u64,
+    /// Key of the peer's region or window.
+    pub rkey: Rkey,
+}
+
+bitflags::bitflags! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct SendFlags: u32 {
+        const FENCE = 1;
+        const SIGNALED = 1 << 1;
+        const SOLICITED = 1 << 2;
+        const INLINE = 1 << 3;
+    }
+}
+
+bitflags::bitflags! {
+    /// How far a flush pushes data.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Placement: u8 {
+        /// Visible to all of the peer's processors and devices.
+        const GLOBAL = ib_placement_type::IB_FLUSH_GLOBAL.bits() as u8;
+        /// In persistent memory.
+        const PERSISTENT = ib_placement_type::IB_FLUSH_PERSISTENT.bits() as u8;
+    }
+}
+
+open_enum! {
+    /// What a flush covers.
+    pub struct FlushLevel(u8) {
+        /// The range that is named.
+        RANGE = ib_selectivity_level::IB_FLUSH_RANGE.0, "range";
+        /// The whole memory region.
+        REGION = ib_selectivity_level::IB_FLUSH_MR.0, "region";
+    }
+}
+
+/// How a memory window is bound; see [`MemoryWindow`](crate::MemoryWindow), which makes one.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowBinding {
+    pub(crate) addr: u64,
+    pub(crate) length: u64,
+    pub(crate) mr_lkey: Lkey,
+    pub(crate) old_rkey: Rkey,
+    pub(crate) new_rkey: Rkey,
+    pub(crate) access: Access,
+}
+
+/// Where a datagram goes.
+#[doc(alias = "ibv_ah")]
+#[derive(Clone, Copy, Debug)]
+pub struct Destination<'a> {
+    pub(crate) address: Address,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: Qkey,
+    handle: std::marker::PhantomData<&'a AddressHandle>,
+}
+
+impl<'a> Destination<'a> {
+    /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to. The address handle
+    /// must stay until the request completes, or it fails.
+    pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
+        Destination { address: ah.address(), qpn, qkey, handle: std::marker::PhantomData }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SendOp {
+    Send,
+    SendImm(u32),
+    SendInv(Rkey),
+    Write(Remote),
+    WriteImm(Remote, u32),
+    Read(Remote),
+    CompareSwap { remote: Remote, compare: u64, swap: u64 },
+    FetchAdd { remote: Remote, add: u64 },
+    LocalInv(Rkey),
+    BindMw(WindowBinding),
+    Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
+    AtomicWrite { remote: Remote, value: [u8; 8] },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Payload<'a> {
+    Sges(&'a [Sge]),
+    Inline(&'a [u8]),
+}
+
+/// A request for a send queue.
+///
+/// Made by the constructor of its operation and refined from there:
+///
+/// ```
+/// # use uverbs::{Lkey, Remote, Rkey, SendWr, Sge};
+/// let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
+/// let remote = Remote { addr: 0x2000, rkey: Rkey(9) };
+/// let wr = SendWr::write(remote, &sges).id(42).signaled();
+/// ```
+#[doc(alias = "ibv_send_wr")]
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    pub(crate) payload: Payload<'a>,
+    pub(crate) destination: Option<Destination<'a>>,
+}
+
+impl<'a> SendWr<'a> {
+    #[inline]
+    fn new(op: SendOp, payload: Payload<'a>) -> Self {
+        SendWr { wr_id: 0, op, flags: SendFlags::empty(), payload, destination: None }
+    }
+
+    /// A message for the peer's next receive.
+    #[doc(alias = "IBV_WR_SEND")]
+    #[inline]
+    pub fn send(sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Send, Payload::Sges(sges))
+    }
+
+    /// A message with 32 bits on the side; they arrive as the number that they are here.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
+    #[inline]
+    pub fn send_imm(sges: &'a [Sge], imm: u32) -> Self {
+        Self::new(SendOp::SendImm(imm), Payload::Sges(sges))
+    }
+
+    /// A message that invalidates a key at the peer.
+    #[doc(alias = "IBV_WR_SEND_WITH_INV")]
+    #[inline]
+    pub fn send_inv(sges: &'a [Sge], rkey: Rkey) -> Self {
+        Self::new(SendOp::SendInv(rkey), Payload::Sges(sges))
+    }
+
+    /// Writes to memory of the peer.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[inline]
+    pub fn write(remote: Remote, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Write(remote), Payload::Sges(sges))
+    }
+
+    /// Writes to memory of the peer and consumes one of its receives for `imm`.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    #[inline]
+    pub fn write_imm(remote: Remote, sges: &'a [Sge], imm: u32) -> Self {
+        Self::new(SendOp::WriteImm(remote, imm), Payload::Sges(sges))
+    }
+
+    /// Reads from memory of the peer.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
+    #[inline]
+    pub fn read(remote: Remote, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Read(remote), Payload::Sges(sges))
+    }
+
+    /// Replaces eight bytes of the peer, at a multiple of eight, by `swap` if they equal
+    /// `compare`; what was there comes back into `sges` in host byte order.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
+    #[inline]
+    pub fn compare_swap(remote: Remote, compare: u64, swap: u64, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::CompareSwap { remote, compare, swap }, Payload::Sges(sges))
+    }
+
+    /// Adds to eight bytes of the peer, at a multiple of eight; what was there comes back into
+    /// `sges` in host byte order.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
+    #[inline]
+    pub fn fetch_add(remote: Remote, add: u64, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::FetchAdd { remote, add }, Payload::Sges(sges))
+    }
+
+    /// Invalidates a key of this side.
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
+    #[inline]
+    pub fn local_inv(rkey: Rkey) -> Self {
+        Self::new(SendOp::LocalInv(rkey), Payload::Sges(&[]))
+    }
+
+    /// Binds a memory window of type 2.
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    #[inline]
+    pub fn bind_mw(binding: WindowBinding) -> Self {
+        Self::new(SendOp::BindMw(binding), Payload::Sges(&[]))
+    }
+
+    /// Makes earlier writes to memory of the peer visible or persistent before it completes.
+    #[doc(alias = "IBV_WR_FLUSH")]
+    #[inline]
+    pub fn flush(remote: Remote, length: u32, placement: Placement, level: FlushLevel) -> Self {
+        Self::new(SendOp::Flush { remote, length, placement, level }, Payload::Sges(&[]))
+    }
+
+    /// Writes eight bytes of the peer, at a multiple of eight, in one piece.
+    #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
+    #[inline]
+    pub fn atomic_write(remote: Remote, value: [u8; 8]) -> Self {
+        Self::new(SendOp::AtomicWrite { remote, value }, Payload::Sges(&[]))
+    }
+
+    /// The number that the completion will carry.
+    #[inline]
+    #[must_use]
+    pub fn id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// Asks for a completion when the request succeeds; a failing one always completes.
+    #[doc(alias = "IBV_SEND_SIGNALED")]
+    #[inline]
+    #[must_use]
+    pub fn signaled(mut self) -> Self {
+        self.flags |= SendFlags::SIGNALED;
+        self
+    }
+
+    /// Wakes a peer that waits for solicited completions only.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
+    #[inline]
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    /// Starts after all earlier reads and atomics of this queue have completed.
+    #[doc(alias = "IBV_SEND_FENCE")]
+    #[inline]
+    #[must_use]
+    pub fn fence(mut self) -> Self {
+        self.flags |= SendFlags::FENCE;
+        self
+    }
+
+    /// Takes the data from `bytes`, copied when the request is pushed, in place of registered
+    /// memory. For sends and writes.
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    #[must_use]
+    pub fn inline(mut self, bytes: &'a [u8]) -> Self {
+        self.flags |= SendFlags::INLINE;
+        self.payload = Payload::Inline(bytes);
+        self
+    }
+
+    /// Where a datagram goes; every request of a datagram queue needs it, and no other.
+    #[inline]
+    #[must_use]
+    pub fn to(mut self, destination: Destination<'a>) -> Self {
+        self.destination = Some(destination);
+        self
+    }
+}
+
+/// A request for a receive queue.
+#[doc(alias = "ibv_recv_wr")]
+#[derive(Clone, Copy, Debug)]
+pub struct Recv<'a> {
+    /// The number that the completion will carry.
+    pub wr_id: u64,
+    /// Where the message goes. A datagram is preceded by 40 bytes for a global route header,
+    /// which are written only if there was one.
+    pub sges: &'a [Sge],
+}
+
+/// Why a request could not be posted. Nothing of a request that failed reaches the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The queue holds as many requests as it can; completions make room.
+    Full,
+    /// More scatter/gather entries than the queue was created for.
+    TooManySge {
+        /// The most that it takes.
+        max: u32,
+    },
+    /// More inline data than the queue was created for.
+    InlineTooLong {
+        /// The most that it takes, in bytes.
+        max: u32,
+    },
+    /// More than 2^32 - 1 bytes in one message.
+    TooLong,
+    /// The remote address of an atomic is no multiple of eight.
+    Unaligned,
+    /// An atomic has less than eight bytes of room for what it returns.
+    AtomicTooShort,
+    /// The operation does not exist on a queue pair of this type.
+    Unsupported,
+    /// Inline data with an operation that takes none from this side.
+    NoInline,
+    /// A datagram without a destination, or a destination without datagrams.
+    Destination,
+    /// The queue pair takes no requests in this state.
+    State(QpState),
+    /// The thread domain is not the one that the queue was created under.
+    ForeignThreadDomain,
+    /// This process is a fork of the one that created the queue.
+    Forked,
+    /// The kernel refused to look at the queue; what was posted stays in it.
+    Kernel(Errno),
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostError::Full => f.write_str("the queue is full"),
+            PostError::TooManySge { max } => {
+                write!(f, "more scatter/gather entries than the queue's maximum of {max}")
+            }
+            PostError::InlineTooLong { max } => {
+                write!(f, "more inline data than the queue's maximum of {max} bytes")
+            }
+            PostError::TooLong => f.write_str("the message is longer than 2^32 - 1 bytes"),
+            PostError::Unaligned => {
+                f.write_str("the remote address of an atomic is not a multiple of 8")
+            }
+            PostError::AtomicTooShort => {
+                f.write_str("an atomic needs 8 bytes of room for what it returns")
+            }
+            PostError::Unsupported => {
+                f.write_str("the operation does not exist on this type of queue pair")
+            }
+            PostError::NoInline => f.write_str("the operation takes no inline data"),
+            PostError::Destination => f.write_str(
+                "a datagram needs a destination, and requests of other queue pairs have none",
+            ),
+            PostError::State(state) => {
+                write!(f, "the queue pair takes no such request in state {state}")
+            }
+            PostError::ForeignThreadDomain => {
+                f.write_str("the queue was created under another thread domain")
+            }
+            PostError::Forked => {
+                f.write_str("this process is a fork of the one that created the queue")
+            }
+            PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for PostError {}
