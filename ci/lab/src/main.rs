@@ -2,15 +2,24 @@
 
 #![forbid(unsafe_code)]
 
+mod accel;
 mod apt;
 mod cache;
+mod cpio;
 mod deb;
+mod device;
+mod exec;
 mod fetch;
+mod initramfs;
 mod kernel;
 mod module;
 mod peers;
 mod progress;
 mod qemu;
+mod session;
+mod tie;
+mod vm;
+mod workspace;
 
 use anyhow::Result;
 use cache::Cache;
@@ -34,6 +43,17 @@ enum Verb {
         #[arg(long)]
         refresh: bool,
     },
+    /// Boot a machine and run a command in it
+    Exec(exec::ExecArguments),
+    /// Boot a machine and open a shell in it
+    Shell(exec::MachineArguments),
+    /// Become a program that ends with the lab
+    #[command(hide = true, name = tie::VERB)]
+    Tied {
+        parent: i32,
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -53,6 +73,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             fetch::fetch(&cache, &fetch::Needs::all(), refresh)?;
             println!("{}", cache.root().display());
             Ok(ExitCode::SUCCESS)
+        }
+        Verb::Exec(arguments) => exec::exec(&arguments),
+        Verb::Shell(arguments) => exec::shell(&arguments),
+        Verb::Tied { parent, command } => {
+            tie::become_tied(parent, &command)?;
+            Ok(ExitCode::FAILURE)
         }
     }
 }
