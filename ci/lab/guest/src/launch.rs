@@ -1,0 +1,42 @@
+//! `lab-launch`: turns into the ordered program after giving itself a session, limits and a user.
+//!
+//! A program of its own, because what happens between fork and exec in a process with threads must
+//! not allocate; started by `processes.rs`.
+
+use lab_guest::order::{USER, USER_MEMLOCK};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::{Gid, Uid, setgid, setgroups, setsid, setuid};
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+/// `lab-launch root|user terminal|plain -- COMMAND…`; returns only if that fails.
+pub(crate) fn become_ordered() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [user, terminal, _, program, rest @ ..] = arguments.as_slice() else {
+        eprintln!("lab-launch root|user terminal|plain -- COMMAND…");
+        return ExitCode::from(2);
+    };
+    if let Err(error) = take_place(user == "root", terminal == "terminal") {
+        eprintln!("lab-launch: {error}");
+        return ExitCode::from(126);
+    }
+    let error = Command::new(program).args(rest).exec();
+    eprintln!("{program}: {error}");
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn take_place(root: bool, terminal: bool) -> Result<(), Box<dyn std::error::Error>> {
+    setsid()?;
+    if terminal {
+        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+    }
+    if !root {
+        let (_, id) = USER;
+        setrlimit(Resource::RLIMIT_MEMLOCK, USER_MEMLOCK, USER_MEMLOCK)?;
+        setgroups(&[])?;
+        setgid(Gid::from_raw(id))?;
+        setuid(Uid::from_raw(id))?;
+    }
+    Ok(())
+}

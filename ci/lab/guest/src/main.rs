@@ -1,0 +1,127 @@
+//! PID 1 of the lab's virtual machines: mounts, loads modules, makes links, then starts what the
+//! host orders over the channel and reports how it ended. The host end is `vm.rs` of `lab`.
+//!
+//! The same file serves under two more names: `lab-launch` puts limits and a user on a process
+//! before it becomes the ordered program, and `modprobe` loads modules, for the kernel's own
+//! requests and for tests that run as root.
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod launch;
+mod link;
+mod modules;
+mod mounts;
+mod netlink;
+mod processes;
+
+use lab_guest::frame::Kind;
+use lab_guest::order::{Greeting, SETUP_PATH, Setup};
+use nix::sys::reboot::{RebootMode, reboot};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+/// An error that already says what failed.
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let name = env::args().next().unwrap_or_default();
+    match Path::new(&name).file_name().and_then(|name| name.to_str()) {
+        Some("lab-launch") => launch::become_ordered(),
+        Some("modprobe") => modules::modprobe(env::args().skip(1)),
+        _ if std::process::id() == 1 => {
+            if let Err(failure) = serve() {
+                // The console is all that is left; the host shows its tail.
+                eprintln!("lab: {failure}");
+            }
+            power_off()
+        }
+        _ => {
+            eprintln!("lab-init is the first process of a virtual machine and nothing else");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn power_off() -> ! {
+    nix::unistd::sync();
+    let failure = reboot(RebootMode::RB_POWER_OFF);
+    eprintln!("lab: power off: {failure:?}");
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+fn serve() -> Result<(), Failure> {
+    mounts::mount_all()?;
+    let mut modules = modules::Modules::read()?;
+    // Built in on newer kernels, modules on older ones: the channel itself needs them.
+    for needed in ["virtio_pci", "virtio_console"] {
+        modules.load(needed)?;
+    }
+    let channel = channel::Channel::open(Duration::from_secs(20))?;
+    match set_up(&mut modules) {
+        Ok(greeting) => channel.sender().send(Kind::Ready, 0, serde_json::to_vec(&greeting)?)?,
+        Err(failure) => {
+            channel.sender().send(Kind::Broken, 0, failure.to_string().into_bytes())?;
+            return Err(failure);
+        }
+    }
+    processes::serve(channel)
+}
+
+fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
+    let setup: Setup = serde_json::from_slice(
+        &fs::read(SETUP_PATH).map_err(|error| format!("read {SETUP_PATH}: {error}"))?,
+    )?;
+    for module in &setup.modules {
+        modules.load(module)?;
+    }
+    link::bring_up_loopback()?;
+    if setup.rxe {
+        link::make_rxe_pair()?;
+    }
+    let devices = wait_for_devices(setup.devices, Duration::from_secs(setup.patience.into()))?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
+    let uptime = fs::read_to_string("/proc/uptime")?
+        .split_whitespace()
+        .next()
+        .and_then(|seconds| seconds.parse::<f64>().ok())
+        .map_or(0, |seconds| (seconds * 1000.0) as u64);
+    Ok(Greeting { release, devices, uptime })
+}
+
+/// RDMA devices that have a character device, sorted.
+fn devices() -> Vec<String> {
+    let mut found: Vec<String> = fs::read_dir("/sys/class/infiniband_verbs")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| Path::new("/dev/infiniband").join(entry.file_name()).exists())
+        .filter_map(|entry| fs::read_to_string(entry.path().join("ibdev")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect();
+    found.sort();
+    found
+}
+
+fn wait_for_devices(count: u32, patience: Duration) -> Result<Vec<String>, Failure> {
+    let start = Instant::now();
+    loop {
+        let found = devices();
+        if found.len() >= count as usize {
+            return Ok(found);
+        }
+        if start.elapsed() > patience {
+            return Err(format!(
+                "{count} RDMA device(s) expected, found [{}] after {} s",
+                found.join(", "),
+                patience.as_secs()
+            )
+            .into());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,90 @@
+//! What the host orders and what the guest answers: the structures inside frames.
+//!
+//! `Setup` is read from the initramfs when the guest starts; the others travel as JSON in the
+//! frames that `frame.rs` names.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the initramfs holds the [`Setup`].
+pub const SETUP_PATH: &str = "/lab/setup.json";
+
+/// Where the initramfs holds the list of modules, see [`Module`].
+pub const MODULES_PATH: &str = "/lab/modules.json";
+
+/// Name of the virtio-serial port that carries the frames.
+pub const PORT: &str = "lab.0";
+
+/// Name and number of the ordinary user and of its group.
+pub const USER: (&str, u32) = ("user", 1000);
+
+/// What an ordinary user may pin, in bytes: the default of Linux distributions.
+pub const USER_MEMLOCK: u64 = 8 << 20;
+
+/// What the guest sets up before it says that it is ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Modules to load, with what they depend on.
+    pub modules: Vec<String>,
+    /// Whether to make the two connected soft-RoCE devices.
+    pub rxe: bool,
+    /// How many RDMA devices must have appeared before the guest is ready.
+    pub devices: u32,
+    /// How long they may take, in seconds.
+    pub patience: u32,
+}
+
+/// A kernel module in the initramfs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Module {
+    /// Its name with underscores.
+    pub name: String,
+    /// Its path in the guest.
+    pub path: String,
+    /// Modules that must be loaded before it.
+    pub needs: Vec<String>,
+    /// Other names under which the kernel may ask for it, with `*` as wildcard.
+    pub aliases: Vec<String>,
+}
+
+/// A process to start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// Program and arguments. The program is looked up in `PATH` unless it has a slash.
+    pub command: Vec<String>,
+    /// Environment in addition to the guest's own few variables.
+    pub environment: Vec<(String, String)>,
+    /// Run as root instead of as the ordinary user with its memlock limit.
+    pub root: bool,
+    /// Give it a terminal of this many columns and rows.
+    pub terminal: Option<(u16, u16)>,
+}
+
+/// The guest is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The running kernel's release.
+    pub release: String,
+    /// RDMA devices that are there.
+    pub devices: Vec<String>,
+    /// Milliseconds since the kernel started.
+    pub uptime: u64,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+impl Ending {
+    /// The status that a shell would show: the status itself, or 128 plus the signal.
+    pub fn status(self) -> i32 {
+        match self {
+            Ending::Exited(status) => status,
+            Ending::Killed(signal) => 128 + signal,
+        }
+    }
+}

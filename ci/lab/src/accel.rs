@@ -1,0 +1,96 @@
+//! What executes the guest's instructions: KVM where it really boots a kernel, else TCG.
+//!
+//! `/dev/kvm` being there proves little: inside some virtual machines a stock kernel dies under it.
+//! So it is tried once with a real boot and the answer kept in the cache, per host kernel and QEMU.
+
+use crate::cache::Cache;
+use crate::qemu::Qemu;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+
+/// Forces one accelerator: `kvm` or `tcg`.
+const CHOICE: &str = "UVERBS_LAB_ACCEL";
+const ANSWER: &str = "accelerator.json";
+
+/// An accelerator of QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Accelerator {
+    /// The host kernel's virtual machines.
+    Kvm,
+    /// QEMU's own translator.
+    Tcg,
+}
+
+impl Accelerator {
+    /// As QEMU spells it.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg",
+        }
+    }
+
+    /// QEMU's arguments for it.
+    pub(crate) fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            // Five-level page tables cost a translator time and give the guest nothing.
+            Accelerator::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"],
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    host: String,
+    qemu: String,
+    accelerator: Accelerator,
+}
+
+/// The accelerator to use; `boots` tries a real boot with the one it is given.
+pub(crate) fn choose(
+    cache: &Cache,
+    qemu: &Qemu,
+    boots: impl FnOnce(Accelerator) -> Result<()>,
+) -> Result<Accelerator> {
+    match std::env::var(CHOICE).ok().as_deref() {
+        None | Some("") => {}
+        Some("kvm") => return Ok(Accelerator::Kvm),
+        Some("tcg") => return Ok(Accelerator::Tcg),
+        Some(other) => anyhow::bail!("{CHOICE}={other}: kvm or tcg expected"),
+    }
+    if File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return Ok(Accelerator::Tcg);
+    }
+    let host = host();
+    let path = cache.root().join(ANSWER);
+    let known =
+        fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Answer>(&bytes).ok());
+    if let Some(known) = known.filter(|known| known.host == host && known.qemu == qemu.version) {
+        return Ok(known.accelerator);
+    }
+    eprintln!("trying once whether /dev/kvm boots a kernel …");
+    let accelerator = match boots(Accelerator::Kvm) {
+        Ok(()) => Accelerator::Kvm,
+        Err(error) => {
+            let text = format!("{error:#}");
+            let first = text.lines().next().unwrap_or_default();
+            eprintln!("it does not ({first}); guests run under TCG from now on");
+            Accelerator::Tcg
+        }
+    };
+    let answer = Answer { host, qemu: qemu.version.clone(), accelerator };
+    let partial = cache.root().join(format!("{ANSWER}.{}", std::process::id()));
+    fs::write(&partial, serde_json::to_vec_pretty(&answer)?)?;
+    fs::rename(&partial, &path)?;
+    Ok(accelerator)
+}
+
+/// What the answer depends on besides QEMU: the kernel that runs here and its processor.
+fn host() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = processor.lines().find(|line| line.starts_with("model name")).unwrap_or_default();
+    format!("{} / {}", release.trim(), model.trim())
+}

@@ -1,0 +1,348 @@
+//! Debian packages by suite, through the machine's apt with state of our own.
+//!
+//! Nothing outside the cache is read for writing or written: lists, status and archives are ours,
+//! and an empty status makes apt answer with the whole closure of dependencies. Mirror, proxies
+//! and keyrings are the machine's. `deb.rs` unpacks what this downloads.
+
+use crate::progress;
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::{env, thread, time::Duration};
+
+/// Names the mirror when the machine's own apt sources carry no Debian suites.
+pub(crate) const MIRROR: &str = "UVERBS_LAB_MIRROR";
+/// Names the keyring that signs the mirror's suites, if it is not the usual one.
+pub(crate) const KEYRING: &str = "UVERBS_LAB_KEYRING";
+
+const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A suite: what Debian calls a line of releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suite {
+    /// Debian 12.
+    Bookworm,
+    /// Debian 13.
+    Trixie,
+    /// Newer packages for Debian 13.
+    TrixieBackports,
+}
+
+impl Suite {
+    fn name(self) -> &'static str {
+        match self {
+            Suite::Bookworm => "bookworm",
+            Suite::Trixie => "trixie",
+            Suite::TrixieBackports => "trixie-backports",
+        }
+    }
+
+    /// The suites whose lists apt needs to resolve packages of this one.
+    fn lists(self) -> &'static [&'static str] {
+        match self {
+            Suite::Bookworm => &["bookworm"],
+            Suite::Trixie => &["trixie"],
+            Suite::TrixieBackports => &["trixie", "trixie-backports"],
+        }
+    }
+}
+
+/// A package in one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Package {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its version.
+    pub(crate) version: String,
+}
+
+impl std::fmt::Display for Package {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{}={}", self.name, self.version)
+    }
+}
+
+/// apt with the lists of one suite.
+pub(crate) struct Apt {
+    suite: Suite,
+    directory: PathBuf,
+    configuration: PathBuf,
+}
+
+impl Apt {
+    /// Fetches the suite's lists into `directory`.
+    pub(crate) fn update(suite: Suite, directory: &Path) -> Result<Self> {
+        if !on_path("apt-get") || !on_path("dpkg-deb") {
+            bail!(
+                "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
+                 Name what the lab needs yourself: UVERBS_LAB_QEMU (qemu-system-x86_64 ≥ 10.1), and \
+                 for a kernel UVERBS_LAB_KERNEL_<6_1|6_12|NEWEST> (image) with \
+                 UVERBS_LAB_MODULES_<6_1|6_12|NEWEST> (its directory under lib/modules)."
+            );
+        }
+        let mirror = mirror()?;
+        for sub in ["lists/partial", "cache/archives/partial", "empty", "debs"] {
+            fs::create_dir_all(directory.join(sub))?;
+        }
+        fs::write(directory.join("status"), "")?;
+        fs::write(directory.join("sources.list"), sources(suite, &mirror, keyring().as_deref()))?;
+        let configuration = directory.join("apt.conf");
+        fs::write(&configuration, settings(directory))?;
+        let apt = Self { suite, directory: directory.to_owned(), configuration };
+        let spinner = progress::spinner(format!("package lists of {} ({mirror})", suite.name()));
+        let output = apt.get().args(["update", "-q"]).arg("--error-on=any").output()?;
+        spinner.finish_and_clear();
+        succeeded("apt-get update", &output).with_context(|| {
+            format!(
+                "cannot read the lists of {} from {mirror}.\n{MIRROR} names another mirror (http(s) \
+                 URI of a Debian archive), {KEYRING} the keyring that signs it.",
+                suite.lists().join(" and ")
+            )
+        })?;
+        Ok(apt)
+    }
+
+    fn get(&self) -> Command {
+        let mut command = Command::new("apt-get");
+        command
+            .arg("-c")
+            .arg(&self.configuration)
+            .env("LC_ALL", "C")
+            .current_dir(self.directory.join("debs"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The packages with everything they depend on, recommendations left out.
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Package>> {
+        let output = self
+            .get()
+            .args(["install", "--simulate", "--no-install-recommends", "-y", "-qq"])
+            .args(["-t", self.suite.name()])
+            .args(names)
+            .output()?;
+        succeeded("apt-get install --simulate", &output).with_context(|| {
+            format!("{} cannot be resolved in {}", names.join(", "), self.suite.name())
+        })?;
+        let closure = installations(&String::from_utf8_lossy(&output.stdout));
+        for name in names {
+            if !closure.iter().any(|package| package.name == *name) {
+                bail!("apt resolved no package {name} in {}", self.suite.name());
+            }
+        }
+        Ok(closure)
+    }
+
+    /// Downloads packages, checked against the signed lists; answers the files.
+    pub(crate) fn download(&self, what: &str, packages: &[Package]) -> Result<Vec<PathBuf>> {
+        let archives = self.directory.join("debs");
+        let requests: Vec<String> = packages.iter().map(Package::to_string).collect();
+        let sizes = self.get().args(["download", "--print-uris"]).args(&requests).output()?;
+        succeeded("apt-get download --print-uris", &sizes)?;
+        let total = download_size(&String::from_utf8_lossy(&sizes.stdout));
+        let before = directory_size(&archives);
+        let known: BTreeSet<PathBuf> = files(&archives)?.into_iter().collect();
+        let bar = progress::bytes(format!("{what}: {} packages", packages.len()), total);
+        let log = self.directory.join("download.log");
+        let mut child = self
+            .get()
+            .args(["download", "-q"])
+            .args(&requests)
+            .stdout(fs::File::create(&log)?)
+            .stderr(fs::File::options().append(true).open(&log)?)
+            .spawn()?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            bar.set_position(directory_size(&archives).saturating_sub(before));
+            thread::sleep(Duration::from_millis(200));
+        };
+        bar.finish_and_clear();
+        if !status.success() {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            bail!("apt-get download of {what} failed ({status}):\n{}", tail(&text, 20));
+        }
+        let fetched: Vec<PathBuf> =
+            files(&archives)?.into_iter().filter(|path| !known.contains(path)).collect();
+        if fetched.len() != packages.len() {
+            bail!("{} packages asked for, {} files came", packages.len(), fetched.len());
+        }
+        Ok(fetched)
+    }
+}
+
+/// Whether a program of this name lies in a directory of `PATH`.
+pub(crate) fn on_path(program: &str) -> bool {
+    env::var_os("PATH")
+        .is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+fn sources(suite: Suite, mirror: &str, keyring: Option<&Path>) -> String {
+    let signed = keyring.map(|path| format!(" signed-by={}", path.display())).unwrap_or_default();
+    suite
+        .lists()
+        .iter()
+        .map(|list| format!("deb [arch=amd64 target=Packages{signed}] {mirror} {list} main\n"))
+        .collect()
+}
+
+/// Settings on top of the machine's: our directories, and none of the machine's hooks, which would
+/// act on the machine.
+fn settings(directory: &Path) -> String {
+    let directory = directory.display();
+    format!(
+        "#clear APT::Update::Pre-Invoke;\n\
+         #clear APT::Update::Post-Invoke;\n\
+         #clear APT::Update::Post-Invoke-Success;\n\
+         #clear APT::Default-Release;\n\
+         APT::Sandbox::User \"root\";\n\
+         APT::Architecture \"amd64\";\n\
+         #clear APT::Architectures;\n\
+         APT::Architectures {{ \"amd64\"; }};\n\
+         Dir::State \"{directory}\";\n\
+         Dir::State::lists \"{directory}/lists\";\n\
+         Dir::State::status \"{directory}/status\";\n\
+         Dir::State::extended_states \"{directory}/extended_states\";\n\
+         Dir::Cache \"{directory}/cache\";\n\
+         Dir::Cache::archives \"{directory}/cache/archives\";\n\
+         Dir::Etc::sourcelist \"{directory}/sources.list\";\n\
+         Dir::Etc::sourceparts \"{directory}/empty\";\n\
+         Dir::Etc::preferences \"{directory}/empty/none\";\n\
+         Dir::Etc::preferencesparts \"{directory}/empty\";\n\
+         Dir::Log \"{directory}\";\n\
+         Acquire::Languages \"none\";\n\
+         Acquire::Retries \"3\";\n\
+         APT::Get::List-Cleanup \"false\";\n"
+    )
+}
+
+fn keyring() -> Option<PathBuf> {
+    match env::var_os(KEYRING).filter(|value| !value.is_empty()) {
+        Some(path) => Some(PathBuf::from(path)),
+        None => Some(PathBuf::from(USUAL_KEYRING)).filter(|path| path.exists()),
+    }
+}
+
+/// The archive that the machine's own apt sources name.
+fn mirror() -> Result<String> {
+    if let Some(mirror) = env::var(MIRROR).ok().filter(|value| !value.is_empty()) {
+        return Ok(mirror);
+    }
+    let output = Command::new("apt-get")
+        .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"])
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .context("run apt-get indextargets")?;
+    archive(&String::from_utf8_lossy(&output.stdout)).with_context(|| {
+        format!(
+            "this machine's apt sources name no Debian archive; set {MIRROR} to the URI of one \
+             (it must carry bookworm, trixie and trixie-backports)"
+        )
+    })
+}
+
+/// The first repository that carries a release of Debian proper, out of lines `URI RELEASE`.
+fn archive(targets: &str) -> Option<String> {
+    const RELEASES: [&str; 8] =
+        ["bookworm", "trixie", "forky", "sid", "stable", "testing", "unstable", "oldstable"];
+    targets.lines().find_map(|line| {
+        let (uri, release) = line.trim().rsplit_once(' ')?;
+        let debian = uri.trim_end_matches('/').ends_with("/debian");
+        (debian && RELEASES.contains(&release)).then(|| uri.to_owned())
+    })
+}
+
+/// Packages named by the `Inst` lines of a simulated installation.
+fn installations(text: &str) -> Vec<Package> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, rest) = line.strip_prefix("Inst ")?.split_once(' ')?;
+            let version = rest.split_once('(')?.1.split_whitespace().next()?;
+            let name = name.split_once(':').map_or(name, |(name, _)| name);
+            Some(Package { name: name.to_owned(), version: version.to_owned() })
+        })
+        .collect()
+}
+
+/// Sum of the sizes in lines `'URI' file size hash`.
+fn download_size(text: &str) -> u64 {
+    text.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum()
+}
+
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<PathBuf> = fs::read_dir(directory)?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+fn directory_size(directory: &Path) -> u64 {
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum()
+}
+
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+fn succeeded(what: &str, output: &Output) -> Result<()> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    bail!("{what} failed ({}):\n{}", output.status, tail(&text, 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_the_one_that_carries_debian_itself() {
+        let targets = "https://packages.example/node nodistro\n\
+                       http://mirror.example/debian-security/ bookworm-security\n\
+                       http://mirror.example/debian/ bookworm-updates\n\
+                       http://mirror.example/debian/ bookworm\n";
+        assert_eq!(archive(targets).as_deref(), Some("http://mirror.example/debian/"));
+        assert_eq!(archive("http://archive.example/ubuntu/ noble\n"), None);
+        assert_eq!(archive(""), None);
+    }
+
+    #[test]
+    fn simulated_installations_name_packages_and_versions() {
+        let text = "Inst libc6 (2.41-12+deb13u4 Debian:13.7/stable [amd64]) []\n\
+                    Inst libpci3 (1:3.13.0-2 Debian:13.7/stable [amd64])\n\
+                    Conf libc6 (2.41-12+deb13u4 Debian:13.7/stable [amd64])\n";
+        let found: Vec<String> = installations(text).iter().map(Package::to_string).collect();
+        assert_eq!(found, ["libc6=2.41-12+deb13u4", "libpci3=1:3.13.0-2"]);
+    }
+
+    #[test]
+    fn sizes_add_up() {
+        let text = "'http://m/a.deb' a.deb 100 SHA256:00\n'http://m/b.deb' b.deb 23 \n";
+        assert_eq!(download_size(text), 123);
+    }
+
+    #[test]
+    fn sources_name_each_list_with_its_keyring() {
+        let text = sources(Suite::TrixieBackports, "http://m/debian", Some(Path::new("/k.gpg")));
+        assert_eq!(
+            text,
+            "deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie main\n\
+             deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie-backports main\n"
+        );
+    }
+}

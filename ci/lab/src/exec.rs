@@ -1,0 +1,167 @@
+//! `cargo ci exec` and `cargo ci shell`: one command in a machine, as if it ran here.
+//!
+//! Its streams and exit status are passed through.
+
+use crate::device::DeviceName;
+use crate::fetch::Needs;
+use crate::kernel::KernelName;
+use crate::session::{Machine, Session};
+use crate::vm::Event;
+use crate::workspace::{Profile, Workspace};
+use anyhow::{Context, Result};
+use clap::Args;
+use lab_guest::order::Order;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use std::io::{IsTerminal, Write, stderr, stdin, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// Which machine to boot and what to lay into it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MachineArguments {
+    /// The kernel to boot
+    #[arg(long, value_enum, default_value = "newest")]
+    kernel: KernelName,
+    /// The RDMA device that it has
+    #[arg(long, value_enum, default_value = "rxe")]
+    device: DeviceName,
+    /// Directory to lay over the guest's root; may be given several times
+    #[arg(long, value_name = "DIR")]
+    overlay: Vec<PathBuf>,
+    /// Add rdma-core's tools (ibv_*, perftest, rping, rdma)
+    #[arg(long)]
+    peers: bool,
+    /// Run as root instead of as a user with 8 MiB of memlock
+    #[arg(long)]
+    as_root: bool,
+    /// Do not build this workspace's programs for the guest
+    #[arg(long)]
+    no_build: bool,
+    /// Show the kernel's console
+    #[arg(long)]
+    console: bool,
+    /// Seconds after which the command is given up
+    #[arg(long, default_value_t = 3600)]
+    timeout: u64,
+}
+
+/// `cargo ci exec`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ExecArguments {
+    #[command(flatten)]
+    machine: MachineArguments,
+    /// Command and arguments; a path to a program of this machine takes it into the guest
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+/// Programs of the workspace as far as it has them, with their names in the guest.
+pub(crate) fn programs(workspace: &Workspace, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
+    let mut programs = Vec::new();
+    if workspace.has("uverbs", "bin", "uverbs") {
+        programs.push(("uverbs".into(), workspace.static_program("uverbs", "uverbs", profile)?));
+    }
+    if workspace.has("uverbs", "test", "device") {
+        let test = workspace.static_test("uverbs", "device", profile)?;
+        programs.push(("uverbs-device-tests".into(), test));
+    }
+    Ok(programs)
+}
+
+/// Runs the command and answers its exit status.
+pub(crate) fn exec(arguments: &ExecArguments) -> Result<ExitCode> {
+    run(&arguments.machine, arguments.command.clone(), false)
+}
+
+/// Runs a shell.
+pub(crate) fn shell(arguments: &MachineArguments) -> Result<ExitCode> {
+    run(arguments, vec!["/bin/sh".into(), "-l".into()], stdin().is_terminal())
+}
+
+fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -> Result<ExitCode> {
+    for overlay in &arguments.overlay {
+        if !overlay.is_dir() {
+            anyhow::bail!("--overlay {}: not a directory", overlay.display());
+        }
+    }
+    let needs = Needs { kernels: vec![arguments.kernel], peers: arguments.peers };
+    let session = Session::open(&needs, arguments.console)?;
+    let mut programs = if arguments.no_build {
+        Vec::new()
+    } else {
+        programs(&session.workspace, Profile::Checked)?
+    };
+    let here = Path::new(&command[0]);
+    if command[0].contains('/') && here.is_file() && !in_overlay(arguments, here) {
+        let name = here.file_name().and_then(|name| name.to_str()).context("program name")?;
+        programs.push((name.to_owned(), here.canonicalize()?));
+        command[0] = format!("/usr/local/bin/{name}");
+    }
+    let mut vm = session.boot(&Machine {
+        kernel: arguments.kernel,
+        device: arguments.device,
+        programs: &programs,
+        overlays: &arguments.overlay,
+        peers: arguments.peers,
+    })?;
+    if stderr().is_terminal() || arguments.console {
+        eprintln!(
+            "{} ready after {:.1} s: {}",
+            vm.greeting.release,
+            vm.boot_time.as_secs_f64(),
+            vm.greeting.devices.join(", ")
+        );
+    }
+    let raw = if terminal { Some(RawTerminal::enter()?) } else { None };
+    let size = tcgetwinsize(rustix::stdio::stdout()).map(|size| (size.ws_col, size.ws_row));
+    let process = vm.start(&Order {
+        command,
+        root: arguments.as_root,
+        terminal: terminal.then(|| size.unwrap_or((80, 24))),
+        ..Order::default()
+    })?;
+    let mut feeder = vm.feeder()?;
+    // Ends with the process: what it waits for on standard input cannot be interrupted.
+    thread::spawn(move || feeder.copy(process, stdin()));
+    let ending = vm.wait(process, Duration::from_secs(arguments.timeout), &mut |event| {
+        // A reader that has gone is noticed by the guest's process only when it ends.
+        let _closed = match event {
+            Event::Stdout(_, bytes) => stdout().write_all(bytes).and_then(|()| stdout().flush()),
+            Event::Stderr(_, bytes) => stderr().write_all(bytes),
+            Event::Exit(..) => Ok(()),
+        };
+    })?;
+    drop(raw);
+    vm.power_off()?;
+    Ok(ExitCode::from(u8::try_from(ending.status() & 0xff).unwrap_or(1)))
+}
+
+/// Whether the path is meant to be found in an overlay.
+fn in_overlay(arguments: &MachineArguments, path: &Path) -> bool {
+    path.strip_prefix("/")
+        .is_ok_and(|path| arguments.overlay.iter().any(|overlay| overlay.join(path).exists()))
+}
+
+/// The terminal passing keys through unchanged, until dropped.
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn enter() -> Result<Self> {
+        let before = tcgetattr(rustix::stdio::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &raw)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // Nothing is left to do for a terminal that has gone.
+        let _gone = tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &self.before);
+    }
+}

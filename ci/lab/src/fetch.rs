@@ -1,0 +1,100 @@
+//! `cargo ci fetch`: brings into the cache what is not there yet.
+//!
+//! Every command that boots a machine calls this first for just what it needs.
+
+use crate::apt::{Apt, Suite};
+use crate::cache::{Cache, Filling};
+use crate::kernel::{self, Kernel, KernelName};
+use crate::peers;
+use crate::qemu::{self, Qemu};
+use anyhow::{Context, Result};
+
+/// What a command needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Needs {
+    /// Kernels to boot.
+    pub(crate) kernels: Vec<KernelName>,
+    /// rdma-core's tools as well.
+    pub(crate) peers: bool,
+}
+
+impl Needs {
+    /// Everything there is.
+    pub(crate) fn all() -> Self {
+        Self { kernels: KernelName::ALL.to_vec(), peers: true }
+    }
+}
+
+/// One thing to fetch.
+#[derive(Clone, Copy, Debug)]
+enum Item {
+    Kernel(KernelName),
+    Qemu,
+    Shell,
+    Peers,
+}
+
+impl Item {
+    fn suite(self) -> Suite {
+        match self {
+            Item::Kernel(name) => name.suite(),
+            Item::Qemu => Suite::TrixieBackports,
+            Item::Shell | Item::Peers => Suite::Trixie,
+        }
+    }
+
+    fn present(self, cache: &Cache) -> Result<bool> {
+        Ok(match self {
+            Item::Kernel(name) => Kernel::find(name, cache)?.is_some(),
+            Item::Qemu => Qemu::find(cache)?.is_some(),
+            Item::Shell => peers::shell(cache).is_some(),
+            Item::Peers => peers::peers(cache).is_some(),
+        })
+    }
+
+    fn fetch(self, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+        match self {
+            Item::Kernel(name) => kernel::fetch(name, filling, apt)
+                .with_context(|| format!("kernel {}", name.label())),
+            Item::Qemu => qemu::fetch(filling, apt).context("QEMU"),
+            Item::Shell => peers::fetch_shell(filling, apt).context("the guest's shell"),
+            Item::Peers => peers::fetch_peers(filling, apt).context("rdma-core's tools"),
+        }
+    }
+}
+
+/// Fetches what is missing, or everything anew with `refresh`.
+pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
+    let mut items: Vec<Item> = needs.kernels.iter().copied().map(Item::Kernel).collect();
+    items.extend([Item::Qemu, Item::Shell]);
+    if needs.peers {
+        items.push(Item::Peers);
+    }
+    let missing = |items: &[Item]| -> Result<Vec<Item>> {
+        let mut missing = Vec::new();
+        for item in items {
+            if refresh || !item.present(cache)? {
+                missing.push(*item);
+            }
+        }
+        Ok(missing)
+    };
+    if missing(&items)?.is_empty() {
+        return Ok(());
+    }
+    let filling = cache.filling()?;
+    // Again, for another run may have brought some of it while this one waited.
+    let missing = missing(&items)?;
+    for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports] {
+        let of_suite: Vec<Item> =
+            missing.iter().copied().filter(|item| item.suite() == suite).collect();
+        if of_suite.is_empty() {
+            continue;
+        }
+        let apt = Apt::update(suite, &filling.scratch(&format!("apt-{suite:?}"))?)?;
+        for item in of_suite {
+            item.fetch(&filling, &apt)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Kernel modules as files: decompressed, and asked what they need.
+//!
+//! Debian writes `modules.dep` only when a kernel is installed, so the dependencies are read out
+//! of the modules' own `.modinfo`, as `depmod` would. `modules.rs` of the guest loads by them.
+
+use anyhow::{Context, Result, bail};
+use lab_guest::order::Module;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A module's name from its file: underscores for dashes, suffixes gone.
+pub(crate) fn name_of(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let (stem, rest) = file.split_once(".ko")?;
+    matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| stem.replace('-', "_"))
+}
+
+/// The module's bytes, decompressed if need be.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let mut plain = Vec::new();
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => {
+            lzma_rust2::XzReader::new(bytes.as_slice(), true)
+                .read_to_end(&mut plain)
+                .with_context(|| format!("decompress {}", path.display()))?;
+        }
+        Some("zst") => {
+            ruzstd::decoding::StreamingDecoder::new(bytes.as_slice())
+                .map_err(|error| anyhow::anyhow!("{error}"))
+                .and_then(|mut reader| Ok(reader.read_to_end(&mut plain)?))
+                .with_context(|| format!("decompress {}", path.display()))?;
+        }
+        Some("ko") => plain = bytes,
+        _ => bail!("{} is compressed in a way that the lab does not know", path.display()),
+    }
+    Ok(plain)
+}
+
+/// `key=value` pairs of a module's `.modinfo` section.
+fn information(module: &[u8]) -> Result<Vec<(String, String)>> {
+    let section = section(module, ".modinfo").context("no .modinfo section")?;
+    Ok(section
+        .split(|byte| *byte == 0)
+        .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect())
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// A section of a 64-bit little-endian ELF file.
+fn section<'a>(elf: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    if elf.get(..6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let table = usize::try_from(u64::from_le_bytes(word(elf, 0x28)?)).ok()?;
+    let size = usize::from(u16::from_le_bytes(word(elf, 0x3a)?));
+    let count = usize::from(u16::from_le_bytes(word(elf, 0x3c)?));
+    let names_index = usize::from(u16::from_le_bytes(word(elf, 0x3e)?));
+    let header = |index: usize| elf.get(table.checked_add(index.checked_mul(size)?)?..);
+    let contents = |header: &[u8]| {
+        let offset = usize::try_from(u64::from_le_bytes(word(header, 0x18)?)).ok()?;
+        let length = usize::try_from(u64::from_le_bytes(word(header, 0x20)?)).ok()?;
+        elf.get(offset..offset.checked_add(length)?)
+    };
+    let names = contents(header(names_index)?)?;
+    (0..count).find_map(|index| {
+        let header = header(index)?;
+        let start = u32::from_le_bytes(word(header, 0)?) as usize;
+        let found = names.get(start..)?.split(|byte| *byte == 0).next()?;
+        (found == name.as_bytes()).then(|| contents(header)).flatten()
+    })
+}
+
+/// Modules under a directory, by name.
+pub(crate) fn find(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![directory.to_owned()];
+    while let Some(directory) = waiting.pop() {
+        for entry in
+            fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?
+        {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                waiting.push(entry.path());
+            } else if let Some(name) = name_of(&entry.path()) {
+                found.insert(name, entry.path());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Names of what is built into the kernel, from its `modules.builtin`.
+pub(crate) fn built_in(text: &str) -> BTreeSet<String> {
+    text.lines().filter_map(|line| name_of(Path::new(line))).collect()
+}
+
+/// Writes the named modules and all they need into `target`, decompressed, and answers the list in
+/// no particular order with paths relative to `target`. Names that this kernel does not have are
+/// left out: what a kernel must have is decided where it is used.
+pub(crate) fn collect(
+    all: &BTreeMap<String, PathBuf>,
+    wanted: &[&str],
+    target: &Path,
+) -> Result<Vec<Module>> {
+    fs::create_dir_all(target)?;
+    let mut list = Vec::new();
+    let mut done = BTreeSet::new();
+    let mut waiting: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
+    while let Some(name) = waiting.pop() {
+        let Some(path) = all.get(&name) else { continue };
+        if !done.insert(name.clone()) {
+            continue;
+        }
+        let bytes = read(path)?;
+        let information =
+            information(&bytes).with_context(|| format!("module {}", path.display()))?;
+        let mut needs = Vec::new();
+        let mut aliases = Vec::new();
+        for (key, value) in information {
+            match key.as_str() {
+                "depends" => needs.extend(
+                    value
+                        .split(',')
+                        .filter(|name| !name.is_empty())
+                        .map(|name| name.replace('-', "_")),
+                ),
+                "softdep" => needs
+                    .extend(soft_before(&value).into_iter().filter(|name| all.contains_key(name))),
+                "alias" => aliases.push(value),
+                _ => {}
+            }
+        }
+        waiting.extend(needs.iter().cloned());
+        let file = format!("{name}.ko");
+        fs::write(target.join(&file), bytes)?;
+        list.push(Module { name, path: file, needs, aliases });
+    }
+    Ok(list)
+}
+
+/// Modules that a soft dependency wants loaded before: `pre: a b post: c`.
+fn soft_before(text: &str) -> Vec<String> {
+    text.split_whitespace()
+        .scan(false, |before, word| {
+            if let Some(section) = word.strip_suffix(':') {
+                *before = section == "pre";
+                return Some(None);
+            }
+            Some(before.then(|| word.replace('-', "_")))
+        })
+        .flatten()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lose_suffixes_and_dashes() {
+        assert_eq!(name_of(Path::new("a/crc32-pclmul.ko.xz")).as_deref(), Some("crc32_pclmul"));
+        assert_eq!(name_of(Path::new("veth.ko")).as_deref(), Some("veth"));
+        assert_eq!(name_of(Path::new("modules.order")), None);
+        assert_eq!(name_of(Path::new("x.konf")), None);
+    }
+
+    #[test]
+    fn soft_dependencies_before_are_told_from_those_after() {
+        assert_eq!(soft_before("pre: a-b c post: d"), ["a_b", "c"]);
+        assert!(soft_before("post: d").is_empty());
+    }
+
+    #[test]
+    fn sections_are_found_by_name() {
+        let names = b"\0.modinfo\0.shstrtab\0";
+        let information = b"depends=ib_core,udp_tunnel\0alias=rdma-link-rxe\0";
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf.extend_from_slice(names);
+        elf.extend_from_slice(information);
+        let table = elf.len() as u64;
+        let mut header = |name: u32, offset: u64, length: u64| {
+            let start = elf.len();
+            elf.resize(start + 64, 0);
+            elf[start..start + 4].copy_from_slice(&name.to_le_bytes());
+            elf[start + 0x18..start + 0x20].copy_from_slice(&offset.to_le_bytes());
+            elf[start + 0x20..start + 0x28].copy_from_slice(&length.to_le_bytes());
+        };
+        header(0, 0, 0);
+        header(1, 64 + names.len() as u64, information.len() as u64);
+        header(10, 64, names.len() as u64);
+        elf[0x28..0x30].copy_from_slice(&table.to_le_bytes());
+        elf[0x3a] = 64;
+        elf[0x3c] = 3;
+        elf[0x3e] = 2;
+        let found = super::information(&elf).unwrap();
+        assert_eq!(
+            found,
+            [
+                ("depends".to_owned(), "ib_core,udp_tunnel".to_owned()),
+                ("alias".to_owned(), "rdma-link-rxe".to_owned())
+            ]
+        );
+        assert!(super::information(&elf[..70]).is_err());
+    }
+}

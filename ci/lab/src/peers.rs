@@ -1,0 +1,108 @@
+//! Programs from Debian that run inside the guest: a shell always, rdma-core's tools on request.
+//!
+//! Never linked and never copied from: the tools are the other side of a conversation.
+
+use crate::apt::{Apt, Package};
+use crate::cache::{Cache, Filling};
+use crate::deb;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SHELL_UNIT: &str = "shell";
+const PEERS_UNIT: &str = "peers";
+
+/// Packages whose programs `--peers` adds.
+const PEERS: &[&str] =
+    &["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "iproute2"];
+
+/// The directory with the shell, laid over the guest's root.
+pub(crate) fn shell(cache: &Cache) -> Option<PathBuf> {
+    cache.unit(SHELL_UNIT)
+}
+
+/// The directory with rdma-core's tools, laid over the guest's root.
+pub(crate) fn peers(cache: &Cache) -> Option<PathBuf> {
+    cache.unit(PEERS_UNIT)
+}
+
+/// Downloads the shell.
+pub(crate) fn fetch_shell(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    let packages: Vec<Package> = apt
+        .closure(&["busybox-static"])?
+        .into_iter()
+        .filter(|package| package.name == "busybox-static")
+        .collect();
+    let files = apt.download("shell", &packages)?;
+    filling.add(SHELL_UNIT, |unit| {
+        for file in &files {
+            deb::unpack(file, unit, |path| path == Path::new("usr/bin/busybox"))?;
+            fs::remove_file(file)?;
+        }
+        // Static, so it runs here and can say itself under which names it works.
+        let list = Command::new(unit.join("usr/bin/busybox"))
+            .arg("--list")
+            .output()
+            .context("run the fetched busybox")?;
+        let names = String::from_utf8_lossy(&list.stdout).into_owned();
+        if !list.status.success() || !names.lines().any(|name| name == "sh") {
+            bail!("the fetched busybox lists no shell ({})", list.status);
+        }
+        for name in names.lines().filter(|name| !["busybox", "modprobe", "init"].contains(name)) {
+            symlink("busybox", unit.join("usr/bin").join(name))?;
+        }
+        Ok(packages.iter().map(Package::to_string).collect())
+    })?;
+    Ok(())
+}
+
+/// Downloads rdma-core's tools with their libraries.
+pub(crate) fn fetch_peers(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    // Needed to install, not to run.
+    const NEEDLESS: &[&str] = &[
+        "adduser",
+        "base-passwd",
+        "debconf",
+        "libpam-modules",
+        "libpam-modules-bin",
+        "login.defs",
+        "passwd",
+        "libcap2-bin",
+        "pci.ids",
+        "gcc-14-base",
+    ];
+    let packages: Vec<Package> = apt
+        .closure(PEERS)?
+        .into_iter()
+        .filter(|package| !NEEDLESS.contains(&package.name.as_str()))
+        .collect();
+    let files = apt.download("rdma-core's tools", &packages)?;
+    filling.add(PEERS_UNIT, |unit| {
+        for file in &files {
+            let package = deb::package_name(file);
+            let chosen = PEERS.iter().any(|name| package == *name);
+            deb::unpack(file, unit, |path| {
+                let library = (path.starts_with("usr/lib64")
+                    || path.starts_with("usr/lib/x86_64-linux-gnu"))
+                    && path.to_string_lossy().contains(".so")
+                    && !path.to_string_lossy().contains("/gconv/")
+                    && !path.to_string_lossy().contains("/ossl-modules/");
+                let program =
+                    chosen && (path.starts_with("usr/bin") || path.starts_with("usr/sbin"));
+                let configuration = path.starts_with("etc/libibverbs.d");
+                library || program || configuration
+            })?;
+            fs::remove_file(file)?;
+        }
+        // `rdma` is what is wanted of iproute2's package; some of its siblings need more libraries.
+        for program in ["usr/bin/ibv_devinfo", "usr/bin/ibv_rc_pingpong", "usr/bin/rping"] {
+            if !unit.join(program).is_file() {
+                bail!("{program} is not in the packages");
+            }
+        }
+        Ok(packages.iter().map(Package::to_string).collect())
+    })?;
+    Ok(())
+}

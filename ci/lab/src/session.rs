@@ -1,0 +1,134 @@
+//! One command's way to a running machine: fetch, build, choose an accelerator, boot.
+//!
+//! `exec.rs`, `suite.rs` and `demo.rs` differ in what they lay into the guest and run there.
+
+use crate::accel::{self, Accelerator};
+use crate::cache::Cache;
+use crate::device::{self, Device, DeviceName};
+use crate::fetch::{self, Needs};
+use crate::initramfs::Initramfs;
+use crate::kernel::{Kernel, KernelName};
+use crate::peers;
+use crate::progress;
+use crate::qemu::Qemu;
+use crate::vm::{self, Plan, Vm};
+use crate::workspace::{Profile, Workspace};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything that machines of one command share.
+pub(crate) struct Session {
+    pub(crate) workspace: Workspace,
+    cache: Cache,
+    qemu: Qemu,
+    accelerator: Accelerator,
+    init: PathBuf,
+    directory: PathBuf,
+    show_console: bool,
+}
+
+/// What goes into one machine.
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: KernelName,
+    pub(crate) device: DeviceName,
+    /// Programs of this machine with the names that they get in the guest's `/usr/local/bin`.
+    pub(crate) programs: &'a [(String, PathBuf)],
+    pub(crate) overlays: &'a [PathBuf],
+    pub(crate) peers: bool,
+}
+
+impl Session {
+    /// Prepares for booting the kernels that `needs` names.
+    pub(crate) fn open(needs: &Needs, show_console: bool) -> Result<Self> {
+        vm::check_host()?;
+        let cache = Cache::open()?;
+        fetch::fetch(&cache, needs, false)?;
+        let workspace = Workspace::find()?;
+        let init =
+            Workspace::of_lab()?.static_program("lab-guest", "lab-init", Profile::Release)?;
+        let qemu = Qemu::find(&cache)?.context("QEMU has gone from the cache")?;
+        let directory = workspace.run_directory()?;
+        let mut session = Self {
+            workspace,
+            cache,
+            qemu,
+            accelerator: Accelerator::Tcg,
+            init,
+            directory,
+            show_console,
+        };
+        let kernel = needs.kernels.last().copied().unwrap_or(KernelName::Newest);
+        session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
+            let kernel = session.kernel(kernel)?;
+            let device = Device::default();
+            session.start(&kernel, &device, session.skeleton(), accelerator, 30)?.power_off()
+        })?;
+        Ok(session)
+    }
+
+    /// A kernel that `open` has fetched.
+    pub(crate) fn kernel(&self, name: KernelName) -> Result<Kernel> {
+        Kernel::find(name, &self.cache)?
+            .with_context(|| format!("kernel {} has gone from the cache", name.label()))
+    }
+
+    fn skeleton(&self) -> Initramfs {
+        Initramfs::new(&self.init)
+    }
+
+    /// Boots a machine.
+    pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
+        let kernel = self.kernel(machine.kernel)?;
+        let device = device::prepare(machine.device, &kernel)?;
+        let mut root = self.skeleton();
+        root.overlay(&peers::shell(&self.cache).context("the shell has gone from the cache")?)?;
+        if machine.peers {
+            let peers = peers::peers(&self.cache).context("the peers have gone from the cache")?;
+            root.overlay(&peers)?;
+        }
+        for (name, path) in machine.programs {
+            root.program(&format!("usr/local/bin/{name}"), path);
+        }
+        for overlay in machine.overlays {
+            root.overlay(overlay)
+                .with_context(|| format!("lay {} over the root", overlay.display()))?;
+        }
+        let spinner = progress::spinner(format!(
+            "booting {} with {} under {}",
+            kernel.release,
+            machine.device.label(),
+            self.accelerator.label()
+        ));
+        let vm = self.start(&kernel, &device, root, self.accelerator, 180);
+        spinner.finish_and_clear();
+        vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
+    }
+
+    fn start(
+        &self,
+        kernel: &Kernel,
+        device: &Device,
+        root: Initramfs,
+        accelerator: Accelerator,
+        patience: u64,
+    ) -> Result<Vm> {
+        Vm::boot(Plan {
+            qemu: &self.qemu,
+            accelerator,
+            kernel,
+            device,
+            root,
+            directory: &self.directory,
+            patience: Duration::from_secs(patience),
+            show_console: self.show_console,
+        })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Swept by the next run otherwise.
+        let _left = std::fs::remove_dir_all(&self.directory);
+    }
+}

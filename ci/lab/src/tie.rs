@@ -1,0 +1,41 @@
+//! Processes that end when the lab ends, however that happens.
+//!
+//! The kernel kills a process whose parent has gone if it asked for that, and asking must happen
+//! in the process itself. So the lab starts itself once more, which asks and then becomes the
+//! program; no code runs between fork and exec.
+
+use anyhow::{Context, Result, bail};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getppid};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Name of the hidden verb that `become_tied` serves.
+pub(crate) const VERB: &str = "tied";
+
+/// A command that will run `program` tied to the calling *thread*: start it from the main one.
+pub(crate) fn tied(program: &Command) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(VERB).arg(std::process::id().to_string()).arg(program.get_program());
+    command.args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    Ok(command)
+}
+
+/// Becomes `command`, to be killed when `parent` ends.
+pub(crate) fn become_tied(parent: i32, command: &[String]) -> Result<()> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    if getppid() != Pid::from_raw(parent) {
+        bail!("the lab ended while it started {command:?}");
+    }
+    let [program, arguments @ ..] = command else { bail!("no program to become") };
+    // A group of its own: ^C reaches the lab alone, and its end reaches this process.
+    nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+    Err(Command::new(program).args(arguments).exec()).with_context(|| format!("start {program}"))
+}

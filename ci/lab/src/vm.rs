@@ -1,0 +1,378 @@
+//! A running machine: QEMU, its console, and the channel over which the guest takes orders.
+//!
+//! The guest end of the channel is PID 1 of `lab-guest`.
+
+use crate::accel::Accelerator;
+use crate::device::Device;
+use crate::initramfs::Initramfs;
+use crate::kernel::Kernel;
+use crate::qemu::Qemu;
+use crate::tie;
+use anyhow::{Context, Result, bail};
+use lab_guest::frame::{CHUNK, Frame, Kind};
+use lab_guest::order::{Ending, Greeting, Order, PORT};
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Lines of the console that a failure shows.
+const TAIL: usize = 40;
+
+/// How a machine is put together.
+pub(crate) struct Plan<'a> {
+    /// The QEMU to run.
+    pub(crate) qemu: &'a Qemu,
+    /// What executes the guest's instructions.
+    pub(crate) accelerator: Accelerator,
+    /// The kernel to boot.
+    pub(crate) kernel: &'a Kernel,
+    /// What the device adds.
+    pub(crate) device: &'a Device,
+    /// The guest's root; orders for PID 1 are added here.
+    pub(crate) root: Initramfs,
+    /// Where the archive is written while QEMU reads it.
+    pub(crate) directory: &'a Path,
+    /// How long the guest may take to be ready.
+    pub(crate) patience: Duration,
+    /// Copy the console to standard error as it comes.
+    pub(crate) show_console: bool,
+}
+
+/// Something that a process in the guest did.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It wrote to its standard output.
+    Stdout(u32, Vec<u8>),
+    /// It wrote to its standard error.
+    Stderr(u32, Vec<u8>),
+    /// It ended.
+    Exit(u32, Ending),
+}
+
+/// What arrives from the guest.
+enum Arrival {
+    Ready(Greeting),
+    Broken(String),
+    Event(Event),
+    Gone(String),
+}
+
+/// The last lines of the console.
+#[derive(Clone, Default)]
+struct Console {
+    lines: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Console {
+    fn push(&self, line: String) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == TAIL {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    fn tail(&self) -> String {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.is_empty() {
+            return "(the console is empty)".into();
+        }
+        lines.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// A machine; dropping it ends QEMU.
+pub(crate) struct Vm {
+    qemu: Child,
+    console: Console,
+    channel: UnixStream,
+    arrivals: Receiver<Arrival>,
+    next_process: u32,
+    /// What the guest said when it was ready.
+    pub(crate) greeting: Greeting,
+    /// From starting QEMU to the guest being ready.
+    pub(crate) boot_time: Duration,
+}
+
+impl Vm {
+    /// Boots and waits until the guest is ready. Call from the main thread: QEMU ends with the
+    /// thread that started it.
+    pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
+        plan.root.orders(&plan.device.setup, &plan.kernel.modules)?;
+        let archive = plan.directory.join("initramfs");
+        plan.root.write(&archive)?;
+        let start = Instant::now();
+        let (host, guest) = UnixStream::pair()?;
+        let mut command = tie::tied(&command_line(&plan, &archive))?;
+        let mut qemu = command
+            .stdin(Stdio::from(OwnedFd::from(guest)))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start QEMU")?;
+        drop(command);
+        let console = Console::default();
+        let streams: [Option<Box<dyn Read + Send>>; 2] = [
+            qemu.stdout.take().map(|stream| Box::new(stream) as _),
+            qemu.stderr.take().map(|stream| Box::new(stream) as _),
+        ];
+        for stream in streams.into_iter().flatten() {
+            let console = console.clone();
+            let show = plan.show_console;
+            thread::spawn(move || follow(stream, &console, show));
+        }
+        let (sender, arrivals) = channel();
+        let mut reading = host.try_clone()?;
+        thread::spawn(move || {
+            loop {
+                let arrival = receive(&mut reading);
+                let last = matches!(arrival, Arrival::Gone(_));
+                if sender.send(arrival).is_err() || last {
+                    return;
+                }
+            }
+        });
+        let mut vm = Self {
+            qemu,
+            console,
+            channel: host,
+            arrivals,
+            next_process: 1,
+            greeting: Greeting { release: String::new(), devices: Vec::new(), uptime: 0 },
+            boot_time: Duration::ZERO,
+        };
+        let outcome = vm.arrivals.recv_timeout(plan.patience);
+        // QEMU has read it, or never will.
+        std::fs::remove_file(&archive)?;
+        match outcome {
+            Ok(Arrival::Ready(greeting)) => {
+                vm.greeting = greeting;
+                vm.boot_time = start.elapsed();
+                Ok(vm)
+            }
+            Ok(Arrival::Broken(why)) => Err(vm.failure(&format!("the guest is not usable: {why}"))),
+            Ok(Arrival::Gone(why)) => Err(vm.failure(&format!("the machine ended early: {why}"))),
+            Ok(Arrival::Event(_)) => Err(vm.failure("the guest spoke before it was ready")),
+            Err(_) => Err(vm.failure(&format!("not ready after {} s", plan.patience.as_secs()))),
+        }
+    }
+
+    /// An error that shows the console's tail.
+    fn failure(&mut self, what: &str) -> anyhow::Error {
+        self.kill();
+        // What QEMU wrote last is still on its way through the pipes.
+        thread::sleep(Duration::from_millis(100));
+        anyhow::anyhow!("{what}\n--- the console's last lines ---\n{}", self.console.tail())
+    }
+
+    /// Starts a process and answers its number.
+    pub(crate) fn start(&mut self, order: &Order) -> Result<u32> {
+        let process = self.next_process;
+        self.next_process += 1;
+        self.send(Kind::Run, process, serde_json::to_vec(order)?)?;
+        Ok(process)
+    }
+
+    /// A handle that feeds processes from another thread.
+    pub(crate) fn feeder(&self) -> Result<Feeder> {
+        Ok(Feeder { channel: self.channel.try_clone()? })
+    }
+
+    /// Ends a process's standard input.
+    pub(crate) fn end_input(&mut self, process: u32) -> Result<()> {
+        self.send(Kind::StdinEnd, process, Vec::new())
+    }
+
+    fn send(&mut self, kind: Kind, process: u32, payload: Vec<u8>) -> Result<()> {
+        Frame { kind, process, payload }
+            .write_to(&mut self.channel)
+            .map_err(|error| self.failure(&format!("the guest does not listen: {error}")))
+    }
+
+    /// The next thing that happens; `None` when nothing did until the deadline.
+    pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<Event>> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.arrivals.recv_timeout(left) {
+            Ok(Arrival::Event(event)) => Ok(Some(event)),
+            Ok(Arrival::Gone(why)) | Ok(Arrival::Broken(why)) => {
+                Err(self.failure(&format!("the machine ended: {why}")))
+            }
+            Ok(Arrival::Ready(_)) => Err(self.failure("the guest started twice")),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.failure("the machine ended")),
+        }
+    }
+
+    /// Runs one process without input to its end and hands each piece of its output to `sink`.
+    pub(crate) fn run(
+        &mut self,
+        order: &Order,
+        timeout: Duration,
+        mut sink: impl FnMut(&Event),
+    ) -> Result<Ending> {
+        let process = self.start(order)?;
+        self.end_input(process)?;
+        self.wait(process, timeout, &mut sink)
+    }
+
+    /// Waits for a process to end.
+    pub(crate) fn wait(
+        &mut self,
+        process: u32,
+        timeout: Duration,
+        sink: &mut dyn FnMut(&Event),
+    ) -> Result<Ending> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.next_event(deadline)? {
+                Some(Event::Exit(ended, ending)) if ended == process => return Ok(ending),
+                Some(event) => sink(&event),
+                None => {
+                    let text = format!("still running after {} s", timeout.as_secs());
+                    return Err(self.failure(&text));
+                }
+            }
+        }
+    }
+
+    /// Powers the machine off and waits a little for it, so that its devices see an orderly end.
+    pub(crate) fn power_off(mut self) -> Result<()> {
+        self.send(Kind::PowerOff, 0, Vec::new())?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
+            if self.qemu.try_wait()?.is_some() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Dropping kills it; that it did not power off hurts nobody.
+        Ok(())
+    }
+
+    fn kill(&mut self) {
+        // Fails only where it has ended already.
+        let _ended = self.qemu.kill();
+        let _reaped = self.qemu.wait();
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends input and signals to processes in the guest.
+pub(crate) struct Feeder {
+    channel: UnixStream,
+}
+
+impl Feeder {
+    /// Copies everything from a reader to a process's standard input, then ends that.
+    pub(crate) fn copy(&mut self, process: u32, mut from: impl Read) -> std::io::Result<()> {
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = match from.read(&mut buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let (kind, payload) = match length {
+                0 => (Kind::StdinEnd, Vec::new()),
+                _ => (Kind::Stdin, buffer[..length].to_vec()),
+            };
+            Frame { kind, process, payload }.write_to(&mut self.channel)?;
+            if length == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn follow(mut stream: Box<dyn Read + Send>, console: &Console, show: bool) {
+    let mut pending = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(length) = stream.read(&mut buffer) {
+        if length == 0 {
+            break;
+        }
+        if show {
+            // A closed standard error is no reason to stop the machine.
+            let _closed = std::io::stderr().write_all(&buffer[..length]);
+        }
+        pending.extend_from_slice(&buffer[..length]);
+        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            console.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
+    }
+    if !pending.is_empty() {
+        console.push(String::from_utf8_lossy(&pending).trim_end().to_owned());
+    }
+}
+
+fn receive(from: &mut UnixStream) -> Arrival {
+    let frame = match Frame::read_from(from) {
+        Ok(Some(frame)) => frame,
+        Ok(None) => return Arrival::Gone("its channel closed".into()),
+        Err(error) => return Arrival::Gone(format!("its channel failed: {error}")),
+    };
+    let process = frame.process;
+    match frame.kind {
+        Kind::Ready => match serde_json::from_slice(&frame.payload) {
+            Ok(greeting) => Arrival::Ready(greeting),
+            Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
+        },
+        Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
+        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
+        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
+        Kind::Exit => match serde_json::from_slice(&frame.payload) {
+            Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
+            Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
+        },
+        kind => Arrival::Gone(format!("the guest sent {kind:?}")),
+    }
+}
+
+fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
+    const MEMORY: &str = "2G";
+    let mut command = plan.qemu.command();
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    command.args(["-name", "uverbs-lab", "-smp", "2", "-m", MEMORY]);
+    command.args(["-machine", "q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off,hpet=off"]);
+    command.args(plan.accelerator.arguments());
+    if plan.device.shared_memory {
+        command.arg("-object");
+        command.arg(format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"));
+        command.args(["-numa", "node,memdev=memory"]);
+    }
+    command.arg("-kernel").arg(&plan.kernel.image);
+    command.arg("-initrd").arg(archive);
+    command.args([
+        "-append",
+        "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init mitigations=off nokaslr \
+         no_timer_check tsc=reliable random.trust_cpu=on audit=0 selinux=0 apparmor=0 \
+         cryptomgr.notests transparent_hugepage=never net.ifnames=0",
+    ]);
+    command.args(["-chardev", "file,id=console,path=/dev/fd/1", "-serial", "chardev:console"]);
+    command.args(["-chardev", "socket,id=lab,fd=0"]);
+    command.args(["-device", "virtio-serial-pci,max_ports=2"]);
+    command.arg("-device").arg(format!("virtserialport,chardev=lab,name={PORT}"));
+    command.args(&plan.device.qemu);
+    command
+}
+
+/// Fails unless this machine can run what the lab builds.
+pub(crate) fn check_host() -> Result<()> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        bail!("the lab boots x86_64 kernels with static x86_64 Linux binaries built here");
+    }
+    Ok(())
+}
