@@ -152,6 +152,15 @@ impl Device {
         }
     }
 
+    /// A device that does not exist, for tests with a scripted kernel.
+    #[cfg(test)]
+    pub(crate) fn planted(name: &str, driver: DriverId) -> Device {
+        let number = DeviceNumber { major: 231, minor: 192 };
+        let node = Node { name: "uverbs0".into(), number, abi: 1 };
+        let listed = Listed { name: name.into(), ports: 1, ..Listed::default() };
+        Device { index: None, ..Device::new(listed, Some(node), Some(driver), Bus::default()) }
+    }
+
     /// The device with this name ("mlx5_0", "rxe0").
     ///
     /// # Errors
