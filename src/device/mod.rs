@@ -152,6 +152,15 @@ impl Device {
         }
     }
 
+    /// A device that does not exist, for tests with a scripted kernel.
+    #[cfg(test)]
+    pub(crate) fn planted(name: &str, driver: DriverId) -> Device {
+        let number = DeviceNumber { major: 231, minor: 192 };
+        let node = Node { name: "uverbs0".into(), number, abi: 1 };
+        let listed = Listed { name: name.into(), ports: 1, ..Listed::default() };
+        Device { index: None, ..Device::new(listed, Some(node), Some(driver), Bus::default()) }
+    }
+
     /// The device with this name ("mlx5_0", "rxe0").
     ///
     /// # Errors
@@ -328,7 +337,25 @@ impl Device {
     /// Opens the uverbs node for reading and writing, closed on exec. The file is checked to be the
     /// very device that was listed.
     pub(crate) fn open_node(&self) -> Result<OwnedFd> {
-        Nodes::system().open(OPEN, &self.name, self.node()?)
+        let node = self.node()?;
+        let fd = Nodes::system().open(OPEN, &self.name, node)?;
+        // A new device may have got the node's name and number of one that is gone. Its index is
+        // another, and while the file is open the number stays with the device that it leads to.
+        if let (Some(index), Ok(mut client)) = (self.index, Client::open(OPEN)) {
+            self.confirm(client.uverbs_node(index)?, node)?;
+        }
+        Ok(fd)
+    }
+
+    /// Checks that the node is still this device's.
+    fn confirm(&self, answer: NodeAnswer, node: &Node) -> Result<()> {
+        match answer {
+            NodeAnswer::Node(uverbs) if uverbs.node.number == node.number => Ok(()),
+            _ => Err(Error::new(OPEN, Errno::NODEV).detail(format!(
+                "{} is gone and its node is another device's by now; list the devices afresh",
+                self.name
+            ))),
+        }
     }
 
     fn node(&self) -> Result<&Node> {

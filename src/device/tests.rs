@@ -179,11 +179,27 @@ fn a_device_that_is_not_there_names_those_that_are() {
 
 #[test]
 fn ports_out_of_range_name_the_range() {
-    let device = only(&node("uverbs0", 192, 2, Some(14)));
+    let device = Device::planted("rxe0", DriverId::RXE);
     for port in [0, 2] {
         let error = device.netdev(port).unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains("ports 1 to 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_node_that_passed_to_another_device_is_refused() {
+    let device = only(&node("uverbs0", 192, 2, Some(14)));
+    let own = device.node.clone().unwrap();
+    let answer = |number| {
+        NodeAnswer::Node(nldev::Uverbs { node: Node { number, ..own.clone() }, driver: None })
+    };
+    device.confirm(answer(own.number), &own).unwrap();
+    let other = DeviceNumber { major: 231, minor: 193 };
+    for answer in [answer(other), NodeAnswer::Gone, NodeAnswer::None] {
+        let error = device.confirm(answer, &own).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODEV);
+        assert!(error.message().contains("dev0"), "{error}");
     }
 }
 
@@ -196,9 +212,9 @@ fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
         devices.iter().filter(|device| device.uverbs_name().is_some()).cloned().collect();
     let tree = Sysfs::system();
     let mut alike: Vec<_> = tree.list().unwrap().into_iter().map(Device::from).collect();
-    alike.sort_by_key(|device| {
-        with_node.iter().position(|listed| listed.name == device.name).unwrap_or(usize::MAX)
-    });
+    // A mount of sysfs may belong to another network namespace and show more.
+    alike.retain(|device| with_node.iter().any(|listed| listed.name == device.name));
+    alike.sort_by_key(|device| with_node.iter().position(|listed| listed.name == device.name));
     for (listed, found) in with_node.iter().zip(&mut alike) {
         found.index = listed.index;
         // What sysfs cannot know.
@@ -217,4 +233,90 @@ fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
         }
     }
     println!("{} devices compared and opened", with_node.len());
+}
+
+/// A device that the kernel removes when a test ends, however it ends.
+struct Link(&'static str);
+
+impl Link {
+    fn add(name: &'static str, netdev: &str) -> Self {
+        link::add_link(name, "rxe", netdev).unwrap();
+        Link(name)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = link::remove_link(self.0);
+    }
+}
+
+#[test]
+#[ignore = "needs the lab: makes and removes software devices as root"]
+fn a_link_comes_and_goes() {
+    let before = devices().unwrap();
+    let taken = link::add_link(before[0].name(), "rxe", "lo").unwrap_err();
+    assert_eq!(taken.errno(), Errno::NFILE);
+    let device = {
+        let _link = Link::add("rxe_test0", "lo");
+        let device = Device::by_name("rxe_test0").unwrap();
+        assert_eq!(device.provider().unwrap(), ProviderKind::Rxe);
+        assert_eq!(device.netdev(1).unwrap().as_deref(), Some("lo"));
+        assert_eq!(device.resources().unwrap().ctx(), Some(0));
+        drop(device.open_node().unwrap());
+
+        let failure = |name, kind, netdev| link::add_link(name, kind, netdev).unwrap_err().errno();
+        assert_eq!(failure("rxe_test1", "rxe", "lo"), Errno::EXIST);
+        assert_eq!(failure("rxe_test1", "rxe", "no_such_netdev"), Errno::NODEV);
+        assert_eq!(failure("rxe_test1", "no_such_kind", "lo"), Errno::INVAL);
+        device
+    };
+    assert_eq!(devices().unwrap(), before);
+    assert_eq!(device.resources().unwrap_err().errno(), Errno::NODEV);
+    assert_eq!(device.netdev(1).unwrap_err().errno(), Errno::NODEV);
+    assert_eq!(device.open_node().unwrap_err().errno(), Errno::NOENT);
+    assert_eq!(link::remove_link("rxe_test0").unwrap_err().errno(), Errno::NODEV);
+}
+
+#[test]
+#[ignore = "needs the lab: makes and removes software devices as root"]
+fn a_device_does_not_open_its_successor() {
+    let first = {
+        let _link = Link::add("rxe_test0", "lo");
+        Device::by_name("rxe_test0").unwrap()
+    };
+    // The same name on the same node with the same number, and another device all the same.
+    let _link = Link::add("rxe_test0", "lo");
+    let second = Device::by_name("rxe_test0").unwrap();
+    assert_eq!(second.device_number(), first.device_number());
+    assert_ne!(second.index(), first.index());
+    let error = first.open_node().unwrap_err();
+    assert_eq!(error.errno(), Errno::NODEV);
+    assert!(error.message().contains("another device's"), "{error}");
+    second.open_node().unwrap();
+}
+
+#[test]
+#[ignore = "needs the lab: makes and removes software devices as root"]
+fn removing_a_link_waits_for_the_last_open_file() {
+    let link = Link::add("rxe_test0", "lo");
+    let file = Device::by_name("rxe_test0").unwrap().open_node().unwrap();
+    let removal = std::thread::spawn(move || drop(link));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(!removal.is_finished());
+    drop(file);
+    removal.join().unwrap();
+    assert_eq!(Device::by_name("rxe_test0").unwrap_err().errno(), Errno::NODEV);
+}
+
+#[test]
+#[ignore = "needs the lab: an ordinary user and an RDMA subsystem"]
+fn links_are_not_for_ordinary_users() {
+    let before = devices().unwrap();
+    let error = link::add_link("rxe_test0", "rxe", "lo").unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM);
+    assert!(error.message().contains("CAP_NET_ADMIN"), "{error}");
+    let error = link::remove_link(before[0].name()).unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM);
+    assert_eq!(devices().unwrap(), before);
 }
