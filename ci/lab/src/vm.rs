@@ -49,9 +49,9 @@ pub(crate) struct Plan<'a> {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// It wrote to its standard output.
-    Stdout(u32, Vec<u8>),
+    Stdout(Vec<u8>),
     /// It wrote to its standard error.
-    Stderr(u32, Vec<u8>),
+    Stderr(Vec<u8>),
     /// It ended.
     Exit(u32, Ending),
 }
@@ -105,7 +105,7 @@ impl Vm {
     /// Boots and waits until the guest is ready. Call from the main thread: QEMU ends with the
     /// thread that started it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
-        plan.root.orders(&plan.device.setup, &plan.kernel.modules)?;
+        plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
         let archive = plan.directory.join("initramfs");
         plan.root.write(&archive)?;
         let start = Instant::now();
@@ -164,8 +164,13 @@ impl Vm {
         }
     }
 
-    /// An error that shows the console's tail.
-    fn failure(&mut self, what: &str) -> anyhow::Error {
+    /// Whether QEMU has ended.
+    pub(crate) fn ended(&mut self) -> bool {
+        !matches!(self.qemu.try_wait(), Ok(None))
+    }
+
+    /// Ends the machine, for it does not do what it should; the error shows the console's tail.
+    pub(crate) fn failure(&mut self, what: &str) -> anyhow::Error {
         self.kill();
         // What QEMU wrote last is still on its way through the pipes.
         thread::sleep(Duration::from_millis(100));
@@ -331,8 +336,8 @@ fn receive(from: &mut UnixStream) -> Arrival {
             Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
         },
         Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
-        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
+        Kind::Stdout => Arrival::Event(Event::Stdout(frame.payload)),
+        Kind::Stderr => Arrival::Event(Event::Stderr(frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
             Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
             Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
