@@ -37,7 +37,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     }
     for (name, message) in messages(output) {
         for report in &mut reports {
-            if report.name == name {
+            if bare(&report.name) == name {
                 if let Outcome::Failed(text) = &mut report.outcome {
                     text.clone_from(&message);
                 }
@@ -45,6 +45,15 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
         }
     }
     reports
+}
+
+/// A name as the sections of failures have it: without the kind before and the remark behind.
+fn bare(name: &str) -> &str {
+    let name = match name.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        Some((_, name)) => name.trim_start(),
+        None => name,
+    };
+    [" - compile", " - compile fail"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name)
 }
 
 /// Name and rest of a line `test NAME ... REST`.
@@ -125,7 +134,7 @@ mod tests {
     const MIMIC: &str = "\nrunning 4 tests\n\
         test pd::allocates                ... ok\n\
         test mr::odp                      ... ignored ([odp] not advertised)\n\
-        test 6.1.0 rdma/ib_user_verbs.h   ... FAILED\n\
+        test [btf] 6.1.0 rdma/ib_user_verbs.h   ... FAILED\n\
         test bare                         ... ignored\n\
         \nfailures:\n\n---- 6.1.0 rdma/ib_user_verbs.h ----\nsize 8,\nnot 12\n\n\n\
         failures:\n    6.1.0 rdma/ib_user_verbs.h\n\n\
@@ -140,7 +149,7 @@ mod tests {
         assert_eq!(*outcome("pd::allocates"), Outcome::Passed);
         assert_eq!(*outcome("mr::odp"), Outcome::Skipped("[odp] not advertised".into()));
         assert_eq!(
-            *outcome("6.1.0 rdma/ib_user_verbs.h"),
+            *outcome("[btf] 6.1.0 rdma/ib_user_verbs.h"),
             Outcome::Failed("size 8,\nnot 12".into())
         );
         assert_eq!(*outcome("bare"), Outcome::Skipped(String::new()));

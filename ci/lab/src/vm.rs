@@ -315,12 +315,31 @@ fn follow(mut stream: Box<dyn Read + Send>, console: &Console, show: bool) {
         pending.extend_from_slice(&buffer[..length]);
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
-            console.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+            console.push(printable(&line));
         }
     }
     if !pending.is_empty() {
-        console.push(String::from_utf8_lossy(&pending).trim_end().to_owned());
+        console.push(printable(&pending));
     }
+}
+
+/// A line without the terminal sequences that firmware sends.
+fn printable(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let mut plain = String::new();
+    let mut rest = text.chars().peekable();
+    while let Some(character) = rest.next() {
+        if character == '\u{1b}' {
+            // `ESC [ parameters letter`, or `ESC letter`.
+            if rest.next_if_eq(&'[').is_some() {
+                while rest.next_if(|next| !next.is_ascii_alphabetic()).is_some() {}
+            }
+            rest.next();
+        } else if !character.is_control() || character == '\t' {
+            plain.push(character);
+        }
+    }
+    plain.trim_end().to_owned()
 }
 
 fn receive(from: &mut UnixStream) -> Arrival {
@@ -380,4 +399,15 @@ pub(crate) fn check_host() -> Result<()> {
         bail!("the lab boots x86_64 kernels with static x86_64 Linux binaries built here");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn terminal_sequences_are_taken_out() {
+        assert_eq!(printable(b"\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (1.17)\r\n"), "SeaBIOS (1.17)");
+        assert_eq!(printable(b"a\x1b[31mb\x1b[0m"), "ab");
+    }
 }
