@@ -3,7 +3,7 @@
 //! Layers of directories over a skeleton: the guest's PID 1, the modules that the kernel has, the
 //! shell, our binaries, peers if asked for, the user's overlays. Later layers win.
 
-use crate::cpio;
+use crate::{cpio, module};
 use anyhow::{Context, Result};
 use lab_guest::order::{MODULES_PATH, Module, SETUP_PATH, Setup, USER};
 use std::collections::BTreeMap;
@@ -90,10 +90,16 @@ impl Initramfs {
     }
 
     /// Adds the kernel's modules and the guest's orders.
-    pub(crate) fn orders(&mut self, setup: &Setup, modules: &[Module]) -> Result<()> {
+    pub(crate) fn orders(
+        &mut self,
+        setup: &Setup,
+        release: &str,
+        modules: &[Module],
+    ) -> Result<()> {
+        let directory = format!("usr/lib/modules/{release}");
         let mut inside = modules.to_vec();
         for module in &mut inside {
-            let path = format!("lab/modules/{}.ko", module.name);
+            let path = format!("{directory}/{}.ko", module.name);
             self.parents(&path);
             self.nodes.insert(
                 path.clone(),
@@ -101,6 +107,10 @@ impl Initramfs {
             );
             module.path = format!("/{path}");
         }
+        // For the shell's own `modprobe`; PID 1 and the kernel's requests go by the list.
+        let index = module::index(modules);
+        self.contents(&format!("{directory}/modules.dep"), 0o644, index.dependencies.into_bytes());
+        self.contents(&format!("{directory}/modules.alias"), 0o644, index.aliases.into_bytes());
         self.contents(&MODULES_PATH[1..], 0o644, serde_json::to_vec(&inside)?);
         self.contents(&SETUP_PATH[1..], 0o644, serde_json::to_vec(setup)?);
         Ok(())

@@ -8,7 +8,7 @@ use crate::{deb, module};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use lab_guest::order::Module;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -105,8 +105,6 @@ impl KernelName {
 /// A kernel ready to boot.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Its name in the lab.
-    pub(crate) name: KernelName,
     /// Its release, as `uname -r` will say.
     pub(crate) release: String,
     /// The bootable image.
@@ -122,10 +120,10 @@ impl Kernel {
         if let Some(own) = Self::from_environment(name, cache)? {
             return Ok(Some(own));
         }
-        cache.unit(&name.unit()).map(|directory| Self::read(name, &directory)).transpose()
+        cache.unit(&name.unit()).map(|directory| Self::read(&directory)).transpose()
     }
 
-    fn read(name: KernelName, directory: &Path) -> Result<Self> {
+    fn read(directory: &Path) -> Result<Self> {
         let release = fs::read_to_string(directory.join("release"))?;
         let mut modules: Vec<Module> =
             serde_json::from_slice(&fs::read(directory.join("modules.json"))?)?;
@@ -133,7 +131,7 @@ impl Kernel {
             module.path = directory.join("modules").join(&module.path).display().to_string();
         }
         let built_in = module::built_in(&fs::read_to_string(directory.join("modules.builtin"))?);
-        Ok(Self { name, release, image: directory.join("vmlinuz"), modules, built_in })
+        Ok(Self { release, image: directory.join("vmlinuz"), modules, built_in })
     }
 
     /// A kernel that the user names instead of Debian's.
@@ -150,7 +148,7 @@ impl Kernel {
             fill(unit, &tree)?;
             Ok(vec![tree.display().to_string()])
         })?;
-        Self::read(name, &directory).map(Some)
+        Self::read(&directory).map(Some)
     }
 
     /// Whether a module is there, as a file or built in.
@@ -220,11 +218,6 @@ fn is_part(package: &Package) -> bool {
             .strip_prefix(prefix)
             .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     })
-}
-
-/// Modules of a kernel by name.
-pub(crate) fn by_name(modules: &[Module]) -> BTreeMap<&str, &Module> {
-    modules.iter().map(|module| (module.name.as_str(), module)).collect()
 }
 
 #[cfg(test)]

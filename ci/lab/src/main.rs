@@ -5,6 +5,8 @@
 mod accel;
 mod apt;
 mod cache;
+mod capability;
+mod checks;
 mod cpio;
 mod deb;
 mod device;
@@ -13,10 +15,14 @@ mod fetch;
 mod initramfs;
 mod kernel;
 mod module;
+mod outcome;
 mod peers;
 mod progress;
 mod qemu;
 mod session;
+mod suite;
+mod summary;
+mod test;
 mod tie;
 mod vm;
 mod workspace;
@@ -47,6 +53,10 @@ enum Verb {
     Exec(exec::ExecArguments),
     /// Boot a machine and open a shell in it
     Shell(exec::MachineArguments),
+    /// Run host checks and the device suites, and summarise
+    Test(test::TestArguments),
+    /// Make one static test binary for machines without Rust
+    Bundle(test::BundleArguments),
     /// Become a program that ends with the lab
     #[command(hide = true, name = tie::VERB)]
     Tied {
@@ -76,6 +86,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Verb::Exec(arguments) => exec::exec(&arguments),
         Verb::Shell(arguments) => exec::shell(&arguments),
+        Verb::Test(arguments) => test::test(&arguments),
+        Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {
             tie::become_tied(parent, &command)?;
             Ok(ExitCode::FAILURE)

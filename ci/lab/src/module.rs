@@ -145,6 +145,41 @@ pub(crate) fn collect(
     Ok(list)
 }
 
+/// The text files by which `modprobe` finds its way.
+pub(crate) struct Index {
+    /// `modules.dep`.
+    pub(crate) dependencies: String,
+    /// `modules.alias`.
+    pub(crate) aliases: String,
+}
+
+/// Writes the index of modules that lie side by side in one directory.
+pub(crate) fn index(modules: &[Module]) -> Index {
+    let by_name: BTreeMap<&str, &Module> =
+        modules.iter().map(|module| (module.name.as_str(), module)).collect();
+    let mut index = Index { dependencies: String::new(), aliases: String::new() };
+    for module in modules {
+        // All that it needs, directly or not, each before what needs it when read backwards.
+        let mut order: Vec<&str> = Vec::new();
+        let mut waiting: Vec<&str> = module.needs.iter().map(String::as_str).collect();
+        while let Some(name) = waiting.pop() {
+            let Some(needed) = by_name.get(name) else { continue };
+            order.retain(|known| *known != name);
+            order.push(name);
+            waiting.extend(needed.needs.iter().map(String::as_str));
+        }
+        index.dependencies.push_str(&format!("{}.ko:", module.name));
+        for name in order {
+            index.dependencies.push_str(&format!(" {name}.ko"));
+        }
+        index.dependencies.push('\n');
+        for alias in &module.aliases {
+            index.aliases.push_str(&format!("alias {alias} {}\n", module.name));
+        }
+    }
+    index
+}
+
 /// Modules that a soft dependency wants loaded before: `pre: a b post: c`.
 fn soft_before(text: &str) -> Vec<String> {
     text.split_whitespace()
@@ -175,6 +210,24 @@ mod tests {
     fn soft_dependencies_before_are_told_from_those_after() {
         assert_eq!(soft_before("pre: a-b c post: d"), ["a_b", "c"]);
         assert!(soft_before("post: d").is_empty());
+    }
+
+    #[test]
+    fn the_index_orders_what_is_needed_indirectly() {
+        let module = |name: &str, needs: &[&str]| Module {
+            name: name.into(),
+            path: format!("{name}.ko"),
+            needs: needs.iter().map(|name| (*name).to_owned()).collect(),
+            aliases: vec![format!("rdma-link-{name}")],
+        };
+        let list = [
+            module("rxe", &["core", "uverbs", "builtin"]),
+            module("uverbs", &["core"]),
+            module("core", &[]),
+        ];
+        let index = index(&list);
+        assert_eq!(index.dependencies, "rxe.ko: uverbs.ko core.ko\nuverbs.ko: core.ko\ncore.ko:\n");
+        assert!(index.aliases.starts_with("alias rdma-link-rxe rxe\n"));
     }
 
     #[test]

@@ -49,9 +49,9 @@ pub(crate) struct Plan<'a> {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// It wrote to its standard output.
-    Stdout(u32, Vec<u8>),
+    Stdout(Vec<u8>),
     /// It wrote to its standard error.
-    Stderr(u32, Vec<u8>),
+    Stderr(Vec<u8>),
     /// It ended.
     Exit(u32, Ending),
 }
@@ -105,7 +105,7 @@ impl Vm {
     /// Boots and waits until the guest is ready. Call from the main thread: QEMU ends with the
     /// thread that started it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
-        plan.root.orders(&plan.device.setup, &plan.kernel.modules)?;
+        plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
         let archive = plan.directory.join("initramfs");
         plan.root.write(&archive)?;
         let start = Instant::now();
@@ -164,8 +164,13 @@ impl Vm {
         }
     }
 
-    /// An error that shows the console's tail.
-    fn failure(&mut self, what: &str) -> anyhow::Error {
+    /// Whether QEMU has ended.
+    pub(crate) fn ended(&mut self) -> bool {
+        !matches!(self.qemu.try_wait(), Ok(None))
+    }
+
+    /// Ends the machine, for it does not do what it should; the error shows the console's tail.
+    pub(crate) fn failure(&mut self, what: &str) -> anyhow::Error {
         self.kill();
         // What QEMU wrote last is still on its way through the pipes.
         thread::sleep(Duration::from_millis(100));
@@ -310,12 +315,31 @@ fn follow(mut stream: Box<dyn Read + Send>, console: &Console, show: bool) {
         pending.extend_from_slice(&buffer[..length]);
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
-            console.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+            console.push(printable(&line));
         }
     }
     if !pending.is_empty() {
-        console.push(String::from_utf8_lossy(&pending).trim_end().to_owned());
+        console.push(printable(&pending));
     }
+}
+
+/// A line without the terminal sequences that firmware sends.
+fn printable(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let mut plain = String::new();
+    let mut rest = text.chars().peekable();
+    while let Some(character) = rest.next() {
+        if character == '\u{1b}' {
+            // `ESC [ parameters letter`, or `ESC letter`.
+            if rest.next_if_eq(&'[').is_some() {
+                while rest.next_if(|next| !next.is_ascii_alphabetic()).is_some() {}
+            }
+            rest.next();
+        } else if !character.is_control() || character == '\t' {
+            plain.push(character);
+        }
+    }
+    plain.trim_end().to_owned()
 }
 
 fn receive(from: &mut UnixStream) -> Arrival {
@@ -331,8 +355,8 @@ fn receive(from: &mut UnixStream) -> Arrival {
             Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
         },
         Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
-        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
+        Kind::Stdout => Arrival::Event(Event::Stdout(frame.payload)),
+        Kind::Stderr => Arrival::Event(Event::Stderr(frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
             Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
             Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
@@ -375,4 +399,15 @@ pub(crate) fn check_host() -> Result<()> {
         bail!("the lab boots x86_64 kernels with static x86_64 Linux binaries built here");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn terminal_sequences_are_taken_out() {
+        assert_eq!(printable(b"\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (1.17)\r\n"), "SeaBIOS (1.17)");
+        assert_eq!(printable(b"a\x1b[31mb\x1b[0m"), "ab");
+    }
 }

@@ -110,6 +110,13 @@ impl Workspace {
         Ok(own)
     }
 
+    /// A directory for what suites print, kept until the next run.
+    pub(crate) fn log_directory(&self) -> Result<PathBuf> {
+        let logs = self.metadata.target_directory.join("lab/log");
+        std::fs::create_dir_all(&logs)?;
+        Ok(logs)
+    }
+
     fn package(&self, name: &str) -> Option<&Package> {
         self.metadata.packages.iter().find(|package| package.name == name)
     }

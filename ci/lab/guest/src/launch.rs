@@ -33,6 +33,11 @@ fn take_place(root: bool, terminal: bool) -> Result<(), Box<dyn std::error::Erro
     }
     if !root {
         let (_, id) = USER;
+        // So that it can open its own streams by `/dev/stdout` and the like.
+        for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
+            let user = rustix::process::Uid::from_raw(id);
+            rustix::fs::fchown(stream, Some(user), None)?;
+        }
         setrlimit(Resource::RLIMIT_MEMLOCK, USER_MEMLOCK, USER_MEMLOCK)?;
         setgroups(&[])?;
         setgid(Gid::from_raw(id))?;

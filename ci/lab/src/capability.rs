@@ -1,0 +1,152 @@
+//! What each device must be able to do on each kernel, and therefore which tests may not skip.
+//!
+//! A test that finds a capability missing skips with a reason that begins with the capability's
+//! name in brackets: `[odp] not advertised`. Here stands whether that is legitimate. A name that is
+//! not in the table is not: a new kind of skip is decided here, not in the test.
+
+use crate::device::DeviceName;
+use crate::kernel::KernelName;
+
+/// When a device has something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Has {
+    /// On every kernel.
+    Always,
+    /// From this kernel on.
+    Since(KernelName),
+    /// On no kernel of the lab.
+    Never,
+}
+
+/// Capability, what soft-RoCE has, what the emulated ConnectX has.
+const TABLE: &[(&str, Has, Has)] = &[
+    // Verbs that both have and every test may count on.
+    ("ah", Has::Always, Has::Always),
+    ("atomic", Has::Always, Has::Always),
+    ("cq_resize", Has::Always, Has::Always),
+    ("events", Has::Always, Has::Always),
+    ("info_handles", Has::Always, Has::Always),
+    ("inline", Has::Always, Has::Always),
+    ("loopback", Has::Always, Has::Always),
+    ("mw1", Has::Always, Has::Always),
+    ("mw2", Has::Always, Has::Always),
+    ("multicast", Has::Always, Has::Always),
+    ("rc", Has::Always, Has::Always),
+    ("rereg", Has::Always, Has::Always),
+    ("send_inv", Has::Always, Has::Always),
+    ("srq", Has::Always, Has::Always),
+    ("srq_limit", Has::Always, Has::Always),
+    ("uc", Has::Always, Has::Always),
+    ("ud", Has::Always, Has::Always),
+    // Two devices joined by a cable.
+    ("two_devices", Has::Always, Has::Never),
+    // soft-RoCE learnt these over time.
+    ("atomic_write", Has::Since(KernelName::V6_12), Has::Never),
+    ("flush", Has::Since(KernelName::V6_12), Has::Never),
+    ("odp", Has::Since(KernelName::Newest), Has::Never),
+    ("odp_implicit", Has::Never, Has::Never),
+    ("advise_mr", Has::Since(KernelName::Newest), Has::Never),
+    ("netns", Has::Since(KernelName::Newest), Has::Never),
+    // Memory to share between devices: the kernel's, whatever the RDMA device.
+    ("udmabuf", Has::Since(KernelName::V6_12), Has::Since(KernelName::V6_12)),
+    // Only hardware, or what emulates it.
+    ("disassociate", Has::Never, Has::Always),
+    ("import", Has::Never, Has::Always),
+    ("relaxed_ordering", Has::Always, Has::Always),
+    ("rereg_translation", Has::Never, Has::Always),
+    ("var", Has::Never, Has::Always),
+    ("xrc", Has::Never, Has::Always),
+    ("counters", Has::Never, Has::Never),
+    ("device_memory", Has::Never, Has::Never),
+    ("dmabuf", Has::Never, Has::Never),
+    ("flow", Has::Never, Has::Never),
+    ("raw_packet", Has::Never, Has::Never),
+    ("timestamp", Has::Never, Has::Never),
+];
+
+/// What a run offers besides the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// rdma-core's tools are there.
+    pub(crate) peers: bool,
+    /// Long runs are wanted.
+    pub(crate) soak: bool,
+}
+
+/// The name in brackets that a skip's reason begins with, and the rest.
+pub(crate) fn split(reason: &str) -> Option<(&str, &str)> {
+    let (name, rest) = reason.strip_prefix('[')?.split_once(']')?;
+    (!name.is_empty()).then(|| (name, rest.trim_start()))
+}
+
+/// Why a skip with this reason is not legitimate; `None` if it is.
+pub(crate) fn objection(
+    reason: &str,
+    device: DeviceName,
+    kernel: KernelName,
+    offer: Offer,
+) -> Option<String> {
+    let Some((name, _)) = split(reason) else {
+        return Some("its reason names no capability in brackets".into());
+    };
+    match name {
+        "peers" => return offer.peers.then(|| "the peers are there".into()),
+        "soak" => return offer.soak.then(|| "long runs were asked for".into()),
+        _ => {}
+    }
+    let Some((_, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
+        return Some(format!("the capability table knows no [{name}]"));
+    };
+    let has = match device {
+        DeviceName::Rxe => *rxe,
+        DeviceName::Mlx5 => *mlx5,
+    };
+    let expected = match has {
+        Has::Always => true,
+        Has::Since(first) => kernel >= first,
+        Has::Never => false,
+    };
+    expected.then(|| format!("{} has [{name}] on {}", device.label(), kernel.label()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rxe(reason: &str, kernel: KernelName) -> Option<String> {
+        objection(reason, DeviceName::Rxe, kernel, Offer::default())
+    }
+
+    #[test]
+    fn a_skip_is_legitimate_only_where_the_device_lacks_it() {
+        assert_eq!(rxe("[odp] not advertised", KernelName::V6_12), None);
+        assert!(rxe("[odp] not advertised", KernelName::Newest).is_some());
+        assert!(rxe("[rc] no", KernelName::V6_1).is_some());
+        assert_eq!(rxe("[xrc] EOPNOTSUPP", KernelName::Newest), None);
+        let mlx5 = objection("[xrc] no", DeviceName::Mlx5, KernelName::V6_1, Offer::default());
+        assert!(mlx5.is_some());
+    }
+
+    #[test]
+    fn unnamed_and_unknown_capabilities_are_no_excuse() {
+        assert!(rxe("not today", KernelName::V6_1).is_some());
+        assert!(rxe("[] empty", KernelName::V6_1).is_some());
+        assert!(rxe("[phase_of_moon] wrong", KernelName::V6_1).is_some());
+    }
+
+    #[test]
+    fn what_the_run_offers_may_not_be_missed() {
+        let skip = |offer| objection("[peers] none", DeviceName::Rxe, KernelName::V6_1, offer);
+        assert_eq!(skip(Offer::default()), None);
+        assert!(skip(Offer { peers: true, soak: false }).is_some());
+        let soak = Offer { peers: false, soak: true };
+        assert!(objection("[soak] long", DeviceName::Rxe, KernelName::V6_1, soak).is_some());
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (index, (name, ..)) in TABLE.iter().enumerate() {
+            assert!(!TABLE[..index].iter().any(|(earlier, ..)| earlier == name), "{name} twice");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What a test binary said: the lines of libtest and of libtest-mimic, read into outcomes.
+//!
+//! `suite.rs` and `checks.rs` run the binaries, `summary.rs` counts.
+
+/// How one test went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// As it should.
+    Passed,
+    /// It failed; why, as far as the binary said so.
+    Failed(String),
+    /// It did not run, for this reason.
+    Skipped(String),
+}
+
+/// A test's name and outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+}
+
+/// Reads a whole run's output. Messages of failures come after all results and are joined to them.
+pub(crate) fn parse(output: &str) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut begun: Option<String> = None;
+    for line in output.lines() {
+        if let Some((name, result)) = result_line(line) {
+            match outcome(result) {
+                Some(outcome) => reports.push(Report { name, outcome }),
+                // What the test itself printed stands between its name and its result.
+                None => begun = Some(name),
+            }
+        } else if let Some(outcome) = outcome(line) {
+            reports.extend(begun.take().map(|name| Report { name, outcome }));
+        }
+    }
+    for (name, message) in messages(output) {
+        for report in &mut reports {
+            if bare(&report.name) == name {
+                if let Outcome::Failed(text) = &mut report.outcome {
+                    text.clone_from(&message);
+                }
+            }
+        }
+    }
+    reports
+}
+
+/// A name as the sections of failures have it: without the kind before and the remark behind.
+fn bare(name: &str) -> &str {
+    let name = match name.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        Some((_, name)) => name.trim_start(),
+        None => name,
+    };
+    [" - compile", " - compile fail"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name)
+}
+
+/// Name and rest of a line `test NAME ... REST`.
+fn result_line(line: &str) -> Option<(String, &str)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let name = name.trim_end();
+    Some((name.strip_suffix(" - should panic").unwrap_or(name).to_owned(), rest))
+}
+
+/// `ok`, `FAILED`, `ignored`, `ignored, why` or `ignored (why)`.
+fn outcome(result: &str) -> Option<Outcome> {
+    let result = result.trim();
+    if result == "ok" {
+        return Some(Outcome::Passed);
+    }
+    if result == "FAILED" {
+        return Some(Outcome::Failed(String::new()));
+    }
+    let why = result.strip_prefix("ignored")?;
+    let bracketed = why.strip_prefix(" (").and_then(|why| why.strip_suffix(')'));
+    let why = why.strip_prefix(", ").or(bracketed).or(why.is_empty().then_some(""))?;
+    Some(Outcome::Skipped(why.to_owned()))
+}
+
+/// The name in a line that began a test and has not ended it, for a run that broke off.
+pub(crate) fn unfinished(output: &str) -> Option<String> {
+    let mut begun = None;
+    for line in output.lines() {
+        if let Some((name, result)) = result_line(line) {
+            begun = outcome(result).is_none().then_some(name);
+        } else if outcome(line).is_some() {
+            begun = None;
+        }
+    }
+    begun
+}
+
+/// Sections `---- NAME ----` (libtest says `---- NAME stdout ----`) with what stands in them.
+fn messages(output: &str) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for line in output.lines() {
+        let header = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----"));
+        if let Some(name) = header {
+            let name = name.strip_suffix(" stdout").unwrap_or(name);
+            found.push((name.to_owned(), String::new()));
+            inside = true;
+        } else if line == "failures:" || line.starts_with("test result:") {
+            inside = false;
+        } else if inside {
+            if let Some((_, text)) = found.last_mut() {
+                if !(text.is_empty() && line.is_empty()) {
+                    text.push_str(line);
+                    text.push('\n');
+                }
+            }
+        }
+    }
+    for (_, text) in &mut found {
+        text.truncate(text.trim_end().len());
+    }
+    found
+}
+
+/// Names that `--list` printed.
+pub(crate) fn listed(output: &str) -> Vec<String> {
+    output
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(|name| name.trim().to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIMIC: &str = "\nrunning 4 tests\n\
+        test pd::allocates                ... ok\n\
+        test mr::odp                      ... ignored ([odp] not advertised)\n\
+        test [btf] 6.1.0 rdma/ib_user_verbs.h   ... FAILED\n\
+        test bare                         ... ignored\n\
+        \nfailures:\n\n---- 6.1.0 rdma/ib_user_verbs.h ----\nsize 8,\nnot 12\n\n\n\
+        failures:\n    6.1.0 rdma/ib_user_verbs.h\n\n\
+        test result: FAILED. 1 passed; 1 failed; 2 ignored; 0 measured\n";
+
+    #[test]
+    fn results_of_libtest_mimic_are_read() {
+        let reports = parse(MIMIC);
+        let outcome =
+            |name: &str| &reports.iter().find(|report| report.name == name).expect(name).outcome;
+        assert_eq!(reports.len(), 4);
+        assert_eq!(*outcome("pd::allocates"), Outcome::Passed);
+        assert_eq!(*outcome("mr::odp"), Outcome::Skipped("[odp] not advertised".into()));
+        assert_eq!(
+            *outcome("[btf] 6.1.0 rdma/ib_user_verbs.h"),
+            Outcome::Failed("size 8,\nnot 12".into())
+        );
+        assert_eq!(*outcome("bare"), Outcome::Skipped(String::new()));
+    }
+
+    #[test]
+    fn results_of_libtest_are_read() {
+        let text = "test a::b ... ok\ntest c - should panic ... ok\n\
+                    test d ... ignored, needs a device\ntest e ... FAILED\n\n\
+                    failures:\n\n---- e stdout ----\nthread 'e' panicked\n\nfailures:\n    e\n";
+        let reports = parse(text);
+        assert_eq!(reports[1].name, "c");
+        assert_eq!(reports[2].outcome, Outcome::Skipped("needs a device".into()));
+        assert_eq!(reports[3].outcome, Outcome::Failed("thread 'e' panicked".into()));
+    }
+
+    #[test]
+    fn the_test_that_hangs_is_named() {
+        assert_eq!(unfinished("test a ... ok\ntest hangs   ... "), Some("hangs".into()));
+        assert_eq!(unfinished("test a ... ok\n"), None);
+        assert_eq!(unfinished(""), None);
+    }
+
+    #[test]
+    fn what_a_test_prints_does_not_hide_its_result() {
+        let text = "test a ... noise\nmore noise\nok\ntest b ... ok\nok\n";
+        let reports = parse(text);
+        assert_eq!(reports.len(), 2);
+        assert_eq!(reports[0], Report { name: "a".into(), outcome: Outcome::Passed });
+    }
+
+    #[test]
+    fn lists_are_read() {
+        assert_eq!(listed("pd::a: test\nroot::b: test\nc: bench\n"), ["pd::a", "root::b"]);
+    }
+}
