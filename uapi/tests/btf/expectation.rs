@@ -88,6 +88,33 @@ pub(crate) const UNKNOWN: &[Unknown] = &[
     },
 ];
 
+/// Enumerators that this crate leaves out: a second name of a value, and a bit without a meaning.
+pub(crate) const OMITTED: &[&str] = &["RDMA_DRIVER_I40IW", "MPW_RESERVED"];
+
+/// Items that only one driver's BTF has although they belong to a header that all share. Without that
+/// driver's module nothing can be said about them.
+pub(crate) struct Elsewhere {
+    pub(crate) module: &'static str,
+    /// The newest kernel that it holds for.
+    pub(crate) until: Version,
+    pub(crate) items: &'static [&'static str],
+}
+
+pub(crate) const ELSEWHERE: &[Elsewhere] = &[Elsewhere {
+    module: "mlx5_ib",
+    until: (6, 12),
+    items: &[
+        "IB_UVERBS_ODP_SUPPORT",
+        "IB_UVERBS_ODP_SUPPORT_IMPLICIT",
+        "IB_UVERBS_ODP_SUPPORT_SEND",
+        "IB_UVERBS_ODP_SUPPORT_RECV",
+        "IB_UVERBS_ODP_SUPPORT_WRITE",
+        "IB_UVERBS_ODP_SUPPORT_READ",
+        "IB_UVERBS_ODP_SUPPORT_ATOMIC",
+        "IB_UVERBS_ODP_SUPPORT_SRQ_RECV",
+    ],
+}];
+
 /// How many structs and numbers of a header were found in the BTF of a kernel series.
 pub(crate) struct Pinned {
     pub(crate) series: Version,

@@ -1,7 +1,7 @@
 //! One comparison per kernel and header.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::{Completion, Failed, Trial};
 use uverbs_uapi::drift::{self, State, Version};
@@ -9,8 +9,25 @@ use uverbs_uapi::enumeration::DEFINE;
 use uverbs_uapi::reflection::{enumerations, layouts};
 
 use crate::comparison::differences;
-use crate::expectation::{PINNED, UNKNOWN, Unknown};
+use crate::expectation::{ELSEWHERE, OMITTED, PINNED, UNKNOWN, Unknown};
 use crate::kernel::Kernel;
+
+/// Lines to print when all comparisons are done; they run side by side.
+#[derive(Clone, Default)]
+pub(crate) struct Report(Arc<Mutex<Vec<String>>>);
+
+impl Report {
+    fn add(&self, line: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+    }
+
+    /// The lines in order.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        lines.sort();
+        lines
+    }
+}
 
 /// All headers that something was declared from, other than macros: BTF has none of those.
 fn headers() -> BTreeSet<&'static str> {
@@ -30,18 +47,24 @@ fn home(header: &str) -> &'static str {
 }
 
 /// A comparison for each header that the kernel's modules can know.
-pub(crate) fn trials(kernel: Arc<Kernel>) -> Vec<Trial> {
+///
+/// What each found is added to `report`.
+pub(crate) fn trials(kernel: Arc<Kernel>, report: &Report) -> Vec<Trial> {
     headers()
         .into_iter()
         .map(|header| {
             let kernel = Arc::clone(&kernel);
+            let report = report.clone();
             Trial::ignorable_test(format!("{} {header}", kernel.release), move || {
                 let module = home(header);
                 if !kernel.has_module(module) {
                     return Ok(Completion::ignored_with(format!("{module} is not loaded")));
                 }
                 let tally = compare(&kernel, header)?;
-                println!("{}: {header}: {}", kernel.release, tally.summary());
+                report.add(format!("{} {header}: {}", kernel.release, tally.summary()));
+                for note in &tally.newer {
+                    report.add(format!("{} newer than this crate: {note}", kernel.release));
+                }
                 tally.verdict(&kernel, header)
             })
         })
@@ -54,6 +77,7 @@ struct Tally {
     numbers: [usize; 2],
     later: usize,
     unknown: usize,
+    elsewhere: usize,
     newer: Vec<String>,
     faults: Vec<String>,
 }
@@ -70,6 +94,9 @@ impl Tally {
         if self.unknown > 0 {
             summary += &format!(", {} not in BTF", self.unknown);
         }
+        if self.elsewhere > 0 {
+            summary += &format!(", {} in a module that is not loaded", self.elsewhere);
+        }
         summary
     }
 
@@ -84,7 +111,7 @@ impl Tally {
         match pinned {
             None => self.faults.push(format!("{header}: no count is pinned for {version:?}")),
             Some((_, structs, numbers)) => {
-                if self.structs[0] < *structs || self.numbers[0] < *numbers {
+                if self.structs[0] < *structs || self.numbers[0] + self.elsewhere < *numbers {
                     self.faults.push(format!(
                         "{header}: found {} structs and {} numbers, fewer than the {structs} and \
                          {numbers} pinned",
@@ -92,9 +119,6 @@ impl Tally {
                     ));
                 }
             }
-        }
-        for note in &self.newer {
-            println!("{}: newer than this crate: {note}", kernel.release);
         }
         if self.faults.is_empty() {
             Ok(Completion::Completed)
@@ -136,6 +160,15 @@ fn unknown(item: &str, version: Version) -> Option<&'static str> {
     UNKNOWN.iter().find(listed).map(|unknown| unknown.reason)
 }
 
+/// Whether only the BTF of a module that is not loaded can know a number.
+fn elsewhere(item: &str, kernel: &Kernel) -> bool {
+    ELSEWHERE.iter().any(|elsewhere| {
+        kernel.version() <= elsewhere.until
+            && elsewhere.items.contains(&item)
+            && !kernel.has_module(elsewhere.module)
+    })
+}
+
 fn compare(kernel: &Kernel, header: &str) -> Result<Tally, String> {
     let mut tally = Tally::default();
     let version = kernel.version();
@@ -175,6 +208,10 @@ fn compare(kernel: &Kernel, header: &str) -> Result<Tally, String> {
                 theirs = kernel.numbers(old)?;
             }
             let unknown = unknown(ours.name, version);
+            if theirs.is_empty() && elsewhere(ours.name, kernel) {
+                tally.elsewhere += 1;
+                continue;
+            }
             if !tally.expect(&what, !theirs.is_empty(), states, unknown) {
                 continue;
             }
@@ -187,5 +224,32 @@ fn compare(kernel: &Kernel, header: &str) -> Result<Tally, String> {
             }
         }
     }
+    let found = undeclared(kernel, header)?;
+    if version > drift::NEWEST {
+        tally.newer.extend(found);
+    } else {
+        tally.faults.extend(found);
+    }
     Ok(tally)
+}
+
+/// Enumerators that a kernel has in an enum of a header for processes, but this crate has not.
+///
+/// Of enums that are the kernel's own, this crate takes what it needs.
+fn undeclared(kernel: &Kernel, header: &str) -> Result<BTreeSet<String>, String> {
+    let mut found = BTreeSet::new();
+    if !header.starts_with("rdma/") || header == "rdma/ib_verbs.h" {
+        return Ok(found);
+    }
+    let declared: BTreeSet<_> =
+        enumerations().flat_map(|e| e.enumerators).map(|enumerator| enumerator.name).collect();
+    for enumeration in enumerations().filter(|e| e.header == header) {
+        for name in kernel.enumerators_of(enumeration.name)? {
+            if !declared.contains(name) && !OMITTED.contains(&name) {
+                let of = enumeration.name;
+                found.insert(format!("{header}: enum {of}: {name}: in the kernel, not here"));
+            }
+        }
+    }
+    Ok(found)
 }

@@ -105,13 +105,30 @@ impl Kernel {
         if let Some(found) = self.module_numbers.get(name) {
             return Ok(found);
         }
-        let base = self.base_numbers.get_or_init(|| {
+        Ok(self.base_numbers()?.get(name).map_or(&[], Vec::as_slice))
+    }
+
+    /// The names of the enumerators of an enum.
+    pub(crate) fn enumerators_of(&self, name: &str) -> Result<Vec<&str>, String> {
+        let found = members(&self.module_numbers, name);
+        if found.is_empty() { Ok(members(self.base_numbers()?, name)) } else { Ok(found) }
+    }
+
+    /// What is in the image is only looked at when the modules do not suffice: it is large.
+    fn base_numbers(&self) -> Result<&HashMap<String, Vec<Number>>, String> {
+        let numbers = self.base_numbers.get_or_init(|| {
             let mut numbers = HashMap::new();
             collect_numbers(&self.base, 1, &mut numbers)?;
             Ok(numbers)
         });
-        Ok(base.as_ref().map_err(Clone::clone)?.get(name).map_or(&[], Vec::as_slice))
+        numbers.as_ref().map_err(Clone::clone)
     }
+}
+
+/// The names of the enumerators of the enum `of`.
+fn members<'a>(numbers: &'a HashMap<String, Vec<Number>>, of: &str) -> Vec<&'a str> {
+    let belongs = |numbers: &[Number]| numbers.iter().any(|number| number.of == of);
+    numbers.iter().filter(|(_, numbers)| belongs(numbers)).map(|(name, _)| &**name).collect()
 }
 
 fn name_of(btf: &Btf, of: &dyn BtfType) -> Result<String, String> {

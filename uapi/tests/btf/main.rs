@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Completion, Conclusion, Failed, Trial};
 
+use header::Report;
 use kernel::Kernel;
 
 const KIND: &str = "kernel-btf";
@@ -27,6 +28,7 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Conclusion {
+    let report = Report::default();
     let mut trials = proof::trials();
     match kernels() {
         Err(e) => trials.push(Trial::test("type information", move || Err(Failed::from(e)))),
@@ -37,14 +39,18 @@ fn run(arguments: &Arguments) -> Conclusion {
         Ok(kernels) => {
             for (release, dir) in kernels {
                 match Kernel::load(&release, &dir) {
-                    Ok(kernel) => trials.extend(header::trials(Arc::new(kernel))),
+                    Ok(kernel) => trials.extend(header::trials(Arc::new(kernel), &report)),
                     Err(e) => trials.push(Trial::test(release, move || Err(Failed::from(e)))),
                 }
             }
         }
     }
     let trials = trials.into_iter().map(|trial| trial.with_kind(KIND)).collect();
-    libtest_mimic::run(arguments, trials)
+    let conclusion = libtest_mimic::run(arguments, trials);
+    for line in report.lines() {
+        println!("{line}");
+    }
+    conclusion
 }
 
 /// The releases to compare with, and where their type information is.
