@@ -1,8 +1,8 @@
 //! How a struct of the ABI is declared: once, as a Rust type and as a description of itself.
 //!
-//! The macro `layouts!` writes the type with its derives, asserts size and offsets at compile time, and
-//! leaves a [`Layout`] behind. A test compares these descriptions with the type information of a
-//! running kernel, so what the assertions pin is the kernel's layout and not our reading of it.
+//! The macro `layouts!` writes the type with its derives, asserts size and offsets at compile time,
+//! and leaves a [`Layout`] behind. A test compares these descriptions with the type information of
+//! a running kernel, so what the assertions pin is the kernel's layout and not our reading of it.
 
 /// One field of a struct of the ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

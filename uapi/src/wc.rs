@@ -6,7 +6,8 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// A completion. `ex` holds the immediate in network order or, as a number, the invalidated rkey.
+    /// A completion. `ex` holds the immediate in network order or, as a number, the invalidated
+    /// rkey.
     struct ib_uverbs_wc[48] {
         wr_id: u64 = 0,
         status: u32 = 8,

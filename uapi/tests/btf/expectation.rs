@@ -6,8 +6,8 @@ const EVER: Version = (u32::MAX, u32::MAX);
 
 /// Items that a kernel's BTF does not have although the header does.
 ///
-/// BTF describes the types of what was compiled. A struct of which only the size is used, or an enum
-/// that nothing is declared with, leaves no trace.
+/// BTF describes the types of what was compiled. A struct of which only the size is used, or an
+/// enum that nothing is declared with, leaves no trace.
 pub(crate) struct Unknown {
     /// Why.
     pub(crate) reason: &'static str,
@@ -91,8 +91,8 @@ pub(crate) const UNKNOWN: &[Unknown] = &[
 /// Enumerators that this crate leaves out: a second name of a value, and a bit without a meaning.
 pub(crate) const OMITTED: &[&str] = &["RDMA_DRIVER_I40IW", "MPW_RESERVED"];
 
-/// Items that only one driver's BTF has although they belong to a header that all share. Without that
-/// driver's module nothing can be said about them.
+/// Items that only one driver's BTF has although they belong to a header that all share. Without
+/// that driver's module nothing can be said about them.
 pub(crate) struct Elsewhere {
     pub(crate) module: &'static str,
     /// The newest kernel that it holds for.
