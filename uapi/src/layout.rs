@@ -110,3 +110,27 @@ macro_rules! layouts {
     (@kernel $name:ident $kernel:literal) => { $kernel };
 }
 pub(crate) use layouts;
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use crate::reflection::layouts;
+    use crate::rxe::rxe_send_wr;
+
+    #[test]
+    fn a_description_has_the_fields_in_order_without_gaps() {
+        for layout in layouts() {
+            let end = layout.fields.iter().fold(0, |end, field| {
+                assert_eq!(field.offset, end, "{}.{}", layout.name, field.name);
+                end + field.size
+            });
+            assert_eq!(end, layout.size, "{}", layout.name);
+        }
+    }
+
+    #[test]
+    fn the_default_is_all_zero() {
+        assert!(rxe_send_wr::default().as_bytes().iter().all(|&byte| byte == 0));
+    }
+}

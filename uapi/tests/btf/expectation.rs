@@ -88,8 +88,16 @@ pub(crate) const UNKNOWN: &[Unknown] = &[
     },
 ];
 
-/// Enumerators that this crate leaves out: a second name of a value, and a bit without a meaning.
-pub(crate) const OMITTED: &[&str] = &["RDMA_DRIVER_I40IW", "MPW_RESERVED"];
+/// Enumerators that this crate leaves out: a second name of a value, those without a meaning, and
+/// counts of the others.
+pub(crate) const OMITTED: &[&str] = &[
+    "RDMA_DRIVER_I40IW",
+    "MPW_RESERVED",
+    "RDMA_NLDEV_CMD_UNSPEC",
+    "RDMA_NLDEV_NUM_OPS",
+    "RDMA_NLDEV_ATTR_UNSPEC",
+    "RDMA_NLDEV_ATTR_MAX",
+];
 
 /// Items that only one driver's BTF has although they belong to a header that all share. Without
 /// that driver's module nothing can be said about them.
@@ -137,6 +145,7 @@ pub(crate) const PINNED: &[Pinned] = &[
             ("rdma/mlx5-abi.h", 32, 73),
             ("rdma/mlx5_user_ioctl_cmds.h", 1, 145),
             ("rdma/mlx5_user_ioctl_verbs.h", 4, 23),
+            ("rdma/rdma_netlink.h", 0, 137),
             ("rdma/rdma_user_ioctl_cmds.h", 2, 2),
             ("rdma/rdma_user_rxe.h", 20, 2),
         ],
@@ -155,6 +164,7 @@ pub(crate) const PINNED: &[Pinned] = &[
             ("rdma/mlx5-abi.h", 32, 73),
             ("rdma/mlx5_user_ioctl_cmds.h", 1, 149),
             ("rdma/mlx5_user_ioctl_verbs.h", 4, 25),
+            ("rdma/rdma_netlink.h", 0, 152),
             ("rdma/rdma_user_ioctl_cmds.h", 2, 2),
             ("rdma/rdma_user_rxe.h", 21, 2),
         ],
@@ -173,6 +183,7 @@ pub(crate) const PINNED: &[Pinned] = &[
             ("rdma/mlx5-abi.h", 33, 75),
             ("rdma/mlx5_user_ioctl_cmds.h", 1, 153),
             ("rdma/mlx5_user_ioctl_verbs.h", 4, 28),
+            ("rdma/rdma_netlink.h", 0, 170),
             ("rdma/rdma_user_ioctl_cmds.h", 2, 2),
             ("rdma/rdma_user_rxe.h", 21, 2),
         ],

@@ -104,12 +104,15 @@ fn other_arm() -> Result<(), Failed> {
     shape.members[1].union = Some(1);
     shape.members.push(member("rkey", 4, 4, Some(1)));
     expect(differences(&layout(FIELDS), &shape, present), &[])?;
-    // The same bytes outside of the union are not an arm.
-    shape.members[3].union = None;
-    expect(
-        differences(&layout(FIELDS), &shape, present),
-        &["rdma/example.h: example.rkey: 4 bytes at 4 in the kernel, not declared here"],
-    )
+    // The same bytes are no arm in another union, nor without one.
+    for unions in [(Some(1), Some(2)), (Some(1), None), (None, None)] {
+        (shape.members[1].union, shape.members[3].union) = unions;
+        expect(
+            differences(&layout(FIELDS), &shape, present),
+            &["rdma/example.h: example.rkey: 4 bytes at 4 in the kernel, not declared here"],
+        )?;
+    }
+    Ok(())
 }
 
 fn absent_field() -> Result<(), Failed> {
