@@ -6,7 +6,8 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// What reading an event file yields: `element` is the `user_handle` of an object, or a port number.
+    /// What reading an event file yields: `element` is the `user_handle` of an object, or a port
+    /// number.
     struct ib_uverbs_async_event_desc[16] {
         element: u64 = 0,
         event_type: u32 = 8,

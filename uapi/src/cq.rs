@@ -75,7 +75,8 @@ layouts! {
         solicited_only: u32 = 4,
     }
 
-    /// When a completion queue raises events: after `cq_count` completions or `cq_period` microseconds.
+    /// When a completion queue raises events: after `cq_count` completions or `cq_period`
+    /// microseconds.
     struct ib_uverbs_cq_moderation[4] {
         cq_count: u16 = 0,
         cq_period: u16 = 2,

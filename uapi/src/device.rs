@@ -14,8 +14,8 @@ layouts! {
         response: u64 = 0,
     }
 
-    /// Limits and capabilities: the answer of `IB_USER_VERBS_CMD_QUERY_DEVICE` and the first part of the
-    /// extended one.
+    /// Limits and capabilities: the answer of `IB_USER_VERBS_CMD_QUERY_DEVICE` and the first part
+    /// of the extended one.
     struct ib_uverbs_query_device_resp[176] {
         fw_ver: u64 = 0,
         node_guid: Be64 = 8,
@@ -106,8 +106,8 @@ layouts! {
         reserved: u32 = 4,
     }
 
-    /// Answer of `IB_USER_VERBS_EX_CMD_QUERY_DEVICE`. `response_length` says how much of it the kernel
-    /// wrote; `hca_core_clock` is in kHz.
+    /// Answer of `IB_USER_VERBS_EX_CMD_QUERY_DEVICE`. `response_length` says how much of it the
+    /// kernel wrote; `hca_core_clock` is in kHz.
     struct ib_uverbs_ex_query_device_resp[304] {
         base: ib_uverbs_query_device_resp = 0,
         comp_mask: u32 = 176,

@@ -212,3 +212,47 @@ macro_rules! flag_sets {
     };
 }
 pub(crate) use flag_sets;
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::format;
+
+    use zerocopy::{FromBytes, IntoBytes};
+
+    use crate::mr::ib_uverbs_access_flags;
+    use crate::qp::ib_qp_state;
+    use crate::reflection::enumerations;
+
+    #[test]
+    fn an_unknown_value_of_an_enum_is_kept() {
+        let state = ib_qp_state::read_from_bytes(&[9]).unwrap();
+        assert_eq!(state, ib_qp_state(9));
+        assert_eq!(state.name(), None);
+        assert_eq!(format!("{state:?}"), "ib_qp_state(9)");
+        assert_eq!(format!("{:?}", ib_qp_state(3)), "IB_QPS_RTS");
+    }
+
+    #[test]
+    fn unknown_flags_are_kept() {
+        let flags =
+            ib_uverbs_access_flags::read_from_bytes(&0x1000_0003_u32.to_ne_bytes()).unwrap();
+        assert!(flags.contains(ib_uverbs_access_flags::IB_UVERBS_ACCESS_REMOTE_WRITE));
+        assert_eq!(ib_uverbs_access_flags::from_bits(0x1000_0003), Some(flags));
+        assert_eq!(flags.as_bytes(), 0x1000_0003_u32.to_ne_bytes());
+        assert_eq!(
+            format!("{flags:?}"),
+            "IB_UVERBS_ACCESS_LOCAL_WRITE | IB_UVERBS_ACCESS_REMOTE_WRITE | 0x10000000"
+        );
+        assert_eq!(format!("{:?}", ib_uverbs_access_flags::default()), "0");
+    }
+
+    #[test]
+    fn a_description_has_names_and_values() {
+        let states = enumerations().find(|e| e.name == "ib_qp_state").unwrap();
+        assert_eq!(states.header, "rdma/ib_verbs.h");
+        let rts = states.enumerators.iter().find(|e| e.name == "IB_QPS_RTS").unwrap();
+        assert_eq!(rts.value, 3);
+    }
+}

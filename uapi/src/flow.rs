@@ -226,8 +226,8 @@ ids! {
 open_enums! {
     const SPEC_TYPES = "rdma/ib_verbs.h";
 
-    /// What a specification matches or does; `IB_FLOW_SPEC_INNER` is added for the inner headers of a
-    /// tunnel.
+    /// What a specification matches or does; `IB_FLOW_SPEC_INNER` is added for the inner headers of
+    /// a tunnel.
     enum ib_flow_spec_type: u32 {
         IB_FLOW_SPEC_ETH = 32,
         IB_FLOW_SPEC_IB = 34,

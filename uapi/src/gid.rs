@@ -8,7 +8,8 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_ioctl_verbs.h";
 
-    /// One entry. `gid` holds the 16 bytes in network order; `netdev_ifindex` is 0 without a netdev.
+    /// One entry. `gid` holds the 16 bytes in network order; `netdev_ifindex` is 0 without a
+    /// netdev.
     struct ib_uverbs_gid_entry[32] {
         gid: [u64; 2] = 0,
         gid_index: u32 = 16,

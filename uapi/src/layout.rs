@@ -1,8 +1,8 @@
 //! How a struct of the ABI is declared: once, as a Rust type and as a description of itself.
 //!
-//! The macro `layouts!` writes the type with its derives, asserts size and offsets at compile time, and
-//! leaves a [`Layout`] behind. A test compares these descriptions with the type information of a
-//! running kernel, so what the assertions pin is the kernel's layout and not our reading of it.
+//! The macro `layouts!` writes the type with its derives, asserts size and offsets at compile time,
+//! and leaves a [`Layout`] behind. A test compares these descriptions with the type information of
+//! a running kernel, so what the assertions pin is the kernel's layout and not our reading of it.
 
 /// One field of a struct of the ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,3 +110,27 @@ macro_rules! layouts {
     (@kernel $name:ident $kernel:literal) => { $kernel };
 }
 pub(crate) use layouts;
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use crate::reflection::layouts;
+    use crate::rxe::rxe_send_wr;
+
+    #[test]
+    fn a_description_has_the_fields_in_order_without_gaps() {
+        for layout in layouts() {
+            let end = layout.fields.iter().fold(0, |end, field| {
+                assert_eq!(field.offset, end, "{}.{}", layout.name, field.name);
+                end + field.size
+            });
+            assert_eq!(end, layout.size, "{}", layout.name);
+        }
+    }
+
+    #[test]
+    fn the_default_is_all_zero() {
+        assert!(rxe_send_wr::default().as_bytes().iter().all(|&byte| byte == 0));
+    }
+}

@@ -17,6 +17,7 @@ pub mod device;
 pub mod dm;
 pub mod dmabuf;
 pub mod dmah;
+pub mod drift;
 pub mod endian;
 pub mod enumeration;
 pub mod flow;

@@ -86,8 +86,8 @@ layouts! {
 
     /// The head of every queue; the elements follow it, each `1 << log2_elem_size` bytes.
     ///
-    /// `producer_index` and `consumer_index` are kept masked by `index_mask`. Each is written by one
-    /// side only, and lies in a cache line of its own.
+    /// `producer_index` and `consumer_index` are kept masked by `index_mask`. Each is written by
+    /// one side only, and lies in a cache line of its own.
     struct rxe_queue_buf[384] {
         log2_elem_size: u32 = 0,
         index_mask: u32 = 4,
@@ -191,8 +191,8 @@ layouts! {
         lkey: u32 = 12,
     }
 
-    /// Progress over the payload. Behind it lie `num_sge` times [`rxe_sge`], or inline bytes, or the
-    /// 8 bytes of an atomic write.
+    /// Progress over the payload. Behind it lie `num_sge` times [`rxe_sge`], or inline bytes, or
+    /// the 8 bytes of an atomic write.
     struct rxe_dma_info[24] {
         length: u32 = 0,
         resid: u32 = 4,

@@ -6,7 +6,8 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// A completion. `ex` holds the immediate in network order or, as a number, the invalidated rkey.
+    /// A completion. `ex` holds the immediate in network order or, as a number, the invalidated
+    /// rkey.
     struct ib_uverbs_wc[48] {
         wr_id: u64 = 0,
         status: u32 = 8,
@@ -88,9 +89,6 @@ open_enums! {
         IB_WC_LOCAL_INV = 6,
         IB_WC_LSO = 7,
         IB_WC_ATOMIC_WRITE = 9,
-        IB_WC_REG_MR = 10,
-        IB_WC_MASKED_COMP_SWAP = 11,
-        IB_WC_MASKED_FETCH_ADD = 12,
         IB_WC_FLUSH = 8,
         IB_WC_RECV = 128,
         IB_WC_RECV_RDMA_WITH_IMM = 129,

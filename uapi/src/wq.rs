@@ -55,7 +55,8 @@ layouts! {
         reserved: u32 = 12,
     }
 
-    /// Command `IB_USER_VERBS_EX_CMD_CREATE_RWQ_IND_TBL`, before `1 << log_ind_tbl_size` handles of 32 bits.
+    /// Command `IB_USER_VERBS_EX_CMD_CREATE_RWQ_IND_TBL`, before `1 << log_ind_tbl_size` handles of
+    /// 32 bits.
     struct ib_uverbs_ex_create_rwq_ind_table[8] {
         comp_mask: u32 = 0,
         log_ind_tbl_size: u32 = 4,

@@ -15,8 +15,9 @@ layouts! {
         lkey: u32 = 12,
     }
 
-    /// A send request. `ex` holds the immediate in network order or the rkey to invalidate; `wr` holds
-    /// one of [`ib_uverbs_send_wr_rdma`], [`ib_uverbs_send_wr_atomic`] and [`ib_uverbs_send_wr_ud`].
+    /// A send request. `ex` holds the immediate in network order or the rkey to invalidate; `wr`
+    /// holds one of [`ib_uverbs_send_wr_rdma`], [`ib_uverbs_send_wr_atomic`] and
+    /// [`ib_uverbs_send_wr_ud`].
     struct ib_uverbs_send_wr[56] {
         wr_id: u64 = 0,
         num_sge: u32 = 8,
@@ -57,8 +58,8 @@ layouts! {
         reserved: u32 = 12,
     }
 
-    /// Command `IB_USER_VERBS_CMD_POST_SEND`. Without requests it makes rxe look at its queue; `wqe_size`
-    /// must still be that of [`ib_uverbs_send_wr`].
+    /// Command `IB_USER_VERBS_CMD_POST_SEND`. Without requests it makes rxe look at its queue;
+    /// `wqe_size` must still be that of [`ib_uverbs_send_wr`].
     struct ib_uverbs_post_send[24] {
         response: u64 = 0,
         qp_handle: u32 = 8,
@@ -67,7 +68,8 @@ layouts! {
         wqe_size: u32 = 20,
     }
 
-    /// Answer of `IB_USER_VERBS_CMD_POST_SEND`: how many requests were taken, counted from the failed one.
+    /// Answer of `IB_USER_VERBS_CMD_POST_SEND`: how many requests were taken, counted from the
+    /// failed one.
     struct ib_uverbs_post_send_resp[4] {
         bad_wr: u32 = 0,
     }

@@ -6,8 +6,8 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// Command `IB_USER_VERBS_CMD_OPEN_XRCD`. `fd` is a file whose inode names the domain, or all ones
-    /// for a private one; of `oflags` the kernel reads `O_CREAT` and `O_EXCL`.
+    /// Command `IB_USER_VERBS_CMD_OPEN_XRCD`. `fd` is a file whose inode names the domain, or all
+    /// ones for a private one; of `oflags` the kernel reads `O_CREAT` and `O_EXCL`.
     struct ib_uverbs_open_xrcd[16] {
         response: u64 = 0,
         fd: u32 = 8,

@@ -27,9 +27,9 @@ layouts! {
         lib_caps: u64 = 24,
     }
 
-    /// Answer to `UVERBS_METHOD_GET_CONTEXT` and `UVERBS_METHOD_QUERY_CONTEXT`. `tot_bfregs` is 0 when
-    /// UARs are allocated as objects; `log_uar_size` is in bytes, `hca_core_clock_offset` an offset into
-    /// the page of the clock.
+    /// Answer to `UVERBS_METHOD_GET_CONTEXT` and `UVERBS_METHOD_QUERY_CONTEXT`. `tot_bfregs` is 0
+    /// when UARs are allocated as objects; `log_uar_size` is in bytes, `hca_core_clock_offset` an
+    /// offset into the page of the clock.
     struct mlx5_ib_alloc_ucontext_resp[72] {
         qp_tab_size: u32 = 0,
         bf_reg_size: u32 = 4,
@@ -123,7 +123,8 @@ layouts! {
         reg_c0: mlx5_ib_uapi_reg = 104,
     }
 
-    /// The page that turns device time into nanoseconds. An odd `sign` means that it is being written.
+    /// The page that turns device time into nanoseconds. An odd `sign` means that it is being
+    /// written.
     struct mlx5_ib_clock_info[56] {
         sign: u32 = 0,
         resv: u32 = 4,

@@ -15,8 +15,8 @@ layouts! {
     ///
     /// `opmod_idx_opcode` is the modifier in bits 24 to 31, the element's index in bits 8 to 23 and
     /// the [opcode](mlx5_wqe_opcode); `qpn_ds` the queue pair's number in bits 8 to 31 and the
-    /// request's size in units of 16 bytes. `imm` is an immediate, an rkey to invalidate or the mkey
-    /// of a UMR.
+    /// request's size in units of 16 bytes. `imm` is an immediate, an rkey to invalidate or the
+    /// mkey of a UMR.
     struct mlx5_wqe_ctrl_seg[16] {
         opmod_idx_opcode: Be32 = 0,
         qpn_ds: Be32 = 4,
@@ -68,9 +68,10 @@ layouts! {
 
     /// An address vector.
     ///
-    /// `key` is a qkey in its upper half, or a DC access key; `dqp_dct` the destination's number with
-    /// [`MLX5_EXTENDED_UD_AV`] set. `rlid` is a UDP source port on RoCE. `grh_gid_fl` has bit 30 set
-    /// when there is a global route, the GID index in bits 20 to 27 and the flow label below.
+    /// `key` is a qkey in its upper half, or a DC access key; `dqp_dct` the destination's number
+    /// with [`MLX5_EXTENDED_UD_AV`] set. `rlid` is a UDP source port on RoCE. `grh_gid_fl` has bit
+    /// 30 set when there is a global route, the GID index in bits 20 to 27 and the flow label
+    /// below.
     struct mlx5_av[48] {
         key: Be64 = 0,
         dqp_dct: Be32 = 8,
