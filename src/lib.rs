@@ -18,6 +18,7 @@ mod number;
 mod object;
 mod parent_domain;
 mod pd;
+mod port;
 mod provider;
 mod qp;
 mod srq;
@@ -40,9 +41,13 @@ pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
 pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+pub use port::{
+    GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysState, PortAttr, PortCaps,
+    PortState,
+};
 pub use qp::{
-    QpCaps, QpControl, QpParts, QpState, QpType, QueuePair, QueuePairBuilder, RecvBatch, RecvQueue,
-    SendBatch, SendQueue,
+    PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType, QueuePair,
+    QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue,
 };
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};

@@ -1,10 +1,18 @@
 //! Control over a queue pair: everything that is not posting.
 
-use super::{QpCaps, QpInner, QpState, QpType};
+use super::transition;
+use super::{QpAttr, QpCaps, QpInfo, QpInner, QpState, QpType};
+use crate::error::{Error, Result};
 use crate::events::keys::ObjectKey;
 use crate::number::Qpn;
+use crate::uverbs::invoke_write::{write, write_ex};
+use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
+use uverbs_uapi::qp as uapi;
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP,
+};
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 pub struct QpControl {
@@ -31,6 +39,112 @@ impl QpControl {
     /// to an error state since.
     pub fn state(&self) -> QpState {
         self.qp.state()
+    }
+
+    /// Changes attributes, mostly to bring the queue pair to another state. Once it answered, the
+    /// new state holds for posting.
+    ///
+    /// What the transition needs and takes is checked first, so that a refusal can name it:
+    ///
+    /// | | RESET→INIT | INIT→RTR | RTR→RTS |
+    /// |---|---|---|---|
+    /// | RC | port, pkey_index, access | path, path_mtu, dest_qpn, rq_psn, max_dest_rd_atomic, min_rnr_timer | sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic |
+    /// | UC | port, pkey_index, access | path, path_mtu, dest_qpn, rq_psn | sq_psn |
+    /// | UD | port, pkey_index, qkey | | sq_psn |
+    /// | XRC initiator | as RC | as UC | as RC |
+    /// | XRC target | as RC | as RC | sq_psn, timeout |
+    /// | raw packet | port | | |
+    ///
+    /// On Ethernet the kernel may ask the network for the peer's hardware address while moving to
+    /// `RTR`, and this call waits for it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
+    /// value out of range (the message names it), and for `RESET`: see
+    /// `QueuePair::reset`. `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
+    /// limit that the device does not have.
+    #[doc(alias = "ibv_modify_qp")]
+    #[doc(alias = "ibv_modify_qp_rate_limit")]
+    pub fn modify(&self, attr: &QpAttr) -> Result<()> {
+        const VERB: &str = "modify_qp";
+        if attr.next_state() == Some(QpState::RESET) {
+            return Err(Error::invalid(
+                VERB,
+                "state RESET discards completions: use QueuePair::reset, which takes their queues",
+            ));
+        }
+        attr.check_ranges(VERB)?;
+        let mut tracked = self.qp.state();
+        if let Err(refusal) = transition::check(VERB, self.qp_type(), tracked, attr) {
+            // The device, or another process that shares the context, may have moved it.
+            self.query().map_err(|error| error.in_verb(VERB))?;
+            if self.qp.state() == tracked {
+                return Err(refusal);
+            }
+            tracked = self.qp.state();
+            transition::check(VERB, self.qp_type(), tracked, attr)?;
+        }
+        self.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
+        if let Some(state) = attr.next_state() {
+            self.qp.set_state(state);
+        }
+        Ok(())
+    }
+
+    /// Hands a change to the kernel as it is.
+    pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
+        let file = self.qp.file();
+        let base = attr.to_raw(self.handle());
+        match attr.limit() {
+            None => file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base)),
+            Some(rate_limit) => {
+                let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
+                let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
+                let mut command =
+                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).answer(&mut resp);
+                file.execute(verb, &mut command)
+            }
+        }
+    }
+
+    fn explain(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {
+        match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "the kernel refuses {attr:?} in state {from}; a port, an index into its tables, or \
+                 a limit of the device may be wrong"
+            )),
+            Errno::PERM => error.detail("a queue key with bit 31 set needs CAP_NET_RAW"),
+            Errno::OPNOTSUPP if attr.limit().is_some() => error.detail(format!(
+                "{} limits no rates of type {}",
+                self.qp.file().device.name(),
+                self.qp_type()
+            )),
+            Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT => {
+                error.detail(format!("no way to the peer of {attr:?}"))
+            }
+            _ => error,
+        }
+    }
+
+    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QpInfo> {
+        let before = self.qp.state();
+        let mut resp = uapi::ib_uverbs_query_qp_resp::default();
+        let request = uapi::ib_uverbs_query_qp {
+            qp_handle: self.handle(),
+            attr_mask: uapi::ib_qp_attr_mask::all().bits()
+                & !uapi::ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
+        self.qp.file().execute("query_qp", &mut command)?;
+        drop(command);
+        let info = QpInfo::new(&resp);
+        self.qp.observe_state(before, info.state);
+        Ok(info)
     }
 
     /// What names this queue pair in events.

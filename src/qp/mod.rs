@@ -1,16 +1,21 @@
 //! Queue pairs: two queues and a state. Pairs with `core/uverbs_std_types_qp.c`.
 //!
 //! [`builder`] makes one, [`send`] and [`recv`] post to it, [`state`] says what may follow what,
-//! [`control`] moves it there.
+//! [`control`] moves it there with the attributes of [`attr`].
 
+mod attr;
 mod builder;
 mod control;
+mod info;
 mod recv;
 mod send;
 mod state;
+mod transition;
 
+pub use attr::{PathMigState, QpAttr};
 pub use builder::QueuePairBuilder;
 pub use control::QpControl;
+pub use info::QpInfo;
 pub use recv::{RecvBatch, RecvQueue};
 pub use send::{SendBatch, SendQueue};
 pub use state::{QpState, QpType};
@@ -74,6 +79,11 @@ impl QpInner {
 
     pub(crate) fn set_state(&self, state: QpState) {
         self.state.store(state.0, Ordering::Release);
+    }
+
+    /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
+    pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
+        let _ = self.state.compare_exchange(before.0, told.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold

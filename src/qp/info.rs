@@ -1,0 +1,108 @@
+//! What the kernel knows of a queue pair. Pairs with `ib_uverbs_query_qp_resp`.
+
+use super::attr::PathMigState;
+use super::{QpCaps, QpState};
+use crate::access::Access;
+use crate::ah::AddressVector;
+use crate::number::{Psn, Qkey, Qpn};
+use crate::port::Mtu;
+use uverbs_uapi::qp::ib_uverbs_query_qp_resp;
+
+/// The attributes of a queue pair, answered by [`query`](crate::QpControl::query).
+///
+/// An attribute that no transition has set yet reads as whatever the driver left there, mostly 0.
+#[doc(alias = "ibv_qp_attr")]
+#[doc(alias = "ibv_qp_init_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpInfo {
+    /// The state that the device has it in.
+    pub state: QpState,
+    /// The state that the driver believes current; the same on all known drivers.
+    pub current_state: QpState,
+    /// The largest payload of a packet.
+    pub path_mtu: Mtu,
+    /// Where path migration stands.
+    pub path_mig_state: PathMigState,
+    /// The key that datagrams must carry.
+    pub qkey: Qkey,
+    /// The number of the next packet to be received.
+    pub rq_psn: Psn,
+    /// The number of the next packet to be sent.
+    pub sq_psn: Psn,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// What the peer may do.
+    pub access: Access,
+    /// Index of the partition key.
+    pub pkey_index: u16,
+    /// Index of the alternate path's partition key.
+    pub alternate_pkey_index: u16,
+    /// Whether the send queue is still being drained, in state `SQD`.
+    pub sq_draining: bool,
+    /// Reads and atomics that may be under way from here.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics of the peer that are answered at once.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the wait asked of a peer that finds no receive posted; see
+    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer).
+    pub min_rnr_timer: u8,
+    /// The local port.
+    pub port: u8,
+    /// Wait for an acknowledgement, 4.096 µs · 2ⁿ; 0 is for ever.
+    pub timeout: u8,
+    /// Repetitions before giving up.
+    pub retry_count: u8,
+    /// Repetitions to a peer without receives; 7 is without end.
+    pub rnr_retry: u8,
+    /// The alternate path's port.
+    pub alternate_port: u8,
+    /// The alternate path's wait for an acknowledgement.
+    pub alternate_timeout: u8,
+    /// The path to the peer.
+    pub path: AddressVector,
+    /// The alternate path.
+    pub alternate_path: AddressVector,
+    /// What the queue pair was granted.
+    pub caps: QpCaps,
+    /// Whether every send completes, signaled or not.
+    pub signal_all: bool,
+}
+
+impl QpInfo {
+    pub(super) fn new(raw: &ib_uverbs_query_qp_resp) -> Self {
+        QpInfo {
+            state: QpState(raw.qp_state),
+            current_state: QpState(raw.cur_qp_state),
+            path_mtu: Mtu(raw.path_mtu),
+            path_mig_state: PathMigState(raw.path_mig_state),
+            qkey: Qkey(raw.qkey),
+            rq_psn: Psn(raw.rq_psn),
+            sq_psn: Psn(raw.sq_psn),
+            dest_qpn: Qpn(raw.dest_qp_num),
+            access: Access::from_bits_retain(raw.qp_access_flags),
+            pkey_index: raw.pkey_index,
+            alternate_pkey_index: raw.alt_pkey_index,
+            sq_draining: raw.sq_draining != 0,
+            max_rd_atomic: raw.max_rd_atomic,
+            max_dest_rd_atomic: raw.max_dest_rd_atomic,
+            min_rnr_timer: raw.min_rnr_timer,
+            port: raw.port_num,
+            timeout: raw.timeout,
+            retry_count: raw.retry_cnt,
+            rnr_retry: raw.rnr_retry,
+            alternate_port: raw.alt_port_num,
+            alternate_timeout: raw.alt_timeout,
+            path: AddressVector::of_qp_dest(&raw.dest),
+            alternate_path: AddressVector::of_qp_dest(&raw.alt_dest),
+            caps: QpCaps {
+                max_send_wr: raw.max_send_wr,
+                max_recv_wr: raw.max_recv_wr,
+                max_send_sge: raw.max_send_sge,
+                max_recv_sge: raw.max_recv_sge,
+                max_inline_data: raw.max_inline_data,
+            },
+            signal_all: raw.sq_sig_all != 0,
+        }
+    }
+}
