@@ -1,0 +1,45 @@
+//! Contexts: opening, what they say about the device, when the file closes.
+
+use crate::env;
+use crate::verdict::{Verdict, trials};
+use std::os::fd::AsFd;
+
+trials![opens, clones_share_a_file, contexts_have_files_of_their_own, children_keep_it_open];
+
+fn opens() -> Verdict {
+    let context = env::open()?;
+    assert_eq!(context.device(), &env::device());
+    assert!(context.completion_vectors() >= 1);
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+fn clones_share_a_file() -> Verdict {
+    let context = env::open()?;
+    let clone = context.clone();
+    let pd = clone.alloc_pd()?;
+    // Objects of one file work together whichever clone made them.
+    let td = context.alloc_td()?;
+    uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    Ok(())
+}
+
+fn contexts_have_files_of_their_own() -> Verdict {
+    let (one, other) = (env::open()?, env::open()?);
+    let one = rustix::io::fcntl_getfd(one.as_fd())?;
+    let other = rustix::io::fcntl_getfd(other.as_fd())?;
+    assert!(one.contains(rustix::io::FdFlags::CLOEXEC));
+    assert!(other.contains(rustix::io::FdFlags::CLOEXEC));
+    Ok(())
+}
+
+fn children_keep_it_open() -> Verdict {
+    let before = env::device().resources()?;
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    drop(context);
+    assert_eq!(env::device().resources()?.pd(), before.pd().map(|count| count + 1));
+    drop(pd);
+    assert_eq!(env::device().resources()?, before, "something outlived its last handle");
+    Ok(())
+}

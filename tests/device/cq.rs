@@ -1,0 +1,128 @@
+//! Completion queues and completion channels without traffic.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::verdict::{Verdict, supported, trials};
+use std::os::fd::AsFd;
+use std::time::Duration;
+use uverbs::{Errno, Notify};
+
+trials![
+    holds_what_was_asked,
+    empty_queue_has_no_completion,
+    zero_entries_are_refused,
+    every_vector_exists_and_no_more,
+    resize_grows_and_shrinks,
+    resize_to_nothing_is_refused,
+    notify_needs_a_channel,
+    armed_queue_is_silent_without_traffic,
+    channel_waits_for_its_queues,
+    channel_does_not_block,
+    outlives_its_context_handle,
+];
+
+fn holds_what_was_asked() -> Verdict {
+    let context = env::open()?;
+    for cqe in [1, 2, 3, 63, 64, 65, 1000, 4095] {
+        let cq = context.create_cq(cqe).build()?;
+        assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
+    }
+    Ok(())
+}
+
+fn empty_queue_has_no_completion() -> Verdict {
+    let context = env::open()?;
+    let mut cq = context.create_cq(16).build()?;
+    for _ in 0..3 {
+        assert!(cq.poll()?.next().is_none(), "a completion of nothing");
+    }
+    Ok(())
+}
+
+fn zero_entries_are_refused() -> Verdict {
+    let context = env::open()?;
+    let error = context.create_cq(0).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("minimum"), "{error}");
+    Ok(())
+}
+
+fn every_vector_exists_and_no_more() -> Verdict {
+    let context = env::open()?;
+    let vectors = context.completion_vectors();
+    for vector in 0..vectors.min(64) {
+        context.create_cq(1).vector(vector).build()?;
+    }
+    for vector in [vectors, u32::MAX] {
+        let error = context.create_cq(1).vector(vector).build().unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert!(error.message().contains(&vectors.to_string()), "{error}");
+    }
+    Ok(())
+}
+
+fn resize_grows_and_shrinks() -> Verdict {
+    let context = env::open()?;
+    let mut cq = context.create_cq(4).build()?;
+    for cqe in [100, 1, 2000] {
+        supported(cq.resize(cqe), Capability::CqResize)?;
+        assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
+        assert!(cq.poll()?.next().is_none());
+    }
+    Ok(())
+}
+
+fn resize_to_nothing_is_refused() -> Verdict {
+    let context = env::open()?;
+    let mut cq = context.create_cq(4).build()?;
+    let capacity = cq.capacity();
+    assert_eq!(cq.resize(0).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(cq.capacity(), capacity, "a refused resize changed the queue");
+    Ok(())
+}
+
+fn notify_needs_a_channel() -> Verdict {
+    let context = env::open()?;
+    let mut cq = context.create_cq(1).build()?;
+    let error = cq.req_notify(Notify::Next).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("channel"), "{error}");
+    Ok(())
+}
+
+fn armed_queue_is_silent_without_traffic() -> Verdict {
+    let context = env::open()?;
+    let channel = context.create_comp_channel()?;
+    let mut cq = context.create_cq(1).channel(&channel).build()?;
+    cq.req_notify(Notify::Next)?;
+    cq.req_notify(Notify::Solicited)?;
+    assert_eq!(channel.wait(Some(Duration::from_millis(50)))?, None);
+    Ok(())
+}
+
+fn channel_waits_for_its_queues() -> Verdict {
+    let context = env::open()?;
+    let channel = context.create_comp_channel()?;
+    let cq = context.create_cq(1).channel(&channel).build()?;
+    let (channel, error) = channel.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    cq.destroy().map_err(|(_, error)| error)?;
+    channel.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn channel_does_not_block() -> Verdict {
+    let channel = env::open()?.create_comp_channel()?;
+    assert_eq!(channel.try_next()?, None);
+    let flags = rustix::io::fcntl_getfd(channel.as_fd())?;
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "a program that is started inherits it");
+    Ok(())
+}
+
+fn outlives_its_context_handle() -> Verdict {
+    let mut cq = env::open()?.create_cq(8).build()?;
+    assert!(cq.poll()?.next().is_none());
+    assert_eq!(cq.context().device(), &env::device());
+    cq.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! Finding and describing the device under test.
+
+use crate::env;
+use crate::verdict::{Verdict, trials};
+use uverbs::{Device, Errno};
+
+trials![is_listed, name_leads_back, unknown_name_lists_known_ones, node_and_driver_are_known];
+
+fn is_listed() -> Verdict {
+    let device = env::device();
+    assert!(uverbs::devices()?.contains(&device), "{device} is not among the devices listed");
+    assert!(device.is_supported(), "{device} was chosen and has no provider");
+    Ok(())
+}
+
+fn name_leads_back() -> Verdict {
+    let device = env::device();
+    assert_eq!(Device::by_name(device.name())?, device);
+    Ok(())
+}
+
+fn unknown_name_lists_known_ones() -> Verdict {
+    let device = env::device();
+    let error = Device::by_name("no_such_device").unwrap_err();
+    assert_eq!(error.errno(), Errno::NODEV);
+    assert!(error.message().contains(device.name()), "{error}");
+    Ok(())
+}
+
+fn node_and_driver_are_known() -> Verdict {
+    let device = env::device();
+    let name = device.uverbs_name().expect("a supported device has a node");
+    assert!(name.starts_with("uverbs"), "{name}");
+    assert!(device.device_number().is_some());
+    assert!(device.driver().is_some(), "{device} has no driver id");
+    assert!(device.port_count() >= 1);
+    assert!(device.netdev(0).is_err(), "ports count from 1");
+    assert!(device.netdev(device.port_count() + 1).is_err());
+    Ok(())
+}

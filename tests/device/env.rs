@@ -1,0 +1,31 @@
+//! The device under test and what the run offers beside it.
+
+use crate::capability::Capability;
+use crate::verdict::{Verdict, require};
+use std::env::var;
+use uverbs::{Context, Device};
+
+/// The device under test.
+pub(crate) fn find() -> Result<Device, String> {
+    if let Ok(name) = var("UVERBS_TEST_DEVICE") {
+        return Device::by_name(&name).map_err(|error| error.to_string());
+    }
+    let devices = uverbs::devices().map_err(|error| error.to_string())?;
+    devices.into_iter().find(Device::is_supported).ok_or_else(|| "no RDMA device here".into())
+}
+
+/// The device under test, which was there when the run began.
+pub(crate) fn device() -> Device {
+    find().expect("the device under test was there and is gone")
+}
+
+/// A fresh context on the device under test.
+pub(crate) fn open() -> Verdict<Context> {
+    Ok(Context::open(&device())?)
+}
+
+/// Skips tests that change the machine unless this is the lab's, and root.
+pub(crate) fn lab() -> Verdict {
+    require(var("UVERBS_LAB").is_ok(), Capability::Lab, "UVERBS_LAB is not set")?;
+    require(rustix::process::geteuid().is_root(), Capability::Lab, "not root")
+}

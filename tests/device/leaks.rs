@@ -1,0 +1,145 @@
+//! What is made and destroyed again and again leaves nothing behind: counted by kind in the file
+//! while the context is open, and on the device when it is closed.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::verdict::{Verdict, supported, trials};
+use uverbs::{Context, Errno, ObjectKind, QpType};
+
+trials![
+    handles_are_listed,
+    unknown_kinds_are_not_there,
+    contexts,
+    protection_domains,
+    completion_channels,
+    completion_queues,
+    shared_receive_queues,
+    queue_pairs,
+];
+
+/// Rounds of making and destroying each kind of object.
+const ROUNDS: usize = 1000;
+
+/// Runs `round` many times in a context, and compares what there is before and after.
+pub(crate) fn rounds(
+    kinds: &[ObjectKind],
+    mut prepare: impl FnMut(&Context) -> Verdict<Box<dyn FnMut() -> Verdict>>,
+) -> Verdict {
+    let device = env::device();
+    let idle = device.resources()?;
+    {
+        let context = env::open()?;
+        let mut round = prepare(&context)?;
+        round()?;
+        let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
+        let before = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
+        let busy = device.resources()?;
+        for _ in 0..ROUNDS {
+            round()?;
+        }
+        let after = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
+        for ((kind, before), after) in kinds.iter().zip(&before).zip(&after) {
+            assert_eq!(before.len(), after.len(), "{kind} objects of the file, before and after");
+        }
+        assert_eq!(device.resources()?, busy, "objects of the device, before and after");
+        assert_eq!(context.leaked(), 0);
+    }
+    assert_eq!(device.resources()?, idle, "objects of the device after the context is closed");
+    Ok(())
+}
+
+fn handles_are_listed() -> Verdict {
+    let context = env::open()?;
+    let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
+    assert_eq!(count(ObjectKind::PD)?, []);
+    // More than the first guess of how many there are, and than the second.
+    let domains = (0..300).map(|_| context.alloc_pd()).collect::<uverbs::Result<Vec<_>>>()?;
+    let mut expected: Vec<u32> = domains.iter().map(|pd| pd.handle()).collect();
+    expected.sort_unstable();
+    let mut listed = count(ObjectKind::PD)?;
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+    let cq = context.create_cq(1).build()?;
+    assert_eq!(count(ObjectKind::CQ)?, [cq.handle()]);
+    assert_eq!(count(ObjectKind::QP)?, []);
+    drop(domains);
+    assert_eq!(count(ObjectKind::PD)?, []);
+    Ok(())
+}
+
+fn unknown_kinds_are_not_there() -> Verdict {
+    let context = env::open()?;
+    supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
+    let error = context.handles(ObjectKind(0x0abc)).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error:?}");
+    assert!(error.message().contains("2748"), "{error}");
+    Ok(())
+}
+
+fn contexts() -> Verdict {
+    let device = env::device();
+    let idle = device.resources()?;
+    for _ in 0..ROUNDS {
+        env::open()?;
+    }
+    assert_eq!(device.resources()?, idle);
+    Ok(())
+}
+
+fn protection_domains() -> Verdict {
+    rounds(&[ObjectKind::PD], |context| {
+        let context = context.clone();
+        Ok(Box::new(move || {
+            context.alloc_pd()?.destroy().map_err(|(_, error)| error)?;
+            drop(context.alloc_pd()?);
+            Ok(())
+        }))
+    })
+}
+
+fn completion_channels() -> Verdict {
+    // Channels are files, which the kernel does not list: running out of descriptors would tell.
+    let context = env::open()?;
+    let first = context.create_comp_channel()?;
+    for _ in 0..10 * ROUNDS {
+        context.create_comp_channel()?;
+    }
+    first.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn completion_queues() -> Verdict {
+    rounds(&[ObjectKind::CQ], |context| {
+        let context = context.clone();
+        let channel = context.create_comp_channel()?;
+        Ok(Box::new(move || {
+            let mut cq = context.create_cq(16).channel(&channel).build()?;
+            supported(cq.resize(32), Capability::CqResize)?;
+            Ok(())
+        }))
+    })
+}
+
+fn shared_receive_queues() -> Verdict {
+    rounds(&[ObjectKind::SRQ, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        Ok(Box::new(move || {
+            let mut srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+            srq.resize(32)?;
+            Ok(())
+        }))
+    })
+}
+
+fn queue_pairs() -> Verdict {
+    rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build()?;
+        Ok(Box::new(move || {
+            for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
+                pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+            }
+            Ok(())
+        }))
+    })
+}

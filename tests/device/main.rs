@@ -1,0 +1,36 @@
+//! The device suite: what the library promises, checked on whatever RDMA device is there.
+//!
+//! One binary. `UVERBS_TEST_DEVICE` names the device, otherwise it is the first that the library
+//! can open. Tests whose names begin with `root::` change links and namespaces; they run as root
+//! in the lab only. Without a device nothing runs, and one line says so.
+
+#![deny(unsafe_code)]
+
+mod capability;
+mod context;
+mod cq;
+mod device;
+mod env;
+mod leaks;
+mod pd;
+mod verdict;
+mod watchdog;
+
+use libtest_mimic::Arguments;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Objects are counted per device, so tests take turns.
+    arguments.test_threads.get_or_insert(1);
+    if !arguments.list {
+        if let Err(why) = env::find() {
+            println!("device tests not run: {why}; `cargo ci test` runs them on virtual machines");
+            return ExitCode::SUCCESS;
+        }
+    }
+    let modules =
+        [context::trials(), cq::trials(), device::trials(), leaks::trials(), pd::trials()];
+    let trials = modules.into_iter().flatten().collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

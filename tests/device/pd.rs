@@ -1,0 +1,141 @@
+//! Protection domains, thread domains and parent domains.
+
+use crate::env;
+use crate::verdict::{Verdict, trials};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs::{Allocation, DomainView, Errno, ParentDomain, QpType, QueueAllocator, ResourceType};
+
+trials![
+    destroy_waits_for_dependants,
+    parent_domain_is_its_domain,
+    parent_domain_flattens,
+    thread_domain_is_held_by_its_dependants,
+    foreign_thread_domain_is_refused,
+    allocator_is_not_asked_on_rxe,
+    two_contexts_do_not_mix,
+];
+
+fn destroy_waits_for_dependants() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(1).build()?;
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let (pd, error) = pd.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    let (cq, error) = cq.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    qp.destroy().map_err(|(_, error)| error)?;
+    cq.destroy().map_err(|(_, error)| error)?;
+    pd.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn parent_domain_is_its_domain() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let domain = ParentDomain::builder(&pd).build()?;
+    assert_eq!(domain.handle(), pd.handle());
+    let (pd, error) = pd.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    assert!(error.message().contains("parent domain"), "{error}");
+    let srq = domain.create_srq(1).build()?;
+    let (domain, error) = domain.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(srq);
+    domain.destroy().map_err(|(_, error)| error)?;
+    pd.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn parent_domain_flattens() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let td = context.alloc_td()?;
+    let inner = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let outer = ParentDomain::builder(&inner).build()?;
+    assert_eq!(outer.handle(), pd.handle());
+    // The outer one holds the domain underneath, not the one that it was made of.
+    inner.destroy().map_err(|(_, error)| error)?;
+    td.destroy().map_err(|(_, error)| error)?;
+    outer.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn thread_domain_is_held_by_its_dependants() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let td = context.alloc_td()?;
+    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let cq = context.create_cq(1).build()?;
+    let qp = domain.create_qp(&cq, &cq, QpType::UD).build()?;
+    drop(domain);
+    let (td, error) = td.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(qp);
+    td.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn foreign_thread_domain_is_refused() -> Verdict {
+    let (one, other) = (env::open()?, env::open()?);
+    let pd = one.alloc_pd()?;
+    let td = other.alloc_td()?;
+    let error = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains(one.device().name()), "{error}");
+    Ok(())
+}
+
+/// Counts how often it is asked, and leaves every buffer to the library.
+#[derive(Debug, Default)]
+struct Counting(Arc<AtomicUsize>);
+
+#[allow(unsafe_code, reason = "it never answers memory, so there is nothing to keep valid")]
+// SAFETY: `alloc` never answers memory.
+unsafe impl QueueAllocator for Counting {
+    fn alloc(&self, _: &DomainView<'_>, _: usize, _: usize, _: ResourceType) -> Allocation {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Allocation::UseDefault
+    }
+
+    unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {
+        unreachable!("no memory was ever answered");
+    }
+}
+
+fn allocator_is_not_asked_on_rxe() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let domain = ParentDomain::builder(&pd).allocator(Counting(asked.clone())).build()?;
+    let cq = context.create_cq(8).build()?;
+    let qp = domain.create_qp(&cq, &cq, QpType::RC).build()?;
+    let srq = domain.create_srq(8).build()?;
+    let rxe = context.device().driver() == Some(uverbs::device::DriverId::RXE);
+    assert_eq!(asked.load(Ordering::Relaxed) == 0, rxe, "asked {asked:?} times");
+    drop((qp, srq));
+    Ok(())
+}
+
+fn two_contexts_do_not_mix() -> Verdict {
+    let (one, other) = (env::open()?, env::open()?);
+    let pd = one.alloc_pd()?;
+    let own = one.create_cq(1).build()?;
+    let cq = other.create_cq(1).build()?;
+    let srq = other.alloc_pd()?.create_srq(1).build()?;
+    let channel = other.create_comp_channel()?;
+    let errors = [
+        pd.create_qp(&cq, &own, QpType::RC).build().unwrap_err(),
+        pd.create_qp(&own, &cq, QpType::RC).build().unwrap_err(),
+        pd.create_qp(&own, &own, QpType::RC).srq(&srq).build().unwrap_err(),
+        one.create_cq(1).channel(&channel).build().unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert_eq!(error.kernel_errno(), None, "the kernel was asked: {error}");
+        assert!(error.message().contains("another context"), "{error}");
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! How a test ends, and how a function becomes a test.
+
+use crate::capability::Capability;
+use crate::watchdog;
+use libtest_mimic::{Completion, Failed, Trial};
+use std::fmt::Display;
+use std::panic::Location;
+
+/// Why a test ended early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The device or the machine lacks what the test is about.
+    Skip(Capability, String),
+    /// Something answered an error that it should not have.
+    Fail(String),
+}
+
+/// What a test and the steps of it answer.
+pub(crate) type Verdict<T = ()> = Result<T, Stop>;
+
+impl<E: std::error::Error> From<E> for Stop {
+    #[track_caller]
+    fn from(error: E) -> Stop {
+        Stop::fail(error)
+    }
+}
+
+impl Stop {
+    /// A failure at the place of the call.
+    #[track_caller]
+    pub(crate) fn fail(why: impl Display) -> Stop {
+        Stop::Fail(format!("{why}, at {}", Location::caller()))
+    }
+}
+
+/// Skips the test unless the device has something.
+pub(crate) fn require(has: bool, capability: Capability, why: &str) -> Verdict {
+    if has { Ok(()) } else { Err(Stop::Skip(capability, why.into())) }
+}
+
+/// Skips the test if the answer is that this is not supported; other errors fail it.
+#[track_caller]
+pub(crate) fn supported<T>(answer: uverbs::Result<T>, capability: Capability) -> Verdict<T> {
+    match answer {
+        Ok(value) => Ok(value),
+        Err(error) if error.is_unsupported() => Err(Stop::Skip(capability, error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A test of the suite, named by its module and function.
+pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> Trial {
+    // The crate is called `device`, after the test target.
+    let module = module.strip_prefix("device::").unwrap_or(module);
+    let name = format!("{module}::{name}");
+    Trial::ignorable_test(name.clone(), move || {
+        let _guard = watchdog::watch(&name);
+        match test() {
+            Ok(()) => Ok(Completion::Completed),
+            Err(Stop::Skip(capability, why)) => {
+                Ok(Completion::ignored_with(format!("[{capability}] {why}")))
+            }
+            Err(Stop::Fail(why)) => Err(Failed::from(why)),
+        }
+    })
+}
+
+/// Lists the tests of a module: whoever forgets one is told by the compiler that it is unused.
+macro_rules! trials {
+    ($($test:ident),+ $(,)?) => {
+        pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
+            vec![$(crate::verdict::trial(module_path!(), stringify!($test), $test)),+]
+        }
+    };
+}
+pub(crate) use trials;
