@@ -37,6 +37,16 @@ pub struct Rename {
 /// What came since 6.1.
 pub const CHANGES: &[Change] = &[
     Change {
+        // Updates of 6.1 brought them in the middle of the series.
+        absent_in: (6, 0),
+        present_in: (6, 12),
+        items: &[
+            "RDMA_NLDEV_SYS_ATTR_PRIVILEGED_QKEY_MODE",
+            "RDMA_NLDEV_ATTR_DRIVER_DETAILS",
+            "RDMA_NLDEV_ATTR_RES_SUBTYPE",
+        ],
+    },
+    Change {
         absent_in: (6, 1),
         present_in: (6, 12),
         items: &[

@@ -145,7 +145,7 @@ pub(crate) const PINNED: &[Pinned] = &[
             ("rdma/mlx5-abi.h", 32, 73),
             ("rdma/mlx5_user_ioctl_cmds.h", 1, 145),
             ("rdma/mlx5_user_ioctl_verbs.h", 4, 23),
-            ("rdma/rdma_netlink.h", 0, 137),
+            ("rdma/rdma_netlink.h", 0, 134),
             ("rdma/rdma_user_ioctl_cmds.h", 2, 2),
             ("rdma/rdma_user_rxe.h", 20, 2),
         ],
