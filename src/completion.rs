@@ -2,7 +2,7 @@
 
 use crate::number::{Qpn, Rkey, open_enum};
 use std::marker::PhantomData;
-use uverbs_uapi::wc::ib_uverbs_wc;
+use uverbs_uapi::wc::{ib_uverbs_wc, ib_wc_flags};
 
 open_enum! {
     /// How a request ended. After any error the queue pair is in state
@@ -62,9 +62,10 @@ impl WcOpcode {
     }
 }
 
-const WC_GRH: u32 = 1;
-const WC_WITH_IMM: u32 = 1 << 1;
-const WC_WITH_INV: u32 = 1 << 3;
+// rxe's ring holds the kernel's own flags, which are not those of libibverbs.
+const WC_GRH: u32 = ib_wc_flags::IB_WC_GRH.bits();
+const WC_WITH_IMM: u32 = ib_wc_flags::IB_WC_WITH_IMM.bits();
+const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]

@@ -103,11 +103,6 @@ impl Ring {
         to.wrapping_sub(from) & self.mask
     }
 
-    /// Bytes from one element to the next.
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
-
     /// Writes `value` at `offset` into the element `index`; `false`, and nothing written, if it
     /// does not fit.
     ///

@@ -29,10 +29,6 @@ pub(crate) enum Value<'a> {
     Fd(i32, std::marker::PhantomData<BorrowedFd<'a>>),
     /// A new file; holds it afterwards.
     NewFd(Option<OwnedFd>),
-    /// A variant of an enumeration, with its payload.
-    Enum { element: u8, payload: &'a [u8] },
-    /// Existing objects of one kind.
-    Handles(&'a [u32]),
 }
 
 /// An attribute of a command.

@@ -146,11 +146,6 @@ fn encode(
         Value::New(_) => {}
         Value::Fd(fd, _) => raw.data = i64::from(*fd) as u64,
         Value::NewFd(_) => {}
-        Value::Enum { element, payload } => {
-            set_input(raw, payload)?;
-            raw.attr_data = u16::from_ne_bytes([*element, 0]);
-        }
-        Value::Handles(handles) => set_input(raw, handles.as_bytes())?,
     }
     Ok(())
 }
