@@ -35,6 +35,7 @@ pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
 pub use device::{Device, devices};
 pub use device_attr::DeviceAttr;
 pub use error::{Error, Result};
+pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
