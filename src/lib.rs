@@ -26,6 +26,8 @@ mod provider;
 mod qp;
 mod srq;
 mod td;
+#[cfg(test)]
+mod tests;
 mod uverbs;
 mod wr;
 
@@ -41,6 +43,7 @@ pub use device_attr::{
     TagMatchingCaps,
 };
 pub use error::{Error, Result};
+pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;
