@@ -39,8 +39,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("srq_limit", Has::Always, Has::Always),
     ("uc", Has::Always, Has::Always),
     ("ud", Has::Always, Has::Always),
-    // Two devices joined by a cable.
-    ("two_devices", Has::Always, Has::Never),
+    // A second device that the first one reaches.
+    ("two_devices", Has::Always, Has::Always),
     // soft-RoCE learnt these over time.
     ("atomic_write", Has::Since(KernelName::V6_12), Has::Never),
     ("flush", Has::Since(KernelName::V6_12), Has::Never),

@@ -80,7 +80,11 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(machine.device, &kernel)?;
+        let device = device::prepare(machine.device, &kernel, || {
+            let lab = Workspace::of_lab()?;
+            let there = lab.has("connectx", "bin", "connectx");
+            there.then(|| lab.static_program("connectx", "connectx", Profile::Release)).transpose()
+        })?;
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache).context("the shell has gone from the cache")?)?;
         if machine.peers {
