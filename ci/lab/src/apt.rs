@@ -4,7 +4,7 @@
 //! and an empty status makes apt answer with the whole closure of dependencies. Mirror, proxies
 //! and keyrings are the machine's. `deb.rs` unpacks what this downloads.
 
-use crate::progress;
+use crate::{progress, tie};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
@@ -146,10 +146,10 @@ impl Apt {
         let known: BTreeSet<PathBuf> = files(&archives)?.into_iter().collect();
         let bar = progress::bytes(format!("{what}: {} packages", packages.len()), total);
         let log = self.directory.join("download.log");
-        let mut child = self
-            .get()
-            .args(["download", "-q"])
-            .args(&requests)
+        let mut command = self.get();
+        command.args(["download", "-q"]).args(&requests);
+        let mut child = tie::tied(&command)?
+            .stdin(Stdio::null())
             .stdout(fs::File::create(&log)?)
             .stderr(fs::File::options().append(true).open(&log)?)
             .spawn()?;

@@ -27,22 +27,24 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("events", Has::Always, Has::Always),
     ("info_handles", Has::Always, Has::Always),
     ("inline", Has::Always, Has::Always),
+    // Links, namespaces and modules may be changed, by root: so it is in the guest.
+    ("lab", Has::Always, Has::Always),
     ("loopback", Has::Always, Has::Always),
     ("mw1", Has::Always, Has::Always),
     ("mw2", Has::Always, Has::Always),
     ("multicast", Has::Always, Has::Always),
     ("rc", Has::Always, Has::Always),
-    ("rereg", Has::Always, Has::Always),
     ("send_inv", Has::Always, Has::Always),
     ("srq", Has::Always, Has::Always),
     ("srq_limit", Has::Always, Has::Always),
     ("uc", Has::Always, Has::Always),
     ("ud", Has::Always, Has::Always),
-    // Two devices joined by a cable.
-    ("two_devices", Has::Always, Has::Never),
+    // A second device that the first one reaches.
+    ("two_devices", Has::Always, Has::Always),
     // soft-RoCE learnt these over time.
     ("atomic_write", Has::Since(KernelName::V6_12), Has::Never),
     ("flush", Has::Since(KernelName::V6_12), Has::Never),
+    ("rereg", Has::Since(KernelName::V6_12), Has::Always),
     ("odp", Has::Since(KernelName::Newest), Has::Never),
     ("odp_implicit", Has::Never, Has::Never),
     ("advise_mr", Has::Since(KernelName::Newest), Has::Never),

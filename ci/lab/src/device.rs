@@ -4,9 +4,11 @@
 //! for work of the guest. `vm.rs` puts these together.
 
 use crate::kernel::Kernel;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use lab_guest::order::Setup;
+use lab_guest::order::{Network, Setup};
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// A device by the name that the command line gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -30,42 +32,90 @@ impl DeviceName {
     }
 }
 
+/// A process on the host that a device needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Companion {
+    /// Program and arguments; it runs in the machine's run directory.
+    pub(crate) command: Vec<OsString>,
+    /// Sockets that it makes in that directory; QEMU starts when all are there.
+    pub(crate) sockets: Vec<String>,
+}
+
 /// What a device adds to a machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Device {
-    /// Arguments for QEMU.
+    /// Arguments for QEMU, which runs in the machine's run directory.
     pub(crate) qemu: Vec<String>,
-    /// Whether guest memory must be shared with a companion process.
+    /// Whether guest memory must be shared with the companion.
     pub(crate) shared_memory: bool,
+    /// The process that serves the device.
+    pub(crate) companion: Option<Companion>,
     /// What the guest does before it is ready.
     pub(crate) setup: Setup,
 }
 
-/// Prepares a device for a kernel.
-pub(crate) fn prepare(name: DeviceName, kernel: &Kernel) -> Result<Device> {
-    let (modules, rxe, devices): (&[&str], bool, u32) = match name {
-        DeviceName::Rxe => {
-            (&["veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"], true, 2)
-        }
-        DeviceName::Mlx5 => bail!(
-            "the emulated ConnectX is not part of this lab yet, so there is no mlx5 device to boot; \
-             `--device rxe` works"
-        ),
+/// Prepares a device for a kernel; `emulator` answers the program that emulates a ConnectX.
+pub(crate) fn prepare(
+    name: DeviceName,
+    kernel: &Kernel,
+    emulator: impl FnOnce() -> Result<Option<PathBuf>>,
+) -> Result<Device> {
+    let device = match name {
+        DeviceName::Rxe => soft_roce(),
+        DeviceName::Mlx5 => connectx(emulator()?.context(
+            "the emulated ConnectX is not part of this workspace yet, so there is no mlx5 device \
+             to boot with; `--device rxe` works",
+        )?),
     };
-    for needed in ["virtio_pci", "virtio_console", "ib_uverbs"].iter().chain(modules) {
+    for needed in ["virtio_pci", "virtio_console"] {
+        require(kernel, needed)?;
+    }
+    for needed in &device.setup.modules {
         // What soft-RoCE checksums with is a module on some kernels and a library on others.
-        if !kernel.has(needed) && *needed != "crc32_generic" {
-            bail!("kernel {} has no {needed}: not a full Debian kernel?", kernel.release);
+        if needed != "crc32_generic" {
+            require(kernel, needed)?;
         }
     }
-    Ok(Device {
-        qemu: Vec::new(),
-        shared_memory: false,
-        setup: Setup {
-            modules: modules.iter().map(|name| (*name).to_owned()).collect(),
-            rxe,
-            devices,
-            patience: 60,
-        },
-    })
+    Ok(device)
+}
+
+fn require(kernel: &Kernel, module: &str) -> Result<()> {
+    if !kernel.has(module) {
+        bail!("kernel {} has no {module}: not a full Debian kernel?", kernel.release);
+    }
+    Ok(())
+}
+
+fn setup(modules: &[&str], network: Network) -> Setup {
+    let modules = modules.iter().map(|name| (*name).to_owned()).collect();
+    Setup { modules, network, devices: 2, patience: 60 }
+}
+
+fn soft_roce() -> Device {
+    let modules = ["veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
+    Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
+}
+
+/// Two functions of the emulator behind one switch.
+fn connectx(emulator: PathBuf) -> Device {
+    let sockets = ["connectx0", "connectx1"];
+    let mut command = vec![emulator.into_os_string()];
+    let mut qemu = Vec::new();
+    for socket in sockets {
+        command.extend(["--socket".into(), socket.into()]);
+        let function = serde_json::json!({
+            "driver": "vfio-user-pci",
+            "socket": { "type": "unix", "path": socket },
+        });
+        qemu.extend(["-device".to_owned(), function.to_string()]);
+    }
+    Device {
+        qemu,
+        shared_memory: true,
+        companion: Some(Companion {
+            command,
+            sockets: sockets.iter().map(|socket| (*socket).to_owned()).collect(),
+        }),
+        setup: setup(&["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"], Network::Ports),
+    }
 }

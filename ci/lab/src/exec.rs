@@ -77,7 +77,7 @@ pub(crate) fn exec(arguments: &ExecArguments) -> Result<ExitCode> {
 
 /// Runs a shell.
 pub(crate) fn shell(arguments: &MachineArguments) -> Result<ExitCode> {
-    run(arguments, vec!["/bin/sh".into(), "-l".into()], stdin().is_terminal())
+    run(arguments, vec!["sh".into(), "-l".into()], stdin().is_terminal())
 }
 
 fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -> Result<ExitCode> {
@@ -93,8 +93,8 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
     } else {
         programs(&session.workspace, Profile::Checked)?
     };
-    let here = Path::new(&command[0]);
-    if command[0].contains('/') && here.is_file() && !in_overlay(arguments, here) {
+    if is_from_here(&command[0], &arguments.overlay) {
+        let here = Path::new(&command[0]);
         let name = here.file_name().and_then(|name| name.to_str()).context("program name")?;
         programs.push((name.to_owned(), here.canonicalize()?));
         command[0] = format!("/usr/local/bin/{name}");
@@ -138,10 +138,18 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
     Ok(ExitCode::from(u8::try_from(ending.status() & 0xff).unwrap_or(1)))
 }
 
-/// Whether the path is meant to be found in an overlay.
-fn in_overlay(arguments: &MachineArguments, path: &Path) -> bool {
-    path.strip_prefix("/")
-        .is_ok_and(|path| arguments.overlay.iter().any(|overlay| overlay.join(path).exists()))
+/// Whether a command is a program of this machine that should be taken along: a path to a file, and
+/// not one that the guest has itself.
+fn is_from_here(command: &str, overlays: &[PathBuf]) -> bool {
+    const SYSTEM: [&str; 5] = ["/bin", "/sbin", "/usr", "/lib", "/lab"];
+    let path = Path::new(command);
+    let in_overlay = path
+        .strip_prefix("/")
+        .is_ok_and(|path| overlays.iter().any(|overlay| overlay.join(path).exists()));
+    command.contains('/')
+        && path.is_file()
+        && !SYSTEM.iter().any(|system| path.starts_with(system))
+        && !in_overlay
 }
 
 /// The terminal passing keys through unchanged, until dropped.
@@ -163,5 +171,20 @@ impl Drop for RawTerminal {
     fn drop(&mut self) {
         // Nothing is left to do for a terminal that has gone.
         let _gone = tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_from_here;
+
+    #[test]
+    fn programs_of_the_guest_stay_the_guests() {
+        let own = std::env::current_exe().unwrap();
+        assert!(is_from_here(own.to_str().unwrap(), &[]));
+        assert!(!is_from_here("/bin/sh", &[]));
+        assert!(!is_from_here("sh", &[]));
+        assert!(!is_from_here("/nonexistent/program", &[]));
+        assert!(!is_from_here(own.to_str().unwrap(), &["/".into()]), "an overlay has it");
     }
 }

@@ -9,6 +9,7 @@ mod capability;
 mod checks;
 mod cpio;
 mod deb;
+mod demo;
 mod device;
 mod exec;
 mod fetch;
@@ -53,6 +54,8 @@ enum Verb {
     Exec(exec::ExecArguments),
     /// Boot a machine and open a shell in it
     Shell(exec::MachineArguments),
+    /// Show it working: fetch, boot the newest kernel, and exchange messages between two processes
+    Demo(demo::DemoArguments),
     /// Run host checks and the device suites, and summarise
     Test(test::TestArguments),
     /// Make one static test binary for machines without Rust
@@ -86,6 +89,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Verb::Exec(arguments) => exec::exec(&arguments),
         Verb::Shell(arguments) => exec::shell(&arguments),
+        Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Test(arguments) => test::test(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {

@@ -17,6 +17,9 @@ use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Names another emulator of ConnectX functions than the workspace's.
+const EMULATOR: &str = "UVERBS_LAB_CONNECTX";
+
 /// Everything that machines of one command share.
 pub(crate) struct Session {
     pub(crate) workspace: Workspace,
@@ -80,7 +83,7 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(machine.device, &kernel)?;
+        let device = device::prepare(machine.device, &kernel, emulator)?;
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache).context("the shell has gone from the cache")?)?;
         if machine.peers {
@@ -124,6 +127,17 @@ impl Session {
             show_console: self.show_console,
         })
     }
+}
+
+/// The emulated ConnectX: named by the environment, or built from the lab's workspace.
+fn emulator() -> Result<Option<PathBuf>> {
+    if let Some(own) = std::env::var_os(EMULATOR).filter(|value| !value.is_empty()) {
+        let path = PathBuf::from(own);
+        return Ok(Some(path.canonicalize().with_context(|| format!("{EMULATOR}={path:?}"))?));
+    }
+    let lab = Workspace::of_lab()?;
+    let there = lab.has("connectx", "bin", "connectx");
+    there.then(|| lab.static_program("connectx", "connectx", Profile::Release)).transpose()
 }
 
 impl Drop for Session {

@@ -166,13 +166,11 @@ fn order(
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     let mut environment = environment(scope.offer);
     let (device, second) = match ground.device {
-        DeviceName::Rxe => ("rxe0", Some("rxe1")),
-        DeviceName::Mlx5 => ("mlx5_0", None),
+        DeviceName::Rxe => ("rxe0", "rxe1"),
+        DeviceName::Mlx5 => ("mlx5_0", "mlx5_1"),
     };
     environment.push(("UVERBS_TEST_DEVICE".into(), device.into()));
-    if let Some(second) = second {
-        environment.push(("UVERBS_TEST_SECOND_DEVICE".into(), second.into()));
-    }
+    environment.push(("UVERBS_TEST_SECOND_DEVICE".into(), second.into()));
     Order { command, environment, root, terminal: None }
 }
 

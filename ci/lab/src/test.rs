@@ -50,6 +50,9 @@ pub(crate) struct TestArguments {
     /// All kernels, long runs, and the suites against rdma-core's tools
     #[arg(long)]
     full: bool,
+    /// Leave out what needs no device: formatting, lints, documentation and host tests
+    #[arg(long)]
+    no_host: bool,
     /// Show the kernels' consoles
     #[arg(long)]
     console: bool,
@@ -90,7 +93,9 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         silence: if arguments.full { minutes(10) } else { minutes(3) },
     };
     let mut summary = Summary::default();
-    summary.places.push(checks::run(&workspace, filter)?);
+    if !arguments.no_host {
+        summary.places.push(checks::run(&workspace, filter)?);
+    }
     match &arguments.native {
         Some(device) => native(&workspace, device, &scope, &mut summary)?,
         None => lab(arguments, &scope, &mut summary)?,

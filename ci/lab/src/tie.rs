@@ -15,6 +15,7 @@ use std::process::Command;
 pub(crate) const VERB: &str = "tied";
 
 /// A command that will run `program` tied to the calling *thread*: start it from the main one.
+/// Program, arguments, environment and directory carry over; streams are the caller's to set.
 pub(crate) fn tied(program: &Command) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(VERB).arg(std::process::id().to_string()).arg(program.get_program());
@@ -24,6 +25,9 @@ pub(crate) fn tied(program: &Command) -> Result<Command> {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
         };
+    }
+    if let Some(directory) = program.get_current_dir() {
+        command.current_dir(directory);
     }
     Ok(command)
 }

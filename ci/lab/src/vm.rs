@@ -3,7 +3,7 @@
 //! The guest end of the channel is PID 1 of `lab-guest`.
 
 use crate::accel::Accelerator;
-use crate::device::Device;
+use crate::device::{Companion, Device};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::qemu::Qemu;
@@ -68,6 +68,8 @@ enum Arrival {
 #[derive(Clone, Default)]
 struct Console {
     lines: Arc<Mutex<VecDeque<String>>>,
+    /// Copy everything to standard error as it comes.
+    show: bool,
 }
 
 impl Console {
@@ -77,6 +79,40 @@ impl Console {
             lines.pop_front();
         }
         lines.push_back(line);
+    }
+
+    /// Keeps what a process prints.
+    fn follow_all(&self, process: &mut Child) {
+        let streams: [Option<Box<dyn Read + Send>>; 2] = [
+            process.stdout.take().map(|stream| Box::new(stream) as _),
+            process.stderr.take().map(|stream| Box::new(stream) as _),
+        ];
+        for stream in streams.into_iter().flatten() {
+            let console = self.clone();
+            thread::spawn(move || console.follow(stream));
+        }
+    }
+
+    fn follow(&self, mut stream: Box<dyn Read + Send>) {
+        let mut pending = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(length) = stream.read(&mut buffer) {
+            if length == 0 {
+                break;
+            }
+            if self.show {
+                // A closed standard error is no reason to stop the machine.
+                let _closed = std::io::stderr().write_all(&buffer[..length]);
+            }
+            pending.extend_from_slice(&buffer[..length]);
+            while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = pending.drain(..=end).collect();
+                self.push(printable(&line));
+            }
+        }
+        if !pending.is_empty() {
+            self.push(printable(&pending));
+        }
     }
 
     fn tail(&self) -> String {
@@ -90,7 +126,9 @@ impl Console {
 
 /// A machine; dropping it ends QEMU.
 pub(crate) struct Vm {
-    qemu: Child,
+    // Dropped in this order: the device outlives the machine that it is plugged into.
+    qemu: Tied,
+    _companion: Option<Tied>,
     console: Console,
     channel: UnixStream,
     arrivals: Receiver<Arrival>,
@@ -109,25 +147,24 @@ impl Vm {
         let archive = plan.directory.join("initramfs");
         plan.root.write(&archive)?;
         let start = Instant::now();
+        let console = Console { show: plan.show_console, ..Console::default() };
+        let companion = match &plan.device.companion {
+            Some(companion) => Some(accompany(companion, plan.directory, &console)?),
+            None => None,
+        };
         let (host, guest) = UnixStream::pair()?;
         let mut command = tie::tied(&command_line(&plan, &archive))?;
-        let mut qemu = command
-            .stdin(Stdio::from(OwnedFd::from(guest)))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("start QEMU")?;
+        let mut qemu = Tied(
+            command
+                .current_dir(plan.directory)
+                .stdin(Stdio::from(OwnedFd::from(guest)))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .context("start QEMU")?,
+        );
         drop(command);
-        let console = Console::default();
-        let streams: [Option<Box<dyn Read + Send>>; 2] = [
-            qemu.stdout.take().map(|stream| Box::new(stream) as _),
-            qemu.stderr.take().map(|stream| Box::new(stream) as _),
-        ];
-        for stream in streams.into_iter().flatten() {
-            let console = console.clone();
-            let show = plan.show_console;
-            thread::spawn(move || follow(stream, &console, show));
-        }
+        console.follow_all(&mut qemu.0);
         let (sender, arrivals) = channel();
         let mut reading = host.try_clone()?;
         thread::spawn(move || {
@@ -141,6 +178,7 @@ impl Vm {
         });
         let mut vm = Self {
             qemu,
+            _companion: companion,
             console,
             channel: host,
             arrivals,
@@ -166,12 +204,12 @@ impl Vm {
 
     /// Whether QEMU has ended.
     pub(crate) fn ended(&mut self) -> bool {
-        !matches!(self.qemu.try_wait(), Ok(None))
+        !matches!(self.qemu.0.try_wait(), Ok(None))
     }
 
     /// Ends the machine, for it does not do what it should; the error shows the console's tail.
     pub(crate) fn failure(&mut self, what: &str) -> anyhow::Error {
-        self.kill();
+        self.qemu.end();
         // What QEMU wrote last is still on its way through the pipes.
         thread::sleep(Duration::from_millis(100));
         anyhow::anyhow!("{what}\n--- the console's last lines ---\n{}", self.console.tail())
@@ -252,7 +290,7 @@ impl Vm {
         self.send(Kind::PowerOff, 0, Vec::new())?;
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
-            if self.qemu.try_wait()?.is_some() {
+            if self.qemu.0.try_wait()?.is_some() {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(10));
@@ -260,18 +298,56 @@ impl Vm {
         // Dropping kills it; that it did not power off hurts nobody.
         Ok(())
     }
+}
 
-    fn kill(&mut self) {
+/// A process that is killed when it goes out of scope.
+struct Tied(Child);
+
+impl Tied {
+    fn end(&mut self) {
         // Fails only where it has ended already.
-        let _ended = self.qemu.kill();
-        let _reaped = self.qemu.wait();
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
     }
 }
 
-impl Drop for Vm {
+impl Drop for Tied {
     fn drop(&mut self) {
-        self.kill();
+        self.end();
     }
+}
+
+/// Starts a device's companion and waits for its sockets.
+fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<Tied> {
+    for socket in &companion.sockets {
+        // Of an earlier machine of this run.
+        let _absent = std::fs::remove_file(directory.join(socket));
+    }
+    let (program, arguments) =
+        companion.command.split_first().context("a companion without a program")?;
+    let mut command = std::process::Command::new(program);
+    command.args(arguments).current_dir(directory);
+    let mut process = Tied(
+        tie::tied(&command)?
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {program:?}"))?,
+    );
+    console.follow_all(&mut process.0);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !companion.sockets.iter().all(|socket| directory.join(socket).exists()) {
+        if let Some(status) = process.0.try_wait()? {
+            thread::sleep(Duration::from_millis(100));
+            bail!("{program:?} ended ({status}):\n{}", console.tail());
+        }
+        if Instant::now() >= deadline {
+            bail!("{program:?} makes no socket:\n{}", console.tail());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(process)
 }
 
 /// Sends input and signals to processes in the guest.
@@ -298,28 +374,6 @@ impl Feeder {
                 return Ok(());
             }
         }
-    }
-}
-
-fn follow(mut stream: Box<dyn Read + Send>, console: &Console, show: bool) {
-    let mut pending = Vec::new();
-    let mut buffer = [0; 4096];
-    while let Ok(length) = stream.read(&mut buffer) {
-        if length == 0 {
-            break;
-        }
-        if show {
-            // A closed standard error is no reason to stop the machine.
-            let _closed = std::io::stderr().write_all(&buffer[..length]);
-        }
-        pending.extend_from_slice(&buffer[..length]);
-        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            console.push(printable(&line));
-        }
-    }
-    if !pending.is_empty() {
-        console.push(printable(&pending));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Network interfaces and the soft-RoCE devices on them.
 //!
-//! Two soft-RoCE devices, `rxe0` on `h0` and `rxe1` on `h1`, at the two ends of one virtual cable.
-//! Both ends live in the first network namespace, because until 7.x soft-RoCE works in no other.
-//! Left alone, the kernel would deliver 10.0.0.1 → 10.0.0.2 inside the loopback interface, where
-//! no soft-RoCE device listens; policy rules send what is bound to one end out over the cable.
+//! Two soft-RoCE devices, `rxe0` on `h0` and `rxe1` on `h1`, at the two ends of one virtual cable,
+//! or the ports of two devices that the machine has. Both live in the first network namespace,
+//! because until 7.x soft-RoCE works in no other. Left alone, the kernel would deliver what goes
+//! from 10.0.0.1 to 10.0.0.2 inside the loopback interface, where no RDMA device listens; policy
+//! rules send what is bound to one interface out through it.
 
 use crate::Failure;
 use crate::netlink::{CREATE, Netlink, Request};
@@ -37,32 +38,21 @@ const RDMA_DEVICE_NAME: u16 = 2;
 const RDMA_NETDEV_NAME: u16 = 51;
 const RDMA_LINK_TYPE: u16 = 65;
 
-/// One end of the cable.
+/// One of two interfaces that reach each other.
 struct End {
-    interface: &'static str,
-    device: &'static str,
+    interface: String,
     hardware: [u8; 6],
     address: Ipv4Addr,
     /// Routing table for what leaves through this end.
     table: u8,
 }
 
-const ENDS: [End; 2] = [
-    End {
-        interface: "h0",
-        device: "rxe0",
-        hardware: [0x02, 0, 0, 0, 0, 0x01],
-        address: Ipv4Addr::new(10, 0, 0, 1),
-        table: 101,
-    },
-    End {
-        interface: "h1",
-        device: "rxe1",
-        hardware: [0x02, 0, 0, 0, 0, 0x02],
-        address: Ipv4Addr::new(10, 0, 0, 2),
-        table: 102,
-    },
-];
+impl End {
+    fn new(number: u8, interface: &str, hardware: [u8; 6]) -> Self {
+        let address = Ipv4Addr::new(10, 0, 0, number + 1);
+        Self { interface: interface.to_owned(), hardware, address, table: 101 + number }
+    }
+}
 
 /// `struct ifinfomsg`.
 fn link_header(index: u32, flags: u32, change: u32) -> Vec<u8> {
@@ -86,9 +76,60 @@ pub(crate) fn bring_up_loopback() -> Result<(), Failure> {
 }
 
 /// Makes the cable and a soft-RoCE device at either end.
-pub(crate) fn make_rxe_pair() -> Result<(), Failure> {
+pub(crate) fn make_soft_roce_pair() -> Result<(), Failure> {
+    relax()?;
+    let ends =
+        [End::new(0, "h0", [0x02, 0, 0, 0, 0, 0x01]), End::new(1, "h1", [0x02, 0, 0, 0, 0, 0x02])];
+    let route = Netlink::open(SockProtocol::NetlinkRoute)?;
+    make_cable(&route, &ends).map_err(|error| format!("make the veth pair: {error}"))?;
+    connect(&route, &ends)?;
+    let rdma = Netlink::open(SockProtocol::NetlinkRDMA)?;
+    for (end, device) in ends.iter().zip(["rxe0", "rxe1"]) {
+        rdma.call(
+            Request::new(NEW_RDMA_LINK, 0, &[])
+                .text(RDMA_DEVICE_NAME, device)
+                .text(RDMA_NETDEV_NAME, &end.interface)
+                .text(RDMA_LINK_TYPE, "rxe"),
+        )
+        .map_err(|error| format!("make {device} on {}: {error}", end.interface))?;
+    }
+    Ok(())
+}
+
+/// Gives the first two devices' Ethernet ports addresses, where they have such ports.
+pub(crate) fn connect_ports(devices: &[String]) -> Result<(), Failure> {
+    relax()?;
+    let mut ends = Vec::new();
+    for (number, device) in (0..2).zip(devices) {
+        let directory = format!("/sys/class/infiniband/{device}/device/net");
+        // An InfiniBand port has no network interface, and needs none.
+        let Ok(mut entries) = fs::read_dir(&directory) else { return Ok(()) };
+        let Some(entry) = entries.next() else { return Ok(()) };
+        let interface = entry?.file_name().to_string_lossy().into_owned();
+        let path = format!("/sys/class/net/{interface}/address");
+        let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let hardware =
+            hardware_address(&text).ok_or_else(|| format!("{path} holds {:?}", text.trim()))?;
+        ends.push(End::new(number, &interface, hardware));
+    }
+    let route = Netlink::open(SockProtocol::NetlinkRoute)?;
+    match <[End; 2]>::try_from(ends) {
+        Ok(ends) => connect(&route, &ends),
+        Err(ends) => ends.iter().try_for_each(|end| start(&route, end)),
+    }
+}
+
+/// Six numbers in hexadecimal between colons.
+fn hardware_address(text: &str) -> Option<[u8; 6]> {
+    let bytes: Option<Vec<u8>> =
+        text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    bytes?.try_into().ok()
+}
+
+/// Settings for two hosts in one.
+fn relax() -> Result<(), Failure> {
     // No duplicate address detection: it would keep link-local GIDs unusable for a second or two.
-    // Addresses of this very host must be accepted from the cable, and no filter may drop them.
+    // Addresses of this very host must be accepted from outside, and no filter may drop them.
     for (setting, value) in [
         ("ipv6/conf/all/accept_dad", "0"),
         ("ipv6/conf/default/accept_dad", "0"),
@@ -100,45 +141,42 @@ pub(crate) fn make_rxe_pair() -> Result<(), Failure> {
         let path = format!("/proc/sys/net/{setting}");
         fs::write(&path, value).map_err(|error| format!("write {path}: {error}"))?;
     }
-    let route = Netlink::open(SockProtocol::NetlinkRoute)?;
-    make_cable(&route).map_err(|error| format!("make the veth pair: {error}"))?;
-    for end in &ENDS {
-        up(&route, end.interface)?;
-        add_address(&route, end)
-            .map_err(|error| format!("give {} its address: {error}", end.interface))?;
-    }
-    for (end, other) in [(&ENDS[0], &ENDS[1]), (&ENDS[1], &ENDS[0])] {
-        route_over_cable(&route, end, other)
-            .map_err(|error| format!("route out of {}: {error}", end.interface))?;
-    }
-    // The kernel consults the local table first of all unless its rule moves behind ours.
-    rule(&route, NEW_RULE, CREATE, 100, LOCAL_TABLE, None)
-        .and_then(|()| rule(&route, DELETE_RULE, 0, 0, LOCAL_TABLE, None))
-        .map_err(|error| format!("move the local table's rule: {error}"))?;
-    let rdma = Netlink::open(SockProtocol::NetlinkRDMA)?;
-    for end in &ENDS {
-        rdma.call(
-            Request::new(NEW_RDMA_LINK, 0, &[])
-                .text(RDMA_DEVICE_NAME, end.device)
-                .text(RDMA_NETDEV_NAME, end.interface)
-                .text(RDMA_LINK_TYPE, "rxe"),
-        )
-        .map_err(|error| format!("make {} on {}: {error}", end.device, end.interface))?;
-    }
     Ok(())
 }
 
-fn make_cable(route: &Netlink) -> Result<(), Errno> {
-    let [near, far] = &ENDS;
+/// Brings an end up with its address.
+fn start(route: &Netlink, end: &End) -> Result<(), Failure> {
+    up(route, &end.interface)?;
+    add_address(route, end)
+        .map_err(|error| format!("give {} its address: {error}", end.interface).into())
+}
+
+/// Starts both ends and sends what goes from one to the other out through the interface.
+fn connect(route: &Netlink, ends: &[End; 2]) -> Result<(), Failure> {
+    let [first, second] = ends;
+    for end in ends {
+        start(route, end)?;
+    }
+    for (end, other) in [(first, second), (second, first)] {
+        route_out(route, end, other)
+            .map_err(|error| format!("route out of {}: {error}", end.interface))?;
+    }
+    // The kernel consults the local table first of all unless its rule moves behind ours.
+    rule(route, NEW_RULE, CREATE, 100, LOCAL_TABLE, None)
+        .and_then(|()| rule(route, DELETE_RULE, 0, 0, LOCAL_TABLE, None))
+        .map_err(|error| format!("move the local table's rule: {error}").into())
+}
+
+fn make_cable(route: &Netlink, [near, far]: &[End; 2]) -> Result<(), Errno> {
     route.call(
         Request::new(NEW_LINK, CREATE, &link_header(0, 0, 0))
-            .text(LINK_NAME, near.interface)
+            .text(LINK_NAME, &near.interface)
             .attribute(LINK_ADDRESS, &near.hardware)
             .nested(LINK_INFO, |info| {
                 info.text(LINK_INFO_KIND, "veth").nested(LINK_INFO_DATA, |data| {
                     data.nested(VETH_PEER, |peer| {
                         peer.raw(&link_header(0, 0, 0))
-                            .text(LINK_NAME, far.interface)
+                            .text(LINK_NAME, &far.interface)
                             .attribute(LINK_ADDRESS, &far.hardware)
                     })
                 })
@@ -147,7 +185,7 @@ fn make_cable(route: &Netlink) -> Result<(), Errno> {
 }
 
 fn add_address(route: &Netlink, end: &End) -> Result<(), Errno> {
-    let index = if_nametoindex(end.interface)?;
+    let index = if_nametoindex(end.interface.as_str())?;
     // `struct ifaddrmsg`: family, prefix length, flags, scope, index.
     let mut header = vec![INET, 24, 0, 0];
     header.extend_from_slice(&index.to_ne_bytes());
@@ -159,8 +197,8 @@ fn add_address(route: &Netlink, end: &End) -> Result<(), Errno> {
 }
 
 /// Sends what is bound to `end` and meant for `other` out of `end`'s interface.
-fn route_over_cable(route: &Netlink, end: &End, other: &End) -> Result<(), Errno> {
-    let index = if_nametoindex(end.interface)?;
+fn route_out(route: &Netlink, end: &End, other: &End) -> Result<(), Errno> {
+    let index = if_nametoindex(end.interface.as_str())?;
     // `struct rtmsg`: family, destination and source length, tos, table, protocol, scope, type.
     let mut header = vec![INET, 32, 0, 0, end.table, 4, 253, 1];
     header.extend_from_slice(&[0; 4]);
@@ -180,7 +218,7 @@ fn route_over_cable(route: &Netlink, end: &End, other: &End) -> Result<(), Errno
             .attribute(1, &other.address.octets())
             .attribute(2, &other.hardware),
     )?;
-    rule(route, NEW_RULE, CREATE, 10, end.table, Some((end.interface, other.address)))
+    rule(route, NEW_RULE, CREATE, 10, end.table, Some((&end.interface, other.address)))
 }
 
 /// A policy rule that looks `table` up, for what leaves an interface towards an address or for all.
@@ -203,4 +241,16 @@ fn rule(
         request = request.attribute(1, &destination.octets()).text(3, "lo").text(17, interface);
     }
     route.call(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hardware_address;
+
+    #[test]
+    fn hardware_addresses_are_read() {
+        assert_eq!(hardware_address("02:00:00:00:00:fe\n"), Some([2, 0, 0, 0, 0, 0xfe]));
+        assert_eq!(hardware_address("02:00:00:00:00"), None);
+        assert_eq!(hardware_address("zz:00:00:00:00:00"), None);
+    }
 }

@@ -16,7 +16,7 @@ mod netlink;
 mod processes;
 
 use lab_guest::frame::Kind;
-use lab_guest::order::{Greeting, SETUP_PATH, Setup};
+use lab_guest::order::{Greeting, Network, SETUP_PATH, Setup};
 use nix::sys::reboot::{RebootMode, reboot};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -81,10 +81,13 @@ fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
         modules.load(module)?;
     }
     link::bring_up_loopback()?;
-    if setup.rxe {
-        link::make_rxe_pair()?;
+    if setup.network == Network::SoftRoce {
+        link::make_soft_roce_pair()?;
     }
     let devices = wait_for_devices(setup.devices, Duration::from_secs(setup.patience.into()))?;
+    if setup.network == Network::Ports {
+        link::connect_ports(&devices)?;
+    }
     // Where a desktop's login would have given it to the user.
     if Path::new("/dev/udmabuf").exists() {
         fs::set_permissions("/dev/udmabuf", fs::Permissions::from_mode(0o666))?;

@@ -25,12 +25,25 @@ pub const USER_MEMLOCK: u64 = 8 << 20;
 pub struct Setup {
     /// Modules to load, with what they depend on.
     pub modules: Vec<String>,
-    /// Whether to make the two connected soft-RoCE devices.
-    pub rxe: bool,
+    /// What becomes two connected hosts' worth of RDMA devices.
+    pub network: Network,
     /// How many RDMA devices must have appeared before the guest is ready.
     pub devices: u32,
     /// How long they may take, in seconds.
     pub patience: u32,
+}
+
+/// Where the RDMA devices' network interfaces come from. Either way the first gets 10.0.0.1, the
+/// second 10.0.0.2, and what one sends to the other leaves through its own interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// There are none.
+    #[default]
+    None,
+    /// A virtual cable with a soft-RoCE device at each end.
+    SoftRoce,
+    /// The Ethernet ports of the RDMA devices that the machine has.
+    Ports,
 }
 
 /// A kernel module in the initramfs.

@@ -1,0 +1,219 @@
+//! `cargo ci demo`: two processes built from this workspace exchange messages over the kernel's
+//! soft-RoCE, or over a device of this machine.
+//!
+//! Success means that both sides checked every byte that arrived.
+
+use crate::device::DeviceName;
+use crate::fetch::Needs;
+use crate::kernel::KernelName;
+use crate::session::{Machine, Session};
+use crate::vm::{self, Event, Vm};
+use crate::workspace::{Profile, Workspace};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lab_guest::order::Order;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the whole exchange may take once devices are there.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `cargo ci demo`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DemoArguments {
+    /// Use an RDMA device of this machine instead of a VM; the first usable one unless named
+    #[arg(long, value_name = "DEV", num_args = 0..=1)]
+    native: Option<Option<String>>,
+    /// Messages in each direction
+    #[arg(long, default_value_t = 1000)]
+    iters: u64,
+    /// Show the kernel's console
+    #[arg(long)]
+    console: bool,
+}
+
+/// Runs the demonstration.
+pub(crate) fn demo(arguments: &DemoArguments) -> Result<ExitCode> {
+    vm::check_host()?;
+    match &arguments.native {
+        Some(device) => native(arguments, device.as_deref()),
+        None => lab(arguments),
+    }?;
+    println!("\nEvery message arrived intact on both sides.");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn program(workspace: &Workspace) -> Result<PathBuf> {
+    if !workspace.has("uverbs", "bin", "uverbs") {
+        bail!("{} has no program `uverbs`", workspace.root().display());
+    }
+    workspace.static_program("uverbs", "uverbs", Profile::Release)
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// The server's command and the client's, which differ by device and by knowing the server's host.
+fn ping_pong(program: &str, iters: u64, devices: [&str; 2], host: &str) -> [Vec<String>; 2] {
+    let iters = iters.to_string();
+    let [server, mut client] = devices.map(|device| {
+        let mut command = words(&[program, "pingpong", "rc", "--validate", "--wait", "30"]);
+        command.extend(words(&["--iters", &iters, "--device", device]));
+        command
+    });
+    client.push(host.to_owned());
+    [server, client]
+}
+
+fn lab(arguments: &DemoArguments) -> Result<()> {
+    let kernel = KernelName::Newest;
+    let session = Session::open(&Needs { kernels: vec![kernel], peers: false }, arguments.console)?;
+    let programs = [("uverbs".to_owned(), program(&session.workspace)?)];
+    let mut vm = session.boot(&Machine {
+        kernel,
+        device: DeviceName::Rxe,
+        programs: &programs,
+        overlays: &[],
+        peers: false,
+    })?;
+    println!(
+        "Linux {} is up after {:.1} s with {}.\n",
+        vm.greeting.release,
+        vm.boot_time.as_secs_f64(),
+        vm.greeting.devices.join(" and ")
+    );
+    let order = Order { command: words(&["uverbs", "devinfo"]), ..Order::default() };
+    println!("$ uverbs devinfo");
+    let ending = vm.run(&order, PATIENCE, show)?;
+    if ending.status() != 0 {
+        bail!("uverbs devinfo ended with status {}", ending.status());
+    }
+    let [server, client] = ping_pong("uverbs", arguments.iters, ["rxe0", "rxe1"], "10.0.0.1");
+    println!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
+    exchange(&mut vm, server, client)?;
+    vm.power_off()
+}
+
+/// Shows what a process prints.
+fn show(event: &Event) {
+    // A reader that has gone does not change whether the data is intact.
+    let _closed = match event {
+        Event::Stdout(bytes) => std::io::stdout().write_all(bytes),
+        Event::Stderr(bytes) => std::io::stderr().write_all(bytes),
+        Event::Exit(..) => Ok(()),
+    };
+}
+
+/// Runs both sides in the guest; what either prints is shown as it comes.
+fn exchange(vm: &mut Vm, server: Vec<String>, client: Vec<String>) -> Result<()> {
+    let mut running = Vec::new();
+    for (side, command) in [("server", server), ("client", client)] {
+        let process = vm.start(&Order { command, ..Order::default() })?;
+        vm.end_input(process)?;
+        running.push((side, process));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while !running.is_empty() {
+        match vm.next_event(deadline)? {
+            Some(Event::Exit(ended, ending)) => {
+                let Some(index) = running.iter().position(|(_, process)| *process == ended) else {
+                    continue;
+                };
+                let (side, _) = running.remove(index);
+                if ending.status() != 0 {
+                    bail!("the {side} ended with status {}", ending.status());
+                }
+            }
+            Some(event) => show(&event),
+            None => {
+                let text = format!("no end after {} s", PATIENCE.as_secs());
+                return Err(vm.failure(&text));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn native(arguments: &DemoArguments, device: Option<&str>) -> Result<()> {
+    let device = match device {
+        Some(device) => device.to_owned(),
+        None => first_device()?,
+    };
+    let program = program(&Workspace::find()?)?.display().to_string();
+    println!("$ uverbs devinfo {device}");
+    let status = Command::new(&program).args(["devinfo", &device]).status()?;
+    if !status.success() {
+        bail!("uverbs devinfo {device}: {status}");
+    }
+    let [server, client] = ping_pong(&program, arguments.iters, [&device, &device], "127.0.0.1");
+    println!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
+    let mut running = Vec::new();
+    for (side, command) in [("server", server), ("client", client)] {
+        let child = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("start the {side}"))?;
+        running.push((side, child));
+    }
+    let outcome = wait_for_all(&mut running);
+    for (_, child) in &mut running {
+        // Those that have ended already cannot be killed.
+        let _ended = child.kill();
+        child.wait()?;
+    }
+    outcome
+}
+
+fn wait_for_all(running: &mut [(&str, Child)]) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut all = true;
+        for (side, child) in &mut *running {
+            match child.try_wait()? {
+                Some(status) if !status.success() => bail!("the {side} failed: {status}"),
+                Some(_) => {}
+                None => all = false,
+            }
+        }
+        if all {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!("no end after {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The first RDMA device that this machine has.
+fn first_device() -> Result<String> {
+    let mut names: Vec<String> = std::fs::read_dir("/sys/class/infiniband")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names.into_iter().next().context(
+        "this machine has no RDMA device; without --native the demonstration makes one in a VM",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ping_pong;
+
+    #[test]
+    fn only_the_client_names_a_host() {
+        for devices in [["rxe0", "rxe1"], ["mlx5_0", "mlx5_0"]] {
+            let [server, client] = ping_pong("uverbs", 10, devices, "10.0.0.1");
+            assert!(!server.contains(&"10.0.0.1".to_owned()));
+            assert_eq!(client.last().map(String::as_str), Some("10.0.0.1"));
+            assert_eq!(server.last().map(String::as_str), Some(devices[0]));
+        }
+    }
+}
