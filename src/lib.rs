@@ -1,4 +1,4 @@
-//! RDMA verbs in pure Rust.
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 mod access;

@@ -37,8 +37,6 @@ pub(crate) struct Attr<'a> {
     pub(crate) id: u16,
     /// "Fail if you do not know this": without it an older kernel ignores the attribute.
     pub(crate) mandatory: bool,
-    /// Set by the kernel when it wrote this output.
-    pub(crate) written: bool,
     pub(crate) value: Value<'a>,
 }
 
@@ -59,7 +57,7 @@ impl<'a> Command<'a> {
     fn push(mut self, id: u16, mandatory: bool, value: Value<'a>) -> Self {
         debug_assert!(self.count < MAX_ATTRS, "MAX_ATTRS is too small");
         if let Some(slot) = self.attrs.get_mut(self.count) {
-            *slot = Some(Attr { id, mandatory, written: false, value });
+            *slot = Some(Attr { id, mandatory, value });
             self.count += 1;
         }
         self
@@ -97,7 +95,7 @@ impl<'a> Command<'a> {
         self.push(id, true, Value::Out(value.as_mut_bytes()))
     }
 
-    /// An output whose absence in an older kernel is fine; see [`written`](Self::written).
+    /// An output whose absence in an older kernel is fine: it stays as it was.
     pub(crate) fn optional_output<T>(self, id: u16, value: &'a mut T) -> Self
     where
         T: FromBytes + IntoBytes + KnownLayout + ?Sized,
@@ -170,10 +168,5 @@ impl<'a> Command<'a> {
             Value::NewFd(fd) => fd.take(),
             _ => None,
         }
-    }
-
-    /// Whether the kernel said that it wrote this output.
-    pub(crate) fn written(&self, id: u16) -> bool {
-        self.attr(id).is_some_and(|attr| attr.written)
     }
 }

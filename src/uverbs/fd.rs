@@ -16,8 +16,7 @@ use uverbs_uapi::comp_channel::{
     ib_uverbs_create_comp_channel, ib_uverbs_create_comp_channel_resp,
 };
 use uverbs_uapi::ioctl::{
-    RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, UVERBS_ATTR_F_VALID_OUTPUT, ib_uverbs_attr,
-    ib_uverbs_ioctl_hdr,
+    RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, ib_uverbs_attr, ib_uverbs_ioctl_hdr,
 };
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 use zerocopy::{FromZeros, IntoBytes};
@@ -84,7 +83,6 @@ impl Kernel for UverbsFd {
         // where the kernel reads and exclusively where it writes, with the slice's own length.
         unsafe { rustix::ioctl::ioctl(&self.fd, Invoke(&mut message)) }?;
         for (attr, raw) in command.attrs_mut().zip(&message.attrs) {
-            attr.written = raw.flags & UVERBS_ATTR_F_VALID_OUTPUT != 0;
             match &mut attr.value {
                 Value::New(handle) => *handle = raw.data as u32,
                 Value::NewFd(fd) => {
