@@ -82,7 +82,6 @@ impl Answers<'_, '_> {
         let Value::Out(room) = &mut attr.value else { return };
         let length = answer.len().min(room.len()).min(limit);
         room[..length].copy_from_slice(&answer[..length]);
-        attr.written = length > 0;
     }
 
     pub(super) fn made(&mut self, id: u16, handle: u32) -> Result<()> {
