@@ -424,3 +424,6 @@ impl fmt::Debug for DeviceAttr {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

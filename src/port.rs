@@ -447,3 +447,6 @@ fn choose_gid(link_layer: LinkLayer, entries: impl Iterator<Item = GidEntry>) ->
 fn parse_pkey(text: &str) -> Option<u16> {
     u16::from_str_radix(text.trim_end().strip_prefix("0x")?, 16).ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -315,3 +315,6 @@ impl fmt::Debug for QpAttr {
         out.finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -342,3 +342,6 @@ fn random_psn() -> Psn {
     // The standard library's hasher is seeded from the system's randomness.
     Psn::new(RandomState::new().build_hasher().finish() as u32)
 }
+
+#[cfg(test)]
+mod tests;

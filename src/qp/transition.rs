@@ -227,3 +227,6 @@ fn names(mask: Mask) -> String {
     let named = NAMES.iter().filter(|(bit, _)| mask.contains(*bit)).map(|(_, name)| *name);
     named.collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests;

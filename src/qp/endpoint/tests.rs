@@ -1,0 +1,126 @@
+use super::*;
+
+fn side(qpn: u32, subnet: u8) -> Local {
+    let mut gid = Gid::default();
+    gid.0[0] = subnet;
+    gid.0[15] = qpn as u8;
+    Local {
+        endpoint: Endpoint {
+            qpn: Qpn(qpn),
+            psn: Psn(qpn << 8),
+            gid,
+            lid: 0,
+            mtu: Mtu::MTU_1024,
+            rd_atomic: 16,
+            qkey: QKEY,
+        },
+        port: 1,
+        gid_index: 3,
+        global: true,
+        max_rd_atomic: 128,
+    }
+}
+
+#[test]
+fn the_smaller_mtu_is_used() {
+    let local = side(1, 1);
+    let mut remote = side(2, 1).endpoint;
+    for (mtu, used) in [
+        (Mtu::MTU_4096, Mtu::MTU_1024),
+        (Mtu::MTU_512, Mtu::MTU_512),
+        (Mtu::MTU_1024, Mtu::MTU_1024),
+    ] {
+        remote.mtu = mtu;
+        let attr = Handshake::new().to_rtr(QpType::UC, &local, &remote);
+        let expected = QpAttr::new()
+            .state(QpState::RTR)
+            .path(AddressVector::global(1, 3, remote.gid))
+            .path_mtu(used)
+            .dest_qpn(Qpn(2))
+            .rq_psn(Psn(0x200));
+        assert_eq!(format!("{attr:?}"), format!("{expected:?}"));
+    }
+}
+
+#[test]
+fn each_sends_no_more_reads_than_the_other_answers() {
+    let local = side(1, 1);
+    let mut remote = side(2, 1).endpoint;
+    let reads = |remote: &Endpoint, options: Handshake| {
+        format!("{:?}", options.to_rts(QpType::RC, &local, remote))
+    };
+    assert!(reads(&remote, Handshake::new()).contains("max_rd_atomic: 16"));
+    remote.rd_atomic = 2;
+    assert!(reads(&remote, Handshake::new()).contains("max_rd_atomic: 2"));
+    assert!(reads(&remote, Handshake::new().max_rd_atomic(1)).contains("max_rd_atomic: 1"));
+    remote.rd_atomic = 255;
+    assert!(reads(&remote, Handshake::new()).contains("max_rd_atomic: 128"));
+}
+
+#[test]
+fn local_identifiers_do_within_a_subnet() {
+    let mut local = side(1, 1);
+    local.global = false;
+    let near = Endpoint { lid: 7, ..side(2, 1).endpoint };
+    let far = Endpoint { lid: 7, ..side(2, 2).endpoint };
+    assert_eq!(Handshake::new().path(&local, &near), AddressVector::local(1, 7));
+    assert_eq!(Handshake::new().path(&local, &far).global.map(|g| g.dgid), Some(far.gid));
+    // Ethernet, or a port whose subnet wants it so.
+    local.global = true;
+    assert_eq!(Handshake::new().path(&local, &near).global.map(|g| g.dgid), Some(near.gid));
+}
+
+/// Whatever the options, each step has what its transition needs.
+#[test]
+fn every_step_is_a_transition() {
+    use crate::qp::transition::check;
+    let (local, remote) = (side(1, 1), side(2, 1).endpoint);
+    let options = Handshake::new().timeout(1).flow_label(5).traffic_class(6).hop_limit(2);
+    for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
+        let steps = [
+            (QpState::RESET, options.to_init(qp_type, &local)),
+            (QpState::INIT, options.to_init(qp_type, &local)),
+            (QpState::INIT, options.to_rtr(qp_type, &local, &remote)),
+            (QpState::RTR, options.to_rts(qp_type, &local, &remote)),
+        ];
+        for (from, attr) in steps {
+            check("handshake", qp_type, from, &attr).unwrap();
+            attr.check_ranges("handshake").unwrap();
+        }
+    }
+}
+
+#[test]
+fn sequence_numbers_are_random_and_fit() {
+    let numbers: Vec<Psn> = (0..8).map(|_| random_psn()).collect();
+    assert!(numbers.iter().all(|psn| psn.0 <= 0xff_ffff));
+    assert!(numbers.iter().any(|psn| *psn != numbers[0]));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn an_endpoint_survives_the_wire() {
+    use serde_test::Token;
+    let newtype = |name| Token::NewtypeStruct { name };
+    let mut tokens = vec![
+        Token::Struct { name: "Endpoint", len: 7 },
+        Token::Str("qpn"),
+        newtype("Qpn"),
+        Token::U32(0x1234),
+        Token::Str("psn"),
+        newtype("Psn"),
+        Token::U32(0x12_3400),
+        Token::Str("gid"),
+        newtype("Gid"),
+        Token::Tuple { len: 16 },
+        Token::U8(0xfe),
+    ];
+    tokens.extend([Token::U8(0); 14]);
+    tokens.extend([Token::U8(0x34), Token::TupleEnd]);
+    tokens.extend([Token::Str("lid"), Token::U16(0)]);
+    tokens.extend([Token::Str("mtu"), newtype("Mtu"), Token::U8(3)]);
+    tokens.extend([Token::Str("rd_atomic"), Token::U8(16)]);
+    tokens.extend([Token::Str("qkey"), newtype("Qkey"), Token::U32(0x1111_1111)]);
+    tokens.push(Token::StructEnd);
+    serde_test::assert_tokens(&side(0x1234, 0xfe).endpoint, &tokens);
+}
