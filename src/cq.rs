@@ -36,7 +36,7 @@ impl CqInner {
     }
 }
 
-/// A queue pair that was destroyed while completions of it were in the ring.
+/// A queue pair that was destroyed or reset while completions of it were in the ring.
 #[derive(Clone, Copy, Debug)]
 struct Retired {
     qpn: u32,
@@ -203,6 +203,14 @@ impl CompletionQueue {
                 learned.push(Retired { qpn, until: consumed + pending });
             }
         });
+    }
+
+    /// Discards what the ring holds of a queue pair that cannot complete anything more.
+    pub(crate) fn retire(&mut self, qpn: u32) {
+        let pending = u64::from(self.ring.pending());
+        if pending > 0 {
+            self.retired.push(Retired { qpn, until: self.consumed + pending });
+        }
     }
 
     #[cold]

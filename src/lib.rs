@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod file;
 mod handles;
+mod mcast;
 mod mem;
 mod number;
 mod object;
@@ -33,10 +34,14 @@ pub use completion::{Completion, WcOpcode, WcStatus};
 pub use context::Context;
 pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
 pub use device::{Device, devices};
-pub use device_attr::DeviceAttr;
+pub use device_attr::{
+    AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
+    TagMatchingCaps,
+};
 pub use error::{Error, Result};
 pub use events::keys::ObjectKey;
 pub use handles::ObjectKind;
+pub use mcast::McastMembership;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
@@ -46,8 +51,8 @@ pub use port::{
     PortState,
 };
 pub use qp::{
-    PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType, QueuePair,
-    QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue,
+    Endpoint, Handshake, PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType,
+    QueuePair, QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue,
 };
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};

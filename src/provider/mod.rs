@@ -43,6 +43,17 @@ impl Provider {
         }
     }
 
+    /// How often a queue pair has to be brought to RESET until it is reset. The rings' indices stay
+    /// what they were: the kernel drains its queues up to our producer index.
+    pub(crate) fn resets(&self) -> u32 {
+        match self {
+            // The driver first notes where the next send will stand, and then skips the sends that
+            // were never done: what it noted is behind, and it would send wiped requests. The
+            // second time there is nothing left to skip.
+            Provider::Rxe => 2,
+        }
+    }
+
     pub(crate) fn pd_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::none(),

@@ -4,6 +4,7 @@ use super::{QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, S
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
+use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
@@ -13,8 +14,8 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex};
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
 use uverbs_uapi::qp as uapi;
 
@@ -181,6 +182,8 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 max_inline_data: granted.max_inline_data,
             },
             state: AtomicU8::new(QpState::RESET.0),
+            local: Mutex::default(),
+            groups: Groups::default(),
             registration,
             send_cq: self.send_cq,
             recv_cq: self.recv_cq,

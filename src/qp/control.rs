@@ -62,7 +62,7 @@ impl QpControl {
     ///
     /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
     /// value out of range (the message names it), and for `RESET`: see
-    /// `QueuePair::reset`. `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// [`reset`](crate::QueuePair::reset). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]

@@ -6,8 +6,10 @@
 mod attr;
 mod builder;
 mod control;
+mod endpoint;
 mod info;
 mod recv;
+mod reset;
 mod send;
 mod state;
 mod transition;
@@ -15,6 +17,7 @@ mod transition;
 pub use attr::{PathMigState, QpAttr};
 pub use builder::QueuePairBuilder;
 pub use control::QpControl;
+pub use endpoint::{Endpoint, Handshake};
 pub use info::QpInfo;
 pub use recv::{RecvBatch, RecvQueue};
 pub use send::{SendBatch, SendQueue};
@@ -25,14 +28,15 @@ use crate::cq::CqInner;
 use crate::error::{Error, Result};
 use crate::events::keys::Registration;
 use crate::file::File;
+use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What a queue pair was granted at creation; at least what was asked for.
 #[doc(alias = "ibv_qp_cap")]
@@ -60,6 +64,9 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: AtomicU8,
+    /// What the peer was told of it.
+    local: Mutex<Option<endpoint::Local>>,
+    pub(crate) groups: Groups,
     registration: Registration,
     pub(crate) send_cq: Arc<CqInner>,
     pub(crate) recv_cq: Arc<CqInner>,

@@ -1,0 +1,344 @@
+//! Connecting two queue pairs: what the one has to know of the other, and the way from `RESET` to
+//! `RTS` with it.
+//!
+//! How endpoints travel from peer to peer is the program's business: a TCP connection, a file, a
+//! channel.
+
+use super::attr::QpAttr;
+use super::control::QpControl;
+use super::state::{QpState, QpType};
+use crate::access::Access;
+use crate::ah::{AddressVector, GlobalRoute};
+use crate::error::{Error, Result};
+use crate::number::{Gid, Psn, Qkey, Qpn};
+use crate::port::{LinkLayer, Mtu, PortAttr};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::PoisonError;
+
+/// Reads and atomics that a queue pair answers at once unless its device can do less: what
+/// hardware commonly has.
+const RD_ATOMIC: u32 = 16;
+
+/// The key of datagram queue pairs unless another is chosen.
+const QKEY: Qkey = Qkey(0x1111_1111);
+
+/// What a peer has to know of a queue pair to connect to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Endpoint {
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The number of the first packet that it sends.
+    pub psn: Psn,
+    /// Global identifier of its port.
+    pub gid: Gid,
+    /// Local identifier of its port; 0 on Ethernet.
+    pub lid: u16,
+    /// The MTU of its port; the smaller one of both ends' is used.
+    pub mtu: Mtu,
+    /// How many reads and atomics it answers at once: as many, and no more, are sent to it.
+    pub rd_atomic: u8,
+    /// The key that datagrams to it must carry.
+    pub qkey: Qkey,
+}
+
+/// What a queue pair remembers of the endpoint that it gave out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local {
+    endpoint: Endpoint,
+    port: u8,
+    gid_index: u8,
+    /// Whether packets need the global part whatever the destination.
+    global: bool,
+    /// Reads and atomics that may be under way from here.
+    max_rd_atomic: u8,
+}
+
+/// How to connect; what is not set has a default that fits most networks.
+///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
+/// use uverbs::Handshake;
+/// qp.handshake_with(remote, &Handshake::new().timeout(18).rnr_retry(3))?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Handshake {
+    access: Access,
+    pkey_index: u16,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+    max_rd_atomic: u8,
+    service_level: u8,
+    traffic_class: u8,
+    flow_label: u32,
+    hop_limit: u8,
+}
+
+impl Default for Handshake {
+    fn default() -> Self {
+        Handshake {
+            access: Access::ALL_REMOTE,
+            pkey_index: 0,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: u8::MAX,
+            service_level: 0,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+        }
+    }
+}
+
+impl Handshake {
+    /// The defaults.
+    pub fn new() -> Self {
+        Handshake::default()
+    }
+
+    /// What the peer may do through the queue pair. Unless set, writes, reads and atomics, within
+    /// what memory regions and windows allow.
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Index of the partition key; 0 unless set.
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.pkey_index = index;
+        self
+    }
+
+    /// Wait for an acknowledgement, 4.096 µs · 2ⁿ; see [`QpAttr::timeout`]. 14 (67 ms) unless set.
+    pub fn timeout(mut self, n: u8) -> Self {
+        self.timeout = n;
+        self
+    }
+
+    /// Repetitions before giving up, 0 to 7; 7 unless set.
+    pub fn retry_count(mut self, count: u8) -> Self {
+        self.retry_count = count;
+        self
+    }
+
+    /// Repetitions to a peer without receives, 0 to 7; 7, without end, unless set.
+    pub fn rnr_retry(mut self, count: u8) -> Self {
+        self.rnr_retry = count;
+        self
+    }
+
+    /// Code of the wait asked of a peer that finds no receive; see [`QpAttr::min_rnr_timer`]. 12
+    /// (640 µs) unless set.
+    pub fn min_rnr_timer(mut self, code: u8) -> Self {
+        self.min_rnr_timer = code;
+        self
+    }
+
+    /// Reads and atomics under way from here at most. Unless set, as many as the device can have
+    /// and the peer answers, which are the limits in any case.
+    pub fn max_rd_atomic(mut self, count: u8) -> Self {
+        self.max_rd_atomic = count;
+        self
+    }
+
+    /// Service level, 0 to 15; 0 unless set.
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.service_level = level;
+        self
+    }
+
+    /// Traffic class; on RoCE v2 the type of service. 0 unless set.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.traffic_class = class;
+        self
+    }
+
+    /// Flow label, 20 bits; on RoCE v2 the UDP source port is derived from it. 0 unless set.
+    pub fn flow_label(mut self, label: u32) -> Self {
+        self.flow_label = label;
+        self
+    }
+
+    /// Routers that a packet may pass; 64 unless set.
+    pub fn hop_limit(mut self, limit: u8) -> Self {
+        self.hop_limit = limit;
+        self
+    }
+
+    /// The path from `local` to `remote`: by local identifiers within an InfiniBand subnet, else
+    /// by global ones.
+    fn path(&self, local: &Local, remote: &Endpoint) -> AddressVector {
+        let other_subnet = local.endpoint.gid.0[..8] != remote.gid.0[..8];
+        let global = GlobalRoute {
+            dgid: remote.gid,
+            sgid_index: local.gid_index,
+            flow_label: self.flow_label,
+            hop_limit: self.hop_limit,
+            traffic_class: self.traffic_class,
+        };
+        AddressVector {
+            port: local.port,
+            dlid: remote.lid,
+            global: (local.global || other_subnet).then_some(global),
+            service_level: self.service_level,
+            src_path_bits: 0,
+            static_rate: 0,
+        }
+    }
+
+    fn to_init(self, qp_type: QpType, local: &Local) -> QpAttr {
+        let attr = QpAttr::new().state(QpState::INIT).port(local.port).pkey_index(self.pkey_index);
+        match qp_type {
+            QpType::UD => attr.qkey(local.endpoint.qkey),
+            _ => attr.access(self.access),
+        }
+    }
+
+    fn to_rtr(self, qp_type: QpType, local: &Local, remote: &Endpoint) -> QpAttr {
+        let attr = QpAttr::new().state(QpState::RTR);
+        if qp_type == QpType::UD {
+            return attr;
+        }
+        let attr = attr
+            .path(self.path(local, remote))
+            .path_mtu(local.endpoint.mtu.min(remote.mtu))
+            .dest_qpn(remote.qpn)
+            .rq_psn(remote.psn);
+        match qp_type {
+            QpType::RC => {
+                attr.max_dest_rd_atomic(local.endpoint.rd_atomic).min_rnr_timer(self.min_rnr_timer)
+            }
+            _ => attr,
+        }
+    }
+
+    fn to_rts(self, qp_type: QpType, local: &Local, remote: &Endpoint) -> QpAttr {
+        let attr = QpAttr::new().state(QpState::RTS).sq_psn(local.endpoint.psn);
+        match qp_type {
+            QpType::RC => attr
+                .timeout(self.timeout)
+                .retry_count(self.retry_count)
+                .rnr_retry(self.rnr_retry)
+                .max_rd_atomic(self.max_rd_atomic.min(local.max_rd_atomic).min(remote.rd_atomic)),
+            _ => attr,
+        }
+    }
+}
+
+impl QpControl {
+    /// What a peer has to know to connect to this queue pair over a port, from 1, and an entry of
+    /// the port's table of global identifiers;
+    /// [`default_gid`](crate::Context::default_gid) chooses a good one.
+    ///
+    /// The queue pair remembers it for [`handshake`](Self::handshake); a second call replaces it,
+    /// with another random sequence number.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have, or an index that is empty, beyond the
+    /// table, or above 255, which is what paths can carry.
+    pub fn endpoint(&self, port: u8, gid_index: u32) -> Result<Endpoint> {
+        const VERB: &str = "endpoint";
+        let context = self.context();
+        let in_verb = |error: Error| error.in_verb(VERB);
+        let attr = context.query_port(port).map_err(in_verb)?;
+        let entry = context.query_gid(port, gid_index).map_err(in_verb)?;
+        if entry.gid.is_zero() {
+            let detail = format!("index {gid_index} of port {port} holds no global identifier");
+            return Err(Error::invalid(VERB, detail));
+        }
+        let gid_index = u8::try_from(gid_index).map_err(|_| {
+            Error::invalid(VERB, format!("index {gid_index} is above 255, a path's maximum"))
+        })?;
+        let device = context.query_device().map_err(in_verb)?;
+        let endpoint = Endpoint {
+            qpn: self.qpn(),
+            psn: random_psn(),
+            gid: entry.gid,
+            lid: attr.lid,
+            mtu: attr.active_mtu,
+            rd_atomic: device.max_qp_rd_atom().min(RD_ATOMIC) as u8,
+            qkey: QKEY,
+        };
+        let local = Local {
+            endpoint,
+            port,
+            gid_index,
+            global: needs_global(&attr),
+            max_rd_atomic: device.max_qp_init_rd_atom().min(u8::MAX.into()) as u8,
+        };
+        *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner) = Some(local);
+        Ok(endpoint)
+    }
+
+    /// Connects to `remote` with the defaults of [`Handshake`]: `INIT`, `RTR`, `RTS`.
+    ///
+    /// Both sides do the same, in any order. A datagram queue pair has no peer and is made ready
+    /// with its own endpoint.
+    ///
+    /// A receive can be posted from `INIT` on. Over RC a message that finds none waits; over UC
+    /// and UD it is lost, so bring the queue pair to `INIT` with [`modify`](Self::modify), post,
+    /// and shake hands then.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if [`endpoint`](Self::endpoint) was not called before, for a transport that is
+    /// not connected like this (XRC, raw packets) and in states other than `RESET` and `INIT`;
+    /// else as [`modify`](Self::modify).
+    pub fn handshake(&self, remote: &Endpoint) -> Result<()> {
+        self.handshake_with(remote, &Handshake::new())
+    }
+
+    /// Connects to `remote`; see [`handshake`](Self::handshake).
+    pub fn handshake_with(&self, remote: &Endpoint, options: &Handshake) -> Result<()> {
+        const VERB: &str = "handshake";
+        let qp_type = self.qp_type();
+        if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
+            let detail = format!("a queue pair of type {qp_type}; RC, UC and UD can be");
+            return Err(Error::invalid(VERB, detail));
+        }
+        let local = self.local(VERB)?;
+        if remote.mtu.bytes().is_none() {
+            let detail = format!("the peer's MTU has the unknown code {}", remote.mtu.0);
+            return Err(Error::invalid(VERB, detail));
+        }
+        let in_verb = |error: Error| error.in_verb(VERB);
+        self.modify(&options.to_init(qp_type, &local)).map_err(in_verb)?;
+        self.modify(&options.to_rtr(qp_type, &local, remote)).map_err(in_verb)?;
+        self.modify(&options.to_rts(qp_type, &local, remote)).map_err(in_verb)
+    }
+
+    /// The path to a peer, for an address handle; from the port and the global identifier that
+    /// [`endpoint`](Self::endpoint) was asked for.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it was not.
+    pub fn path_to(&self, remote: &Endpoint) -> Result<AddressVector> {
+        Ok(Handshake::new().path(&self.local("path_to")?, remote))
+    }
+
+    fn local(&self, verb: &'static str) -> Result<Local> {
+        let local = *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner);
+        local.ok_or_else(|| {
+            Error::invalid(verb, "port and identifier are unknown: call QpControl::endpoint before")
+        })
+    }
+}
+
+fn needs_global(port: &PortAttr) -> bool {
+    port.grh_required || port.link_layer == LinkLayer::ETHERNET
+}
+
+/// Random, so that packets of an earlier connection between the same numbers are not taken for
+/// the new one's.
+fn random_psn() -> Psn {
+    // The standard library's hasher is seeded from the system's randomness.
+    Psn::new(RandomState::new().build_hasher().finish() as u32)
+}

@@ -1,0 +1,58 @@
+//! Back to state `RESET`, with everything that was posted forgotten.
+
+use super::attr::QpAttr;
+use super::{QpState, QueuePair};
+use crate::cq::{CompletionQueue, CqInner};
+use crate::error::{Error, Result};
+use crate::pd::Sharing;
+use std::sync::Arc;
+
+impl<S: Sharing> QueuePair<S> {
+    /// Brings the queue pair back to state [`RESET`](QpState::RESET), as if just created.
+    ///
+    /// Requests that have not completed never will, and completions that have not been polled are
+    /// discarded: that is why the queue pair's own completion queues are needed, and why no batch
+    /// can be in the making. Receives in a shared receive queue stay there.
+    ///
+    /// ```no_run
+    /// # fn f(qp: &mut uverbs::QueuePair, cq: &mut uverbs::CompletionQueue) -> uverbs::Result<()> {
+    /// // One completion queue for both; else `&mut [&mut send_cq, &mut recv_cq]`.
+    /// qp.reset(&mut [cq])?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `cqs` are not exactly the queues that this queue pair completes to, each once.
+    pub fn reset(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
+        const VERB: &str = "reset_qp";
+        self.check_cqs(VERB, cqs)?;
+        let attr = QpAttr::new().state(QpState::RESET);
+        for _ in 0..self.qp.file().provider.resets() {
+            self.control.apply(VERB, &attr)?;
+        }
+        self.qp.set_state(QpState::RESET);
+        for cq in cqs {
+            cq.retire(self.qp.qpn.0);
+        }
+        Ok(())
+    }
+
+    fn check_cqs(&self, verb: &'static str, cqs: &[&mut CompletionQueue]) -> Result<()> {
+        let (send, recv) = (&self.qp.send_cq, &self.qp.recv_cq);
+        let has = |own: &Arc<CqInner>| cqs.iter().any(|cq| Arc::ptr_eq(&cq.inner, own));
+        let stranger =
+            cqs.iter().find(|cq| !Arc::ptr_eq(&cq.inner, send) && !Arc::ptr_eq(&cq.inner, recv));
+        if let Some(stranger) = stranger {
+            let detail = format!("{stranger:?} is not one of the queue pair's completion queues");
+            return Err(Error::invalid(verb, detail));
+        }
+        for (own, which) in [(send, "send"), (recv, "receive")] {
+            if !has(own) {
+                let detail = format!("the queue pair's {which} completion queue is missing");
+                return Err(Error::invalid(verb, detail));
+            }
+        }
+        Ok(())
+    }
+}
