@@ -24,6 +24,8 @@ mod provider;
 mod qp;
 mod srq;
 mod td;
+#[cfg(test)]
+mod tests;
 mod uverbs;
 mod wr;
 

@@ -30,3 +30,13 @@ impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
         unsafe { self.target.read_volatile() }
     }
 }
+
+/// Writes where a kernel that a test plays was told to.
+///
+/// Only for the duration of a command whose address came from [`OutPointer::address`].
+#[cfg(test)]
+pub(crate) fn play_kernel<T: IntoBytes + FromBytes>(address: u64, value: T) {
+    let target = std::ptr::with_exposed_provenance_mut::<T>(address as usize);
+    // SAFETY: the command that carries the address borrows the memory exclusively and is running.
+    unsafe { target.write_volatile(value) };
+}

@@ -110,12 +110,14 @@ impl Kernel for UverbsFd {
 /// Makes a completion event file. It stands here because this older command answers a bare
 /// number, which somebody has to take ownership of.
 pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
-    let mut resp = ib_uverbs_create_comp_channel_resp::new_zeroed();
+    // No descriptor until the kernel says so: zero is somebody's standard input.
+    let mut resp = ib_uverbs_create_comp_channel_resp { fd: u32::MAX };
     let request = ib_uverbs_create_comp_channel::default();
     kernel
         .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).answer(&mut resp))?;
+    let fd = i32::try_from(resp.fd).map_err(|_| Errno::PROTO)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
-    Ok(unsafe { OwnedFd::from_raw_fd(resp.fd as i32) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 impl Mapper for UverbsFd {

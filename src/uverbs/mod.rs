@@ -7,3 +7,5 @@ pub(crate) mod command;
 pub(crate) mod fd;
 pub(crate) mod invoke_write;
 pub(crate) mod kernel;
+#[cfg(test)]
+pub(crate) mod scripted;

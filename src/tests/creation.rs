@@ -1,0 +1,179 @@
+//! Creation that fails: at every step, on kernels that lack or shorten something.
+
+use super::Bench;
+use crate::uverbs::scripted::{Op, Script};
+use crate::{AddressVector, Errno, Gid, QpType, Result};
+
+/// Lets each step of `create` fail in turn until there are no more, and checks that a failure
+/// leaves nothing behind.
+fn survives_any_failure<T>(script: &Script, errno: Errno, create: impl Fn() -> Result<T>) -> u64 {
+    let (live, mappings) = (script.live(), script.mappings());
+    for step in 1.. {
+        script.fail_step(step, errno);
+        match create() {
+            Ok(made) => {
+                assert!(script.cancel_failure(), "step {step} failed, and nobody noticed");
+                drop(made);
+                assert_eq!(script.live(), live, "dropping it leaves something");
+                assert_eq!(script.mappings(), mappings);
+                assert_eq!(script.complaints(), [""; 0]);
+                return step - 1;
+            }
+            Err(error) => {
+                assert_eq!(error.errno(), errno, "{error}");
+                assert_eq!(script.live(), live, "failing in step {step} leaves something");
+                assert_eq!(script.mappings(), mappings, "step {step} leaks a mapping");
+                assert_eq!(script.complaints(), [""; 0]);
+            }
+        }
+        assert!(step < 20, "creation never succeeds");
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_context_needs_two_commands_and_closes_its_file_when_either_fails() {
+    for step in 1..=2 {
+        let script = Script::new();
+        script.fail_step(step, Errno::NOMEM);
+        assert_eq!(script.try_open("rxe0").unwrap_err().errno(), Errno::NOMEM);
+        assert_eq!(script.left_at_close(), Some(vec![]));
+    }
+    let script = Script::new();
+    script.fail_step(3, Errno::NOMEM);
+    let context = script.open("rxe0");
+    assert!(script.cancel_failure());
+    assert_eq!(script.left_at_close(), None);
+    drop(context);
+    assert_eq!(script.left_at_close(), Some(vec![]));
+}
+
+#[test]
+fn every_creation_survives_failure_of_every_step() {
+    let bench = Bench::new();
+    let Bench { script, context, pd, cq } = &bench;
+    let srq = pd.create_srq(4).build().unwrap();
+    let channel = context.create_comp_channel().unwrap();
+    let vector = AddressVector::global(1, 0, Gid([1; 16]));
+    for errno in [Errno::NOMEM, Errno::AGAIN, Errno::IO] {
+        // One command each, and one mapping for each queue.
+        let steps = [
+            survives_any_failure(script, errno, || context.alloc_pd()),
+            survives_any_failure(script, errno, || context.create_comp_channel()),
+            survives_any_failure(script, errno, || pd.create_ah(&vector)),
+            survives_any_failure(script, errno, || context.create_cq(8).build()),
+            survives_any_failure(script, errno, || {
+                context.create_cq(8).channel(&channel).vector(1).build()
+            }),
+            survives_any_failure(script, errno, || pd.create_srq(8).max_sge(3).build()),
+            survives_any_failure(script, errno, || pd.create_qp(cq, cq, QpType::RC).build()),
+            survives_any_failure(script, errno, || {
+                pd.create_qp(cq, cq, QpType::UD).srq(&srq).build()
+            }),
+        ];
+        assert_eq!(steps, [1, 1, 1, 2, 2, 2, 3, 2]);
+    }
+    assert_eq!(context.leaked(), 0);
+}
+
+#[test]
+fn pure_bookkeeping_needs_no_kernel() {
+    let bench = Bench::new();
+    let before = bench.script.log().len();
+    bench.script.fail_step(1, Errno::NOMEM);
+    let td = bench.context.alloc_td().unwrap();
+    let domain = crate::ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    // A parent domain stands wherever a protection domain does, also under another.
+    let nested = crate::ParentDomain::builder(&domain).build().unwrap();
+    assert_eq!((domain.handle(), nested.handle()), (bench.pd.handle(), bench.pd.handle()));
+    drop((td, domain, nested));
+    assert_eq!(bench.script.log().len(), before);
+    assert!(bench.script.cancel_failure());
+}
+
+#[test]
+fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
+    let bench = Bench::new();
+    let Bench { script, context, pd, cq } = &bench;
+    let vector = AddressVector::global(1, 0, Gid([1; 16]));
+    for errno in [Errno::PROTONOSUPPORT, Errno::NOTTY, Errno::NOSYS, Errno::OPNOTSUPP] {
+        let errors = [
+            (Op::CREATE_CQ, "create_cq"),
+            (Op::CREATE_QP, "create_qp"),
+            (Op::CREATE_SRQ, "create_srq"),
+            (Op::CREATE_AH, "create_ah"),
+            (Op::ALLOC_PD, "alloc_pd"),
+            (Op::CREATE_COMP_CHANNEL, "create_comp_channel"),
+        ]
+        .map(|(op, verb)| {
+            script.refuse(op, errno);
+            let error = match op {
+                Op::CREATE_CQ => context.create_cq(8).build().unwrap_err(),
+                Op::CREATE_QP => pd.create_qp(cq, cq, QpType::RC).build().unwrap_err(),
+                Op::CREATE_SRQ => pd.create_srq(8).build().unwrap_err(),
+                Op::CREATE_AH => pd.create_ah(&vector).unwrap_err(),
+                Op::ALLOC_PD => context.alloc_pd().unwrap_err(),
+                _ => context.create_comp_channel().unwrap_err(),
+            };
+            script.allow(op);
+            assert_eq!(error.verb(), verb);
+            error
+        });
+        for error in errors {
+            assert!(error.is_unsupported(), "{error}");
+            assert_eq!(error.kernel_errno(), Some(errno));
+        }
+    }
+    let script = Script::new();
+    script.refuse(Op::GET_CONTEXT, Errno::PROTONOSUPPORT);
+    assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
+    let script = Script::new();
+    script.refuse(Op::ALLOC_EVENTS, Errno::PROTONOSUPPORT);
+    assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
+}
+
+/// A driver that answers less than it should does not make the library map or take over what
+/// the answer does not name.
+#[test]
+fn short_answers_fail_cleanly() {
+    let bench = Bench::new();
+    let Bench { script, context, pd, cq } = &bench;
+    let (live, mappings) = (script.live(), script.mappings());
+    for length in [0, 3] {
+        for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
+            script.answer_short(op, length);
+        }
+        assert!(context.create_cq(8).build().is_err());
+        assert!(pd.create_qp(cq, cq, QpType::RC).build().is_err());
+        assert!(pd.create_srq(8).build().is_err());
+        assert!(context.create_comp_channel().is_err());
+        for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
+            script.allow_full_answer(op);
+        }
+        assert_eq!(script.live(), live);
+        assert_eq!(script.mappings(), mappings);
+    }
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn limits_are_named() {
+    let bench = Bench::new();
+    let Bench { context, pd, cq, .. } = &bench;
+    let refused = [
+        (context.create_cq(0).build().map(drop), "0 entries"),
+        (context.create_cq(40_000).build().map(drop), "40000 entries"),
+        (context.create_cq(8).vector(2).build().map(drop), "vector 2"),
+        (pd.create_srq(0).build().map(drop), "0 receives"),
+        (pd.create_srq(1 << 20).build().map(drop), "1048576 receives"),
+        (pd.create_qp(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop), "1048576 sends"),
+        (pd.create_ah(&AddressVector::local(1, 7)).map(drop), "lid 7"),
+    ];
+    for (result, text) in refused {
+        let error = result.unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    let error = pd.create_qp(cq, cq, QpType::XRC_INI).build().unwrap_err();
+    assert!(error.is_unsupported() && error.to_string().contains("XRC initiator"), "{error}");
+}

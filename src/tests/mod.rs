@@ -1,0 +1,78 @@
+//! What the library promises where no device is needed, on a kernel that the test plays.
+
+mod creation;
+
+use crate::uverbs::scripted::Script;
+use crate::{
+    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, SendBatch,
+};
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+/// A device with what most tests begin with.
+pub(crate) struct Bench {
+    pub(crate) script: Script,
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Bench {
+        let script = Script::new();
+        let context = script.open("rxe0");
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(16).build().unwrap();
+        Bench { script, context, pd, cq }
+    }
+
+    /// A queue pair that may send, 4 requests of 2 entries and 32 bytes inline each way.
+    pub(crate) fn qp(&self, qp_type: QpType) -> QueuePair {
+        let qp = self
+            .pd
+            .create_qp(&self.cq, &self.cq, qp_type)
+            .max_send_wr(4)
+            .max_recv_wr(4)
+            .max_send_sge(2)
+            .max_recv_sge(2)
+            .max_inline_data(32)
+            .build()
+            .unwrap();
+        bring_up(&self.script, &qp);
+        qp
+    }
+}
+
+/// Makes a queue pair ready to send, here and in the played kernel.
+pub(crate) fn bring_up<S: crate::Sharing>(script: &Script, qp: &QueuePair<S>) {
+    qp.qp.set_state(QpState::RTS);
+    script.set_qp_state(qp.handle(), QpState::RTS.0);
+}
+
+/// A successful completion.
+pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
+    ib_uverbs_wc { qp_num: qpn, wr_id, ..Default::default() }
+}
+
+/// Rings a batch that no device will ever execute.
+#[allow(unsafe_code)]
+pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), crate::PostError> {
+    // SAFETY: the played kernel reads requests and touches no memory that they name.
+    unsafe { batch.ring() }
+}
+
+/// As [`ring`], for receives.
+#[allow(unsafe_code)]
+pub(crate) fn ring_recv(batch: RecvBatch<'_>) {
+    // SAFETY: the played kernel reads requests and touches no memory that they name.
+    unsafe { batch.ring() };
+}
+
+/// The numbers of the completions that a poll finds.
+pub(crate) fn poll_ids(cq: &mut CompletionQueue) -> Vec<u64> {
+    let mut completions = cq.poll().unwrap();
+    let mut ids = Vec::new();
+    while let Some(completion) = completions.next() {
+        ids.push(completion.wr_id());
+    }
+    ids
+}

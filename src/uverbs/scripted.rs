@@ -1,0 +1,311 @@
+//! A kernel that a test plays: the uverbs object model in memory, with rxe's answers.
+//!
+//! It keeps handles the way the kernel does (one number space per file, `EBUSY` while something
+//! depends on an object), gives queues that can be mapped and used, notes every command, and does
+//! what no real device does on demand: fail at a chosen step, not know a method, answer short,
+//! refuse to destroy, vanish.
+//!
+//! ```ignore
+//! let script = Script::new();
+//! let context = script.open("rxe0");
+//! script.fail_step(1, Errno::NOMEM);
+//! assert!(context.alloc_pd().is_err());
+//! assert_eq!(script.live(), []);
+//! ```
+
+mod attrs;
+mod ring;
+mod state;
+mod write;
+
+use super::command::Command;
+use super::kernel::Kernel;
+use crate::context::Context;
+use crate::device::{Device, DriverId};
+use crate::error::Result;
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::{Mapper, Mapping};
+use crate::provider::Provider;
+use ring::KernelRing;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use state::State;
+pub(crate) use state::{Object, Role};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uverbs_uapi::async_event::{UVERBS_METHOD_ASYNC_EVENT_ALLOC, ib_uverbs_async_event_desc};
+use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
+use uverbs_uapi::device::{
+    UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_GET_CONTEXT, UVERBS_METHOD_INVOKE_WRITE,
+};
+use uverbs_uapi::object as objects;
+use uverbs_uapi::wc::ib_uverbs_wc;
+use uverbs_uapi::write as commands;
+use zerocopy::IntoBytes;
+
+/// What a command is: a method of an object, or an older command by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Method { object: u16, method: u16 },
+    Write(u32),
+}
+
+impl Op {
+    pub(crate) const GET_CONTEXT: Op =
+        Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method: UVERBS_METHOD_GET_CONTEXT };
+    pub(crate) const ALLOC_EVENTS: Op = Op::Method {
+        object: objects::UVERBS_OBJECT_ASYNC_EVENT,
+        method: UVERBS_METHOD_ASYNC_EVENT_ALLOC,
+    };
+    pub(crate) const CREATE_CQ: Op = Op::Method { object: objects::UVERBS_OBJECT_CQ, method: 0 };
+    pub(crate) const CREATE_QP: Op = Op::Method { object: objects::UVERBS_OBJECT_QP, method: 0 };
+    pub(crate) const CREATE_SRQ: Op = Op::Method { object: objects::UVERBS_OBJECT_SRQ, method: 0 };
+    pub(crate) const ALLOC_PD: Op = Op::Write(commands::IB_USER_VERBS_CMD_ALLOC_PD);
+    pub(crate) const CREATE_AH: Op = Op::Write(commands::IB_USER_VERBS_CMD_CREATE_AH);
+    pub(crate) const REG_MR: Op = Op::Write(commands::IB_USER_VERBS_CMD_REG_MR);
+    pub(crate) const CREATE_COMP_CHANNEL: Op =
+        Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
+    pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
+    pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
+
+    /// The DESTROY method of an object.
+    pub(crate) const fn destroy(object: u16) -> Op {
+        let method = match object {
+            objects::UVERBS_OBJECT_CQ
+            | objects::UVERBS_OBJECT_QP
+            | objects::UVERBS_OBJECT_SRQ
+            | objects::UVERBS_OBJECT_MR
+            | objects::UVERBS_OBJECT_DM => 1,
+            _ => 0,
+        };
+        Op::Method { object, method }
+    }
+
+    fn of(command: &Command<'_>) -> Op {
+        match (command.object, command.method) {
+            (objects::UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) => {
+                Op::Write(attrs::int(command, UVERBS_ATTR_WRITE_CMD).unwrap_or(u64::MAX) as u32)
+            }
+            (object, method) => Op::Method { object, method },
+        }
+    }
+}
+
+/// How the played kernel deviates from a healthy one.
+#[derive(Debug, Default)]
+struct Deviations {
+    /// Steps (commands and mappings) until one fails.
+    countdown: Option<(u64, Errno)>,
+    refused: Vec<(Op, Errno)>,
+    /// Outputs that end after so many bytes.
+    short: Vec<(Op, usize)>,
+    undestroyable: Vec<(u32, Errno)>,
+    vanished: bool,
+}
+
+/// A played kernel file as the test sees it. Clones see the same one.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    state: Arc<Mutex<State>>,
+    tag: Arc<str>,
+}
+
+impl Script {
+    pub(crate) fn new() -> Script {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let tag: Arc<str> = format!("scripted-{}-", NEXT.fetch_add(1, Ordering::Relaxed)).into();
+        Script { state: Arc::new(Mutex::new(State::new(tag.clone()))), tag }
+    }
+
+    /// A context on the played file, of an rxe device of this name.
+    pub(crate) fn open(&self, device: &str) -> Context {
+        self.try_open(device).expect("opening a scripted device")
+    }
+
+    pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
+        let epoch = Epoch::current().expect("an epoch");
+        let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
+        Context::on(kernel, Device::planted(device, DriverId::RXE), Provider::Rxe, epoch)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the `n`-th command or mapping from now fail, counted from 1.
+    pub(crate) fn fail_step(&self, n: u64, errno: Errno) {
+        self.state().deviations.countdown = Some((n, errno));
+    }
+
+    /// Takes a [`fail_step`](Self::fail_step) back; whether it had not been reached.
+    pub(crate) fn cancel_failure(&self) -> bool {
+        self.state().deviations.countdown.take().is_some()
+    }
+
+    /// Answers every such command with an error until [`allow`](Self::allow).
+    pub(crate) fn refuse(&self, op: Op, errno: Errno) {
+        self.state().deviations.refused.push((op, errno));
+    }
+
+    pub(crate) fn allow(&self, op: Op) {
+        self.state().deviations.refused.retain(|(refused, _)| *refused != op);
+    }
+
+    /// Ends every output of such a command after `length` bytes, until
+    /// [`allow_full_answer`](Self::allow_full_answer).
+    pub(crate) fn answer_short(&self, op: Op, length: usize) {
+        self.state().deviations.short.push((op, length));
+    }
+
+    pub(crate) fn allow_full_answer(&self, op: Op) {
+        self.state().deviations.short.retain(|(short, _)| *short != op);
+    }
+
+    /// Refuses to destroy an object until [`permit_destroy`](Self::permit_destroy).
+    pub(crate) fn refuse_destroy(&self, handle: u32, errno: Errno) {
+        self.state().deviations.undestroyable.push((handle, errno));
+    }
+
+    pub(crate) fn permit_destroy(&self, handle: u32) {
+        self.state().deviations.undestroyable.retain(|(refused, _)| *refused != handle);
+    }
+
+    /// The device is unplugged: its objects are gone, every command answers `EIO`.
+    pub(crate) fn vanish(&self) {
+        self.state().vanish();
+    }
+
+    /// The objects that exist: what they are and their handles, oldest first.
+    pub(crate) fn live(&self) -> Vec<(u16, u32)> {
+        self.state().objects.iter().map(|(handle, object)| (object.object, *handle)).collect()
+    }
+
+    /// How many objects of a kind exist.
+    pub(crate) fn count(&self, object: u16) -> usize {
+        self.live().iter().filter(|(kind, _)| *kind == object).count()
+    }
+
+    /// What existed when the last file descriptor was closed; `None` while one is open.
+    pub(crate) fn left_at_close(&self) -> Option<Vec<(u16, u32)>> {
+        self.state().left_at_close.clone()
+    }
+
+    /// The commands so far, those that failed included.
+    pub(crate) fn log(&self) -> Vec<Op> {
+        self.state().log.clone()
+    }
+
+    /// Commands that made no sense: handles that do not exist, objects destroyed before what
+    /// depends on them.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        self.state().complaints.clone()
+    }
+
+    /// How many queues this process has mapped right now.
+    pub(crate) fn mappings(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the list of mappings");
+        let name = format!("memfd:{}", self.tag);
+        maps.lines().filter(|line| line.contains(&name)).count()
+    }
+
+    /// An object, as it was created.
+    pub(crate) fn object(&self, handle: u32) -> Object {
+        self.state().objects.get(&handle).cloned().expect("a live object")
+    }
+
+    /// Puts a completion into a queue as the device would; `false` on overflow.
+    pub(crate) fn complete(&self, cq: u32, wc: ib_uverbs_wc) -> bool {
+        self.ring(cq, Role::Cq).put(wc.as_bytes())
+    }
+
+    /// Entries of a queue that are neither free nor consumed.
+    pub(crate) fn pending(&self, handle: u32, role: Role) -> u32 {
+        self.ring(handle, role).pending()
+    }
+
+    /// The oldest request of a queue, which stays there.
+    pub(crate) fn peek(&self, handle: u32, role: Role) -> Option<Vec<u8>> {
+        self.ring(handle, role).peek()
+    }
+
+    /// Consumes the oldest request of a queue.
+    pub(crate) fn take(&self, handle: u32, role: Role) -> Option<Vec<u8>> {
+        self.ring(handle, role).take()
+    }
+
+    fn ring(&self, handle: u32, role: Role) -> Arc<KernelRing> {
+        self.state().ring(handle, role)
+    }
+
+    /// Moves a queue pair to a state behind the library's back.
+    pub(crate) fn set_qp_state(&self, qp: u32, state: u8) {
+        self.state().object(qp).state = state;
+    }
+
+    /// The number that the next queue pair gets.
+    pub(crate) fn set_next_qpn(&self, qpn: u32) {
+        self.state().next_qpn = qpn;
+    }
+
+    /// Raises an asynchronous event; `element` as the kernel fills it in.
+    pub(crate) fn raise(&self, element: u64, event_type: u32) {
+        let event = ib_uverbs_async_event_desc { element, event_type, reserved: 0 };
+        self.state().raise(event.as_bytes());
+    }
+
+    /// Announces completions of a queue at its channel.
+    pub(crate) fn notify(&self, cq: u32) {
+        let cq_handle = self.object(cq).user_handle;
+        self.state().notify(cq, ib_uverbs_comp_event_desc { cq_handle }.as_bytes());
+    }
+
+    /// Writes something that is no event to the event file.
+    pub(crate) fn raise_garbage(&self, bytes: &[u8]) {
+        self.state().raise(bytes);
+    }
+}
+
+#[derive(Debug)]
+struct ScriptedKernel {
+    script: Script,
+    /// Stands for the command file, which nobody reads.
+    fd: OwnedFd,
+    epoch: Epoch,
+}
+
+impl ScriptedKernel {
+    fn new(script: Script, epoch: Epoch) -> ScriptedKernel {
+        script.state().open_files += 1;
+        let fd = memfd_create("scripted-command-file", MemfdFlags::CLOEXEC).expect("a file");
+        ScriptedKernel { script, fd, epoch }
+    }
+}
+
+impl Drop for ScriptedKernel {
+    fn drop(&mut self) {
+        self.script.state().close();
+    }
+}
+
+impl Kernel for ScriptedKernel {
+    fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
+        let op = Op::of(command);
+        self.script.state().run(op, command)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn reopen(&self) -> std::result::Result<Box<dyn Kernel>, Errno> {
+        Ok(Box::new(ScriptedKernel::new(self.script.clone(), Epoch::current()?)))
+    }
+}
+
+impl Mapper for ScriptedKernel {
+    fn map(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
+        let ring = self.script.state().claim(offset, length)?;
+        Mapping::of_fd(ring.fd(), 0, length, self.epoch)
+    }
+}

@@ -1,0 +1,121 @@
+//! The kernel's end of a queue that a test plays: a file in memory, which the library maps as it
+//! would map rxe's queue, and which is read and written from here by system call.
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{pread, pwrite};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use uverbs_uapi::rxe::rxe_queue_buf;
+use zerocopy::{FromBytes, IntoBytes};
+
+const HEADER: u64 = size_of::<rxe_queue_buf>() as u64;
+/// rxe's elements fill at least a cache line.
+const MIN_STRIDE: usize = 64;
+
+/// A queue as rxe lays one out.
+#[derive(Debug)]
+pub(super) struct KernelRing {
+    file: OwnedFd,
+    slots: u32,
+    stride: u32,
+}
+
+impl KernelRing {
+    /// A queue for at least `entries` elements of `size` bytes. `name` shows up in
+    /// `/proc/self/maps` for as long as the queue is mapped.
+    pub(super) fn new(name: &str, entries: u32, size: usize) -> KernelRing {
+        let slots = (entries + 1).next_power_of_two();
+        let stride = size.max(MIN_STRIDE).next_power_of_two() as u32;
+        let file = memfd_create(name, MemfdFlags::CLOEXEC).expect("a file in memory");
+        ftruncate(&file, HEADER + u64::from(slots) * u64::from(stride)).expect("room for a queue");
+        let header = rxe_queue_buf {
+            log2_elem_size: stride.trailing_zeros(),
+            index_mask: slots - 1,
+            ..Default::default()
+        };
+        let ring = KernelRing { file, slots, stride };
+        ring.write(0, header.as_bytes());
+        ring
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        HEADER as u32 + self.slots * self.stride
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.slots - 1
+    }
+
+    pub(super) fn producer(&self) -> u32 {
+        self.index(offset_of!(rxe_queue_buf, producer_index))
+    }
+
+    pub(super) fn consumer(&self) -> u32 {
+        self.index(offset_of!(rxe_queue_buf, consumer_index))
+    }
+
+    pub(super) fn set_producer(&self, index: u32) {
+        self.set_index(offset_of!(rxe_queue_buf, producer_index), index);
+    }
+
+    pub(super) fn set_consumer(&self, index: u32) {
+        self.set_index(offset_of!(rxe_queue_buf, consumer_index), index);
+    }
+
+    /// Elements that are neither free nor consumed.
+    pub(super) fn pending(&self) -> u32 {
+        self.producer().wrapping_sub(self.consumer()) & (self.slots - 1)
+    }
+
+    /// Produces an element; `false` if the queue is full.
+    pub(super) fn put(&self, bytes: &[u8]) -> bool {
+        if self.pending() == self.capacity() {
+            return false;
+        }
+        let at = self.producer();
+        self.write(self.place(at), bytes);
+        self.set_producer(at + 1);
+        true
+    }
+
+    /// The oldest element that is not consumed; stays where it is.
+    pub(super) fn peek(&self) -> Option<Vec<u8>> {
+        (self.pending() > 0).then(|| self.read(self.place(self.consumer()), self.stride as usize))
+    }
+
+    /// Consumes the oldest element.
+    pub(super) fn take(&self) -> Option<Vec<u8>> {
+        let element = self.peek()?;
+        self.set_consumer(self.consumer() + 1);
+        Some(element)
+    }
+
+    fn place(&self, index: u32) -> u64 {
+        HEADER + u64::from(index & (self.slots - 1)) * u64::from(self.stride)
+    }
+
+    fn index(&self, offset: usize) -> u32 {
+        let bytes = self.read(offset as u64, size_of::<u32>());
+        u32::read_from_bytes(&bytes).expect("four bytes")
+    }
+
+    fn set_index(&self, offset: usize, index: u32) {
+        self.write(offset as u64, (index & (self.slots - 1)).as_bytes());
+    }
+
+    fn read(&self, at: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        let read = pread(&self.file, bytes.as_mut_slice(), at).expect("reading the queue");
+        assert_eq!(read, length);
+        bytes
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        let written = pwrite(&self.file, bytes, at).expect("writing the queue");
+        assert_eq!(written, bytes.len());
+    }
+}
