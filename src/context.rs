@@ -15,7 +15,7 @@ use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use uverbs_uapi::async_event::{
     UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, UVERBS_METHOD_ASYNC_EVENT_ALLOC,
 };
@@ -91,6 +91,7 @@ impl Context {
                     .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
                 leaked: AtomicU64::new(0),
                 dead_events: AtomicU64::new(0),
+                fatal: AtomicBool::new(false),
             }),
         })
     }
@@ -166,6 +167,7 @@ impl Context {
                 optional_access: file.optional_access,
                 leaked: AtomicU64::new(0),
                 dead_events: AtomicU64::new(0),
+                fatal: AtomicBool::new(false),
             }),
         })
     }
@@ -183,9 +185,11 @@ fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(verb, errno))?;
-    command
+    let events = command
         .take_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
-        .ok_or_else(|| Error::new(verb, Errno::BADF).detail("the kernel gave no event file"))
+        .ok_or_else(|| Error::new(verb, Errno::BADF).detail("the kernel gave no event file"))?;
+    rustix::io::ioctl_fionbio(&events, true).map_err(|errno| Error::new(verb, errno))?;
+    Ok(events)
 }
 
 fn no_epoch(verb: &'static str, errno: Errno) -> Error {

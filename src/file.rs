@@ -13,7 +13,7 @@ use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -28,6 +28,8 @@ pub(crate) struct File {
     pub(crate) optional_access: bool,
     pub(crate) leaked: AtomicU64,
     pub(crate) dead_events: AtomicU64,
+    /// Whether somebody was told that the device is gone.
+    pub(crate) fatal: AtomicBool,
 }
 
 impl File {

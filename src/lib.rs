@@ -41,6 +41,7 @@ pub use device_attr::{
     TagMatchingCaps,
 };
 pub use error::{Error, Result};
+pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;

@@ -1,4 +1,5 @@
 //! Events: how they are told apart and waited for.
 
+pub(crate) mod async_event;
 pub(crate) mod keys;
 pub(crate) mod wait;

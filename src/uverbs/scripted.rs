@@ -176,6 +176,12 @@ impl Script {
         self.state().vanish();
     }
 
+    /// Contexts opened from now on get an event file on which reading answers `EIO`, as that of a
+    /// removed device.
+    pub(crate) fn close_events(&self) {
+        self.state().events_closed = true;
+    }
+
     /// The objects that exist: what they are and their handles, oldest first.
     pub(crate) fn live(&self) -> Vec<(u16, u32)> {
         self.state().objects.iter().map(|(handle, object)| (object.object, *handle)).collect()

@@ -75,6 +75,7 @@ pub(super) struct State {
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
     /// Mappings that nobody has claimed yet. Each can be claimed once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
+    pub(super) events_closed: bool,
     /// The kernel's end of the event file.
     events: Option<UnixDatagram>,
     /// The kernel's ends of the channels, by the descriptor of the other end.
@@ -98,6 +99,7 @@ impl State {
             dead: BTreeSet::new(),
             rings: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
+            events_closed: false,
             events: None,
             channels: BTreeMap::new(),
         }
@@ -203,6 +205,11 @@ impl State {
                 to.put(device_ids::UVERBS_ATTR_INFO_TOTAL_HANDLES, &(listed.len() as u32));
                 to.put_bytes(device_ids::UVERBS_ATTR_INFO_HANDLES_LIST, &bytes);
                 Ok(())
+            }
+            (UVERBS_OBJECT_ASYNC_EVENT, 0) if self.events_closed => {
+                // Reading one's own memory at address 0 answers EIO.
+                let memory = std::fs::File::open("/proc/self/mem").map_err(|_| Errno::MFILE)?;
+                to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(memory))
             }
             (UVERBS_OBJECT_ASYNC_EVENT, 0) => {
                 let (ours, theirs) = UnixDatagram::pair().map_err(|_| Errno::MFILE)?;

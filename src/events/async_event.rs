@@ -1,0 +1,216 @@
+//! Asynchronous events: what happens to a device, its ports and its queues without being asked
+//! for. Pairs with `core/uverbs_std_types_async_fd.c`.
+
+use super::keys::{Kind, ObjectKey, Resolved};
+use super::wait::{Read, read_record, wait_readable};
+use crate::context::Context;
+use crate::error::Result;
+use crate::file::File;
+use crate::number::open_enum;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uverbs_uapi::async_event::{ib_event_type as raw, ib_uverbs_async_event_desc};
+use zerocopy::FromZeros;
+
+open_enum! {
+    /// What happened.
+    #[doc(alias = "ibv_event_type")]
+    pub struct EventType(u32) {
+        /// A completion queue overflowed, or the device lost it.
+        #[doc(alias = "IBV_EVENT_CQ_ERR")]
+        CQ_ERR = raw::IB_EVENT_CQ_ERR.0, "completion queue error";
+        /// The queue pair failed and cannot report it by a completion.
+        #[doc(alias = "IBV_EVENT_QP_FATAL")]
+        QP_FATAL = raw::IB_EVENT_QP_FATAL.0, "queue pair fatal";
+        /// A request of the peer made no sense.
+        #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
+        QP_REQ_ERR = raw::IB_EVENT_QP_REQ_ERR.0, "queue pair request error";
+        /// A request of the peer was against the rights of the memory that it named.
+        #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
+        QP_ACCESS_ERR = raw::IB_EVENT_QP_ACCESS_ERR.0, "queue pair access error";
+        /// The first message arrived while the queue pair was ready to receive only.
+        #[doc(alias = "IBV_EVENT_COMM_EST")]
+        COMM_EST = raw::IB_EVENT_COMM_EST.0, "communication established";
+        /// The send queue was drained, as asked for.
+        #[doc(alias = "IBV_EVENT_SQ_DRAINED")]
+        SQ_DRAINED = raw::IB_EVENT_SQ_DRAINED.0, "send queue drained";
+        /// The connection moved to its alternate path.
+        #[doc(alias = "IBV_EVENT_PATH_MIG")]
+        PATH_MIG = raw::IB_EVENT_PATH_MIG.0, "path migrated";
+        /// The connection could not move to its alternate path.
+        #[doc(alias = "IBV_EVENT_PATH_MIG_ERR")]
+        PATH_MIG_ERR = raw::IB_EVENT_PATH_MIG_ERR.0, "path migration failed";
+        /// The device failed or was removed. Nothing follows.
+        #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
+        DEVICE_FATAL = raw::IB_EVENT_DEVICE_FATAL.0, "device fatal";
+        /// The port can be used.
+        #[doc(alias = "IBV_EVENT_PORT_ACTIVE")]
+        PORT_ACTIVE = raw::IB_EVENT_PORT_ACTIVE.0, "port active";
+        /// The port lost its link.
+        #[doc(alias = "IBV_EVENT_PORT_ERR")]
+        PORT_ERR = raw::IB_EVENT_PORT_ERR.0, "port error";
+        /// The port got another local identifier.
+        #[doc(alias = "IBV_EVENT_LID_CHANGE")]
+        LID_CHANGE = raw::IB_EVENT_LID_CHANGE.0, "LID changed";
+        /// The port's table of partition keys changed.
+        #[doc(alias = "IBV_EVENT_PKEY_CHANGE")]
+        PKEY_CHANGE = raw::IB_EVENT_PKEY_CHANGE.0, "P_Key table changed";
+        /// Another subnet manager is in charge.
+        #[doc(alias = "IBV_EVENT_SM_CHANGE")]
+        SM_CHANGE = raw::IB_EVENT_SM_CHANGE.0, "subnet manager changed";
+        /// A shared receive queue failed.
+        #[doc(alias = "IBV_EVENT_SRQ_ERR")]
+        SRQ_ERR = raw::IB_EVENT_SRQ_ERR.0, "shared receive queue error";
+        /// A shared receive queue holds fewer receives than its limit.
+        #[doc(alias = "IBV_EVENT_SRQ_LIMIT_REACHED")]
+        SRQ_LIMIT_REACHED = raw::IB_EVENT_SRQ_LIMIT_REACHED.0, "shared receive queue limit reached";
+        /// A queue pair in an error state will take no more from its shared receive queue.
+        #[doc(alias = "IBV_EVENT_QP_LAST_WQE_REACHED")]
+        QP_LAST_WQE_REACHED = raw::IB_EVENT_QP_LAST_WQE_REACHED.0, "last receive reached";
+        /// The subnet manager wants clients to register afresh.
+        #[doc(alias = "IBV_EVENT_CLIENT_REREGISTER")]
+        CLIENT_REREGISTER = raw::IB_EVENT_CLIENT_REREGISTER.0, "client reregistration";
+        /// The port's table of global identifiers changed.
+        #[doc(alias = "IBV_EVENT_GID_CHANGE")]
+        GID_CHANGE = raw::IB_EVENT_GID_CHANGE.0, "GID table changed";
+        /// A work queue failed.
+        #[doc(alias = "IBV_EVENT_WQ_FATAL")]
+        WQ_FATAL = raw::IB_EVENT_WQ_FATAL.0, "work queue fatal";
+        /// The port runs at another speed.
+        #[doc(alias = "IBV_EVENT_DEVICE_SPEED_CHANGE")]
+        DEVICE_SPEED_CHANGE = raw::IB_EVENT_DEVICE_SPEED_CHANGE.0, "device speed changed";
+    }
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EventSource {
+    /// The device as a whole.
+    Device,
+    /// A port, from 1.
+    Port(u8),
+    /// The completion queue with this [key](crate::CompletionQueue::key).
+    Cq(ObjectKey),
+    /// The queue pair with this [key](crate::QpControl::key).
+    Qp(ObjectKey),
+    /// The shared receive queue with this [key](crate::SharedReceiveQueue::key).
+    Srq(ObjectKey),
+    /// An object that somebody else made on the kernel file, with the number by which they named
+    /// it.
+    Foreign(u64),
+}
+
+/// Something that happened without being asked for.
+#[doc(alias = "ibv_async_event")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: EventType,
+    /// To whom.
+    pub source: EventSource,
+}
+
+impl Context {
+    /// The next asynchronous event, or `None` when there is none right now.
+    ///
+    /// Events of objects that were destroyed meanwhile are dropped and
+    /// [counted](Self::dead_events). Events need no acknowledgement, and destroying an object
+    /// never waits for one. May be called from several threads; each event reaches one of them.
+    ///
+    /// A device that goes away is an event, too:
+    /// [`DEVICE_FATAL`](EventType::DEVICE_FATAL), once, and the last one.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` when the device is gone and that was already told.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
+        const VERB: &str = "get_async_event";
+        let file = &*self.file;
+        file.check_fork(VERB)?;
+        loop {
+            let mut record = ib_uverbs_async_event_desc::new_zeroed();
+            match read_record(VERB, file.events.as_fd(), &mut record) {
+                Ok(Read::Empty) => return Ok(None),
+                Ok(Read::Record) => {}
+                Err(error) if error.errno() == Errno::IO => {
+                    let told = file.fatal.swap(true, Ordering::Relaxed);
+                    return if told { Err(error.detail("the device is gone")) } else { Ok(GONE) };
+                }
+                Err(error) => return Err(error),
+            }
+            let kind = EventType(record.event_type);
+            match source(file, kind, record.element) {
+                Some(source) => {
+                    if kind == EventType::DEVICE_FATAL {
+                        file.fatal.store(true, Ordering::Relaxed);
+                    }
+                    return Ok(Some(AsyncEvent { kind, source }));
+                }
+                None => {
+                    file.dead_events.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Waits for an asynchronous event, at most for `timeout`, for ever without one. `None` after
+    /// the timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_next_event`](Self::try_next_event).
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
+        wait_readable("get_async_event", self.events_fd(), timeout, || self.try_next_event())
+    }
+
+    /// The event file, for an event loop: readable when there is an event. It is non-blocking;
+    /// call [`try_next_event`](Self::try_next_event) until it answers `None`, or an edge-triggered
+    /// loop will not be woken again.
+    #[doc(alias = "async_fd")]
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        self.file.events.as_fd()
+    }
+
+    /// How many events, of completion channels too, were dropped because their object was
+    /// destroyed before they were read.
+    pub fn dead_events(&self) -> u64 {
+        self.file.dead_events.load(Ordering::Relaxed)
+    }
+}
+
+const GONE: Option<AsyncEvent> =
+    Some(AsyncEvent { kind: EventType::DEVICE_FATAL, source: EventSource::Device });
+
+/// Whom the kernel means by `element`, whose meaning depends on the kind of event; `None` for an
+/// object that is dead.
+fn source(file: &File, kind: EventType, element: u64) -> Option<EventSource> {
+    match kind {
+        EventType::DEVICE_FATAL => return Some(EventSource::Device),
+        EventType::PORT_ACTIVE
+        | EventType::PORT_ERR
+        | EventType::LID_CHANGE
+        | EventType::PKEY_CHANGE
+        | EventType::SM_CHANGE
+        | EventType::CLIENT_REREGISTER
+        | EventType::GID_CHANGE
+        | EventType::DEVICE_SPEED_CHANGE => {
+            let port = u8::try_from(element);
+            return Some(port.map_or(EventSource::Foreign(element), EventSource::Port));
+        }
+        _ => {}
+    }
+    match file.keys.resolve(element) {
+        Resolved::Live(Kind::Cq, key) => Some(EventSource::Cq(key)),
+        Resolved::Live(Kind::Qp, key) => Some(EventSource::Qp(key)),
+        Resolved::Live(Kind::Srq, key) => Some(EventSource::Srq(key)),
+        Resolved::Dead => None,
+        Resolved::Foreign(number) => Some(EventSource::Foreign(number)),
+    }
+}
