@@ -15,6 +15,8 @@ mod file;
 mod handles;
 mod mcast;
 mod mem;
+mod mr;
+mod mw;
 mod number;
 mod object;
 mod parent_domain;
@@ -46,6 +48,12 @@ pub use events::keys::ObjectKey;
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
+pub use mem::region::{AddressSpace, Borrowed, DmaBuf, RawRange, StableBytes};
+pub use mr::{
+    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
+    RegionError, RegisterError, Rereg,
+};
+pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
 pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};

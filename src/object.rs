@@ -110,6 +110,19 @@ impl<M> Object<M> {
         !self.alive
     }
 
+    /// The same object with other memory, for when the kernel exchanged what stands behind it.
+    pub(crate) fn exchange<N>(mut self, memory: N) -> (Object<N>, Option<M>) {
+        let object = Object::new(self.file.clone(), self.class, self.handle, memory);
+        // What is dropped here stands for nothing any more.
+        self.alive = false;
+        (object, self.memory.take())
+    }
+
+    /// Takes the memory out, once the kernel confirmed that the object is gone.
+    pub(crate) fn reclaim(&mut self) -> Option<M> {
+        if self.alive { None } else { self.memory.take() }
+    }
+
     /// Destroys the object now. After an error it is as it was, and may be tried again.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if !self.alive {

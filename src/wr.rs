@@ -207,7 +207,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::LocalInv(rkey), Payload::Sges(&[]))
     }
 
-    /// Binds a memory window of type 2.
+    /// Binds a memory window, or unbinds it.
     #[doc(alias = "IBV_WR_BIND_MW")]
     #[inline]
     pub fn bind_mw(binding: WindowBinding) -> Self {

@@ -11,5 +11,6 @@ pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
 pub(crate) mod pointer;
+pub(crate) mod region;
 pub(crate) mod ring;
 pub(crate) mod sync;

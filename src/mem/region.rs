@@ -1,0 +1,467 @@
+//! Memory that is registered with a device: who owns it, where it lies, and how this process
+//! touches it while the device and its peers do so, too.
+//!
+//! Pairs with `ib_umem_get` in the kernel, which takes an address range on trust. That range comes
+//! from here and from nowhere else.
+
+use memmap2::{MmapMut, MmapOptions};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Owned memory that stays where it is: what can be registered without `unsafe`.
+///
+/// The library moves the value onto the heap, asks it once for its elements, and leaves it alone
+/// until the device can no longer reach them. If that never happens, because the kernel refuses to
+/// destroy the region or the process is a forked child, it is leaked and never dropped.
+///
+/// # Safety
+///
+/// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, what
+/// it answers must be one range of initialised memory, readable and writable, that nobody else
+/// accesses and that keeps its pages: a device and peers across the network write it whenever they
+/// like.
+pub unsafe trait StableBytes: Send + 'static {
+    /// What the memory consists of. Peers write it, so any bytes must be a valid value.
+    type Item: FromBytes + IntoBytes;
+
+    /// The memory.
+    fn items(&mut self) -> NonNull<[Self::Item]>;
+}
+
+// SAFETY: a vector that is not touched neither frees nor moves its buffer, and it owns it alone.
+unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableBytes for Vec<T> {
+    type Item = T;
+
+    fn items(&mut self) -> NonNull<[T]> {
+        NonNull::from(self.as_mut_slice())
+    }
+}
+
+// SAFETY: a box owns its slice alone, and the slice stays as long as the box.
+unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableBytes for Box<[T]> {
+    type Item = T;
+
+    fn items(&mut self) -> NonNull<[T]> {
+        NonNull::from(&mut **self)
+    }
+}
+
+// SAFETY: the borrow is exclusive and lasts forever.
+unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableBytes for &'static mut [T] {
+    type Item = T;
+
+    fn items(&mut self) -> NonNull<[T]> {
+        NonNull::from(&mut **self)
+    }
+}
+
+// SAFETY: a writable mapping is unmapped only when it is dropped. Whoever mapped a file vouched
+// for what else happens to the file.
+unsafe impl StableBytes for MmapMut {
+    type Item = u8;
+
+    fn items(&mut self) -> NonNull<[u8]> {
+        NonNull::from(&mut **self)
+    }
+}
+
+/// Memory that somebody else owns, named by its address.
+#[derive(Debug)]
+pub struct RawRange(());
+
+/// Memory that was borrowed for as long as the region lives.
+#[derive(Debug)]
+pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
+
+/// Memory behind a dma-buf, a device's for one: this process has no address for it.
+#[derive(Debug)]
+pub struct DmaBuf(());
+
+/// The whole address space of this process, faulted in on demand.
+#[derive(Debug)]
+pub struct AddressSpace(());
+
+/// What keeps registered memory alive, and where that memory lies.
+pub(crate) struct Backing<M> {
+    /// Came from `Box::into_raw`, so that moving this struct does not move, and thereby claim for
+    /// itself, whatever owns the memory.
+    owner: NonNull<M>,
+    start: *mut u8,
+    /// Bytes that this process can reach.
+    length: usize,
+    /// Bytes that the device can reach.
+    reach: u64,
+}
+
+// SAFETY: the owner is only ever dropped or moved out, which `M: Send` allows on any thread.
+unsafe impl<M: Send> Send for Backing<M> {}
+// SAFETY: a shared reference gives no access to the owner, and to the memory only by copying; see
+// `transfer` for why copies do not race.
+unsafe impl<M: Send> Sync for Backing<M> {}
+
+impl<M: StableBytes> Backing<M> {
+    pub(crate) fn own(memory: M) -> Self {
+        let mut owner = NonNull::from(Box::leak(Box::new(memory)));
+        // SAFETY: leaked just now, so nobody else knows of it.
+        let items = unsafe { owner.as_mut() }.items();
+        let length = items.len().saturating_mul(size_of::<M::Item>());
+        Backing { owner, start: items.as_ptr().cast(), length, reach: length as u64 }
+    }
+}
+
+impl Backing<MmapMut> {
+    /// Fresh pages, zeroed.
+    pub(crate) fn pages(length: usize) -> std::io::Result<Self> {
+        MmapOptions::new().len(length).map_anon().map(Backing::own)
+    }
+}
+
+impl<M> Backing<M> {
+    fn with(owner: M, start: *mut u8, length: usize, reach: u64) -> Self {
+        let owner = NonNull::from(Box::leak(Box::new(owner)));
+        Backing { owner, start, length, reach }
+    }
+
+    /// The address of the first byte, as the kernel takes it.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    /// How many bytes from there belong to it.
+    pub(crate) fn reach(&self) -> u64 {
+        self.reach
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Bytes that this process can reach.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// What the memory was registered with.
+    pub(crate) fn into_owner(self) -> M {
+        let owner = self.owner;
+        std::mem::forget(self);
+        // SAFETY: it came from a box, and `self`, which would have freed it, is forgotten.
+        *unsafe { Box::from_raw(owner.as_ptr()) }
+    }
+
+    /// A pointer to `length` bytes at `offset`, if they are there.
+    fn at(&self, offset: usize, length: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(length)?;
+        (end <= self.length).then(|| self.start.wrapping_add(offset))
+    }
+
+    /// A copy of the value at `offset`. It may be torn if a peer writes it meanwhile, unless it is
+    /// an aligned word.
+    #[inline]
+    pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> Option<T> {
+        let from = self.at(offset, size_of::<T>())?;
+        let mut value = MaybeUninit::<T>::uninit();
+        // SAFETY: `at` checked the range, and `value` has room for as much.
+        unsafe { transfer::<false>(from, value.as_mut_ptr().cast(), size_of::<T>()) };
+        // SAFETY: all bytes were written, and any bytes are a `T`.
+        Some(unsafe { value.assume_init() })
+    }
+
+    /// Stores `value` at `offset`; `false`, and nothing stored, if it does not fit.
+    ///
+    /// Only whoever holds the region exclusively may call this.
+    #[inline]
+    #[must_use]
+    pub(crate) fn write<T: FromBytes + IntoBytes>(&self, offset: usize, mut value: T) -> bool {
+        self.store(offset, value.as_mut_bytes())
+    }
+
+    /// Copies from `offset` on to `bytes`; `false`, and nothing copied, if there is not as much.
+    #[inline]
+    #[must_use]
+    pub(crate) fn load(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        let Some(from) = self.at(offset, bytes.len()) else { return false };
+        // SAFETY: `at` checked the range, and `bytes` has room for as much.
+        unsafe { transfer::<false>(from, bytes.as_mut_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Copies `bytes` to `offset`; `false`, and nothing copied, if there is no room.
+    ///
+    /// Only whoever holds the region exclusively may call this.
+    #[inline]
+    #[must_use]
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) -> bool {
+        let Some(to) = self.at(offset, bytes.len()) else { return false };
+        // SAFETY: `at` checked the range, and from `bytes` as much is only read.
+        unsafe { transfer::<true>(to, bytes.as_ptr().cast_mut(), bytes.len()) };
+        true
+    }
+
+    /// The memory as atomic words; `None` if it does not begin at one. A rest that is no whole
+    /// word is left out.
+    ///
+    /// Only whoever holds the region exclusively may call this, and must not read or write
+    /// otherwise while the words are borrowed.
+    pub(crate) fn words(&self) -> Option<&[AtomicU64]> {
+        let words = self.length / size_of::<u64>();
+        if words == 0 {
+            return Some(&[]);
+        }
+        let start: *const AtomicU64 = self.start.cast();
+        // SAFETY: aligned as checked here and in bounds by division; the memory stays as long as
+        // `self`; within this process nobody accesses it otherwise, as said above. Others do, as
+        // they do with memory that processes share: that is what atomics are for.
+        start.is_aligned().then(|| unsafe { std::slice::from_raw_parts(start, words) })
+    }
+}
+
+impl Backing<RawRange> {
+    /// # Safety
+    ///
+    /// The memory stays valid and is accessed by nobody as an ordinary variable for as long as
+    /// this lives, or longer if it is leaked.
+    pub(crate) unsafe fn raw(start: *mut u8, length: usize) -> Self {
+        Backing::with(RawRange(()), start, length, length as u64)
+    }
+}
+
+impl<'a> Backing<Borrowed<'a>> {
+    /// # Safety
+    ///
+    /// This must not be forgotten or leaked while the memory is in use after the borrow.
+    pub(crate) unsafe fn borrow<T: FromBytes + IntoBytes>(memory: &'a mut [T]) -> Self {
+        let length = size_of_val(memory);
+        Backing::with(Borrowed(PhantomData), memory.as_mut_ptr().cast(), length, length as u64)
+    }
+}
+
+impl Backing<DmaBuf> {
+    pub(crate) fn dmabuf(reach: u64) -> Self {
+        Backing::with(DmaBuf(()), ptr::null_mut(), 0, reach)
+    }
+}
+
+impl Backing<AddressSpace> {
+    /// # Safety
+    ///
+    /// Whoever gets at the keys may write anything in this process.
+    pub(crate) unsafe fn everything() -> Self {
+        Backing::with(AddressSpace(()), ptr::null_mut(), 0, u64::MAX)
+    }
+}
+
+impl<M> Drop for Backing<M> {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and is freed once, here, or moved out by `into_owner`.
+        drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
+    }
+}
+
+impl<M> fmt::Debug for Backing<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backing").field("start", &self.start).field("reach", &self.reach).finish()
+    }
+}
+
+/// Copies between shared memory and memory of our own, to the former or from it.
+///
+/// Each access to shared memory is volatile, at its natural alignment, and as wide as a word
+/// allows, so that an aligned word is never torn and the compiler neither repeats nor invents one.
+/// Other threads of this process do not race with it: who writes holds the region exclusively,
+/// and who reads shares it with readers only. What a device does is no thread of the program.
+///
+/// # Safety
+///
+/// `length` bytes are readable and writable at `shared`. They are writable at `own`, or with
+/// `TO_SHARED` only readable, and nobody else writes them.
+unsafe fn transfer<const TO_SHARED: bool>(shared: *mut u8, own: *mut u8, length: usize) {
+    let mut at = 0;
+    while at < length {
+        let (to, from) = (shared.wrapping_add(at), own.wrapping_add(at));
+        let width = width(to.addr(), length - at);
+        match width {
+            // SAFETY: the word lies within both ranges, and is aligned in the shared one.
+            1 => unsafe { word::<u8, TO_SHARED>(to, from) },
+            // SAFETY: as above.
+            2 => unsafe { word::<u16, TO_SHARED>(to, from) },
+            // SAFETY: as above.
+            4 => unsafe { word::<u32, TO_SHARED>(to, from) },
+            _ => {
+                // What follows is aligned as well, so there is nothing to decide for a while.
+                while length - at >= 16 {
+                    let (to, from) = (shared.wrapping_add(at), own.wrapping_add(at));
+                    // SAFETY: as above.
+                    unsafe { word::<u64, TO_SHARED>(to, from) };
+                    at += 8;
+                }
+                let (to, from) = (shared.wrapping_add(at), own.wrapping_add(at));
+                // SAFETY: as above.
+                unsafe { word::<u64, TO_SHARED>(to, from) };
+            }
+        }
+        at += width;
+    }
+}
+
+/// The widest access of up to eight bytes that `address` is aligned to and that is no longer than
+/// `left`, which is not 0.
+#[inline]
+fn width(address: usize, left: usize) -> usize {
+    let aligned = address | 8;
+    let lowest = 1 << aligned.trailing_zeros();
+    lowest.min(1 << left.min(8).ilog2())
+}
+
+/// # Safety
+///
+/// `shared` is aligned, and both point to a `W` that may be accessed as `transfer` says.
+#[inline]
+unsafe fn word<W: Copy, const TO_SHARED: bool>(shared: *mut u8, own: *mut u8) {
+    let (shared, own) = (shared.cast::<W>(), own.cast::<W>());
+    if TO_SHARED {
+        // SAFETY: readable as the caller says.
+        let value = unsafe { own.read_unaligned() };
+        // SAFETY: writable and aligned as the caller says.
+        unsafe { shared.write_volatile(value) };
+    } else {
+        // SAFETY: readable and aligned as the caller says.
+        let value = unsafe { shared.read_volatile() };
+        // SAFETY: writable as the caller says.
+        unsafe { own.write_unaligned(value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn accesses_are_aligned_and_as_wide_as_fits() {
+        assert_eq!(width(0x1000, 100), 8);
+        assert_eq!(width(0x1008, 8), 8);
+        assert_eq!(width(0x1008, 7), 4);
+        assert_eq!(width(0x1004, 100), 4);
+        assert_eq!(width(0x1002, 3), 2);
+        assert_eq!(width(0x1001, 100), 1);
+        assert_eq!(width(0x1000, 1), 1);
+    }
+
+    #[test]
+    fn copies_arrive_whatever_the_alignment() {
+        let memory = Backing::own(vec![0u8; 64]);
+        let pattern: Vec<u8> = (1..=64).collect();
+        for start in 0..9 {
+            for length in 0..40 {
+                assert!(memory.store(0, &[0; 64]));
+                assert!(memory.store(start, &pattern[..length]));
+                let mut back = [0xff; 64];
+                assert!(memory.load(0, &mut back));
+                assert!(back[..start].iter().all(|&byte| byte == 0), "{start} {length}");
+                assert_eq!(back[start..start + length], pattern[..length]);
+                assert!(back[start + length..].iter().all(|&byte| byte == 0), "{start} {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_copied_beyond_the_end() {
+        let memory = Backing::own(vec![7u8; 16]);
+        let mut bytes = [1; 8];
+        assert!(!memory.load(9, &mut bytes));
+        assert!(!memory.load(usize::MAX, &mut bytes));
+        assert_eq!(bytes, [1; 8]);
+        assert!(!memory.store(9, &bytes) && !memory.store(usize::MAX, &bytes));
+        assert_eq!(memory.read::<u64>(9), None);
+        assert!(!memory.write(9, 0u64));
+        assert!(memory.load(16, &mut []) && !memory.load(17, &mut []));
+        assert_eq!(memory.into_owner(), vec![7; 16]);
+    }
+
+    #[test]
+    fn values_are_written_and_read_at_any_offset() {
+        let memory = Backing::own(vec![0u8; 32].into_boxed_slice());
+        assert!(memory.write(3, 0x0102_0304_0506_0708u64));
+        assert_eq!(memory.read::<u64>(3), Some(0x0102_0304_0506_0708));
+        assert!(memory.write(16, [1u32, 2, 3]));
+        assert_eq!(memory.read::<[u32; 3]>(16), Some([1, 2, 3]));
+    }
+
+    #[test]
+    fn fresh_pages_are_zeroed_and_page_aligned() {
+        let memory = Backing::pages(10_000).unwrap();
+        assert_eq!(memory.as_ptr().addr() % rustix::param::page_size(), 0);
+        assert_eq!((memory.len(), memory.reach()), (10_000, 10_000));
+        let mut bytes = vec![1; 10_000];
+        assert!(memory.load(0, &mut bytes));
+        assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn the_owner_comes_back_with_what_was_written() {
+        let memory = Backing::own(vec![1u16, 2, 3]);
+        assert_eq!((memory.len(), memory.reach()), (6, 6));
+        assert!(memory.write(2, 9u16));
+        assert_eq!(memory.into_owner(), [1, 9, 3]);
+    }
+
+    struct Counted {
+        bytes: [u8; 8],
+        _alive: Arc<()>,
+    }
+
+    // SAFETY: the bytes are part of the value, which is not moved.
+    unsafe impl StableBytes for Counted {
+        type Item = u8;
+
+        fn items(&mut self) -> NonNull<[u8]> {
+            NonNull::from(self.bytes.as_mut_slice())
+        }
+    }
+
+    #[test]
+    fn the_owner_is_dropped_once_and_not_when_leaked() {
+        let alive = Arc::new(());
+        let counted = || Counted { bytes: [0; 8], _alive: alive.clone() };
+        drop(Backing::own(counted()));
+        assert_eq!(Arc::strong_count(&alive), 1);
+        let memory = Backing::own(counted());
+        assert!(memory.write(0, 5u8));
+        assert_eq!(memory.into_owner().bytes[0], 5);
+        assert_eq!(Arc::strong_count(&alive), 1);
+        std::mem::forget(Backing::own(counted()));
+        assert_eq!(Arc::strong_count(&alive), 2);
+    }
+
+    #[test]
+    fn words_need_alignment_and_leave_out_the_rest() {
+        let memory = Backing::own(vec![0u64; 4]);
+        let words = memory.words().unwrap();
+        assert_eq!(words.len(), 4);
+        words[3].fetch_add(5, Ordering::Relaxed);
+        assert_eq!(memory.read::<u64>(24), Some(5));
+
+        let mut bytes = vec![0u64; 3];
+        let start: *mut u8 = bytes.as_mut_ptr().cast();
+        // SAFETY: `bytes` outlives both and is not touched otherwise.
+        let odd = unsafe { Backing::raw(start.wrapping_add(1), 16) };
+        assert!(odd.words().is_none());
+        // SAFETY: as above.
+        let short = unsafe { Backing::raw(start, 15) };
+        assert_eq!(short.words().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn memory_without_an_address_cannot_be_touched() {
+        let memory = Backing::dmabuf(4096);
+        assert_eq!((memory.len(), memory.reach()), (0, 4096));
+        assert_eq!(memory.read::<u8>(0), None);
+        assert!(!memory.write(0, 1u8));
+    }
+}

@@ -1,0 +1,109 @@
+//! Advice on pages that a device will need. Pairs with `UVERBS_METHOD_ADVISE_MR` in
+//! `core/uverbs_std_types_mr.c`.
+
+use super::{MemoryRegion, MrInner};
+use crate::access::Access;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::number::open_enum;
+use crate::pd::{ProtectionDomain, Sharing};
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use uverbs_uapi::mr::{
+    UVERBS_ATTR_ADVISE_MR_ADVICE, UVERBS_ATTR_ADVISE_MR_FLAGS, UVERBS_ATTR_ADVISE_MR_PD_HANDLE,
+    UVERBS_ATTR_ADVISE_MR_SGE_LIST, UVERBS_METHOD_ADVISE_MR, ib_uverbs_advise_mr_advice as raw,
+    ib_uverbs_advise_mr_flag,
+};
+use uverbs_uapi::object::UVERBS_OBJECT_MR;
+use uverbs_uapi::wr::ib_uverbs_sge;
+
+const VERB: &str = "advise_mr";
+
+/// The most ranges of one call: they travel in an attribute of at most 65535 bytes.
+const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
+
+open_enum! {
+    /// What a device will do with pages.
+    #[doc(alias = "ib_uverbs_advise_mr_advice")]
+    pub struct Advice(u32) {
+        /// Read them: fault them in.
+        PREFETCH = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH.0, "prefetch";
+        /// Write them: fault them in writable.
+        PREFETCH_WRITE = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE.0, "prefetch for writing";
+        /// Use them if they are there: tell the device, but fault nothing in.
+        PREFETCH_NO_FAULT = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT.0,
+            "prefetch without faulting";
+    }
+}
+
+/// A piece of a region that is paged on demand.
+///
+/// It borrows the region: rxe of Linux 7 follows whatever key it is given here, and mistakes a
+/// pinned region for a paged one.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDemandRange<'r> {
+    sge: ib_uverbs_sge,
+    file: &'r Arc<File>,
+}
+
+impl<T, M> MemoryRegion<T, M> {
+    /// A piece of the region to give advice on; `range` counts bytes from its beginning.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the region is not paged [on demand](crate::RegionBuilder::on_demand), for a
+    /// range that does not lie in it, or of more than 2^32 - 1 bytes.
+    pub fn on_demand(&self, range: impl RangeBounds<usize>) -> Result<OnDemandRange<'_>> {
+        let MrInner { access, .. } = &*self.inner;
+        if !access.contains(Access::ON_DEMAND) {
+            return Err(Error::invalid(VERB, "the pages of the region are pinned, not on demand"));
+        }
+        let sge = self.sge(range).map_err(|error| Error::from(error).in_verb(VERB))?;
+        Ok(OnDemandRange {
+            sge: ib_uverbs_sge { addr: sge.addr, length: sge.length, lkey: sge.lkey.0 },
+            file: self.inner.file(),
+        })
+    }
+}
+
+impl<S: Sharing> ProtectionDomain<S> {
+    /// Tells the device about pages that it will need, so that it need not wait for them then.
+    ///
+    /// The regions must belong to this domain. Returns at once and without a word on success,
+    /// unless `wait` is set: then it returns when all is done.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` without ranges, with more than 4095, or with a region of another domain;
+    /// `EOPNOTSUPP` where driver or kernel take no such advice; with `wait`, `EPERM` for advice to
+    /// write to memory registered without local write access, and `EFAULT` for pages that are not
+    /// there.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise(&self, advice: Advice, ranges: &[OnDemandRange<'_>], wait: bool) -> Result<()> {
+        let file = self.inner.file();
+        if ranges.is_empty() || ranges.len() > MAX_RANGES {
+            return Err(Error::invalid(
+                VERB,
+                format!("{} ranges are not between 1 and {MAX_RANGES}", ranges.len()),
+            ));
+        }
+        for range in ranges {
+            file.check_same(VERB, "region", range.file)?;
+        }
+        let sges: Vec<ib_uverbs_sge> = ranges.iter().map(|range| range.sge).collect();
+        let flush = ib_uverbs_advise_mr_flag::IB_UVERBS_ADVISE_MR_FLAG_FLUSH.bits();
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_ADVISE_MR)
+            .handle(UVERBS_ATTR_ADVISE_MR_PD_HANDLE, self.inner.handle())
+            .u64(UVERBS_ATTR_ADVISE_MR_ADVICE, advice.0.into())
+            .u32(UVERBS_ATTR_ADVISE_MR_FLAGS, if wait { flush } else { 0 })
+            .input(UVERBS_ATTR_ADVISE_MR_SGE_LIST, sges.as_slice());
+        file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+            Errno::OPNOTSUPP => {
+                error.detail(format!("{} takes no advice to {advice}", file.device.name()))
+            }
+            _ => error,
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! Memory regions: memory that a device, and through it a peer, may reach by a key.
+//!
+//! [`register`] makes one, [`memory`] is how this process reaches it, [`range`] names pieces of it
+//! for requests, [`rereg`] changes it, and [`advise`] says which pages will be needed. Pairs with
+//! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
+
+mod advise;
+mod memory;
+mod range;
+mod register;
+mod rereg;
+#[cfg(test)]
+mod tests;
+
+pub use advise::{Advice, OnDemandRange};
+pub use memory::HostMemory;
+pub use range::RegionError;
+pub use register::{RegionBuilder, RegisterError};
+pub use rereg::{ExchangeError, Exchanged, Rereg};
+
+use crate::access::Access;
+use crate::context::Context;
+use crate::error::Error;
+use crate::file::File;
+use crate::mem::region::Backing;
+use crate::number::{Lkey, Rkey};
+use crate::object::Object;
+use crate::pd::PdInner;
+use crate::wr::{Remote, Sge};
+use memmap2::MmapMut;
+use rustix::io::Errno;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+/// What a region and the windows bound to it share.
+pub(crate) struct MrInner<M> {
+    /// First, so that the kernel lets go of the memory before the protection domain goes.
+    object: Object<Backing<M>>,
+    pub(crate) pd: Arc<PdInner>,
+    lkey: Lkey,
+    rkey: Rkey,
+    pub(crate) access: Access,
+    iova: u64,
+    /// Whether a failed change left it without a translation.
+    dead: bool,
+}
+
+impl<M> MrInner<M> {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.object.file()
+    }
+
+    /// Bytes that the device can reach.
+    fn reach(&self) -> u64 {
+        self.object.memory().map_or(0, Backing::reach)
+    }
+}
+
+impl<M> fmt::Debug for MrInner<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("device", &self.file().device.name())
+            .field("lkey", &self.lkey)
+            .field("rkey", &self.rkey)
+            .field("access", &self.access)
+            .field("addr", &self.iova)
+            .field("bytes", &self.reach())
+            .field("dead", &self.dead)
+            .finish()
+    }
+}
+
+/// Registered memory: `len` values of `T`, which the device reaches by [`lkey`](Self::lkey) and
+/// peers by [`rkey`](Self::rkey).
+///
+/// It is not a slice. A peer that has the key may write it at any time, so this process copies in
+/// and out ([`read_at`](Self::read_at), [`write_at`](Self::write_at)), or borrows it as
+/// [atomics](Self::as_atomics). Reading takes `&self`, writing `&mut self`: what the device does is
+/// beyond the language, but threads of this process must not race with each other either.
+///
+/// `M` is what the memory was registered with, and what [`destroy`](Self::destroy) gives back: an
+/// anonymous mapping for [`allocate`], or the vector, box or mapping given to
+/// [`register`](crate::ProtectionDomain::register).
+///
+/// Dropping the region deregisters it and then frees the memory, in this order: memory that the
+/// kernel does not give back is never freed (see [`Context::leaked`]). All methods may be called
+/// from any thread.
+///
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
+/// let pd = context.alloc_pd()?;
+/// let mut region = pd.allocate::<u64>(512)?;
+/// region.write_at(0, 42)?;
+/// let sges = [region.sge(..64)?];
+/// # let _ = sges; Ok(()) }
+/// ```
+///
+/// [`allocate`]: crate::ProtectionDomain::allocate
+#[doc(alias = "ibv_mr")]
+pub struct MemoryRegion<T = u8, M = MmapMut> {
+    pub(crate) inner: Arc<MrInner<M>>,
+    item: PhantomData<fn() -> T>,
+}
+
+impl<T, M> MemoryRegion<T, M> {
+    fn of(inner: Arc<MrInner<M>>) -> Self {
+        MemoryRegion { inner, item: PhantomData }
+    }
+
+    /// The key by which requests of this side name the memory.
+    pub fn lkey(&self) -> Lkey {
+        self.inner.lkey
+    }
+
+    /// The key by which a peer names the memory; of use as far as [`access`](Self::access) goes.
+    pub fn rkey(&self) -> Rkey {
+        self.inner.rkey
+    }
+
+    /// Where the memory begins in requests and for peers: its virtual address in this process,
+    /// unless it was [registered at another](RegionBuilder::iova).
+    pub fn addr(&self) -> u64 {
+        self.inner.iova
+    }
+
+    /// How many whole values of `T` the memory holds.
+    #[expect(clippy::len_without_is_empty, reason = "there are no empty regions")]
+    pub fn len(&self) -> usize {
+        self.byte_len().checked_div(size_of::<T>()).unwrap_or(0)
+    }
+
+    /// How many bytes the device can reach.
+    pub fn byte_len(&self) -> usize {
+        usize::try_from(self.inner.reach()).unwrap_or(usize::MAX)
+    }
+
+    /// The rights that the device and peers have.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// Whether a failed [`rereg`](Self::rereg) may have left the keys without memory behind them.
+    /// Such a region can only be destroyed.
+    pub fn is_dead(&self) -> bool {
+        self.inner.dead
+    }
+
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    /// The number by which the kernel knows the region within its file.
+    pub fn handle(&self) -> u32 {
+        self.inner.object.handle()
+    }
+
+    /// A piece of the region for a request of this side; `range` counts bytes from its beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    #[doc(alias = "ibv_sge")]
+    #[inline]
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, RegionError> {
+        let (offset, length) = self.resolve(range)?;
+        let too_long = RegionError::OutOfRange { offset, length, size: u32::MAX as usize };
+        Ok(Sge {
+            addr: self.inner.iova.wrapping_add(offset as u64),
+            length: u32::try_from(length).map_err(|_| too_long)?,
+            lkey: self.lkey(),
+        })
+    }
+
+    /// What a peer needs to reach the byte `offset` and those behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfRange`] beyond the end; [`RegionError::Dead`].
+    #[inline]
+    pub fn remote(&self, offset: usize) -> Result<Remote, RegionError> {
+        self.resolve(offset..)?;
+        Ok(Remote { addr: self.inner.iova.wrapping_add(offset as u64), rkey: self.rkey() })
+    }
+
+    /// Offset and length of a range that lies in the region.
+    #[inline]
+    pub(crate) fn resolve(
+        &self,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(usize, usize), RegionError> {
+        if self.inner.dead {
+            return Err(RegionError::Dead);
+        }
+        range::resolve(range, self.byte_len())
+    }
+
+    /// Deregisters the memory and gives it back; dropping the region does the same and frees it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a memory window is bound to the region, and whatever the kernel answers. The
+    /// region comes back with the error.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn destroy(self) -> Result<M, (Self, Error)> {
+        const VERB: &str = "dereg_mr";
+        const HELD: &str = "a memory window is bound to the region";
+        let mut inner = match Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner,
+            Err(inner) => {
+                let error = Error::new(VERB, Errno::BUSY).detail(HELD);
+                return Err((Self::of(inner), error));
+            }
+        };
+        if let Err(error) = inner.object.destroy() {
+            return Err((Self::of(Arc::new(inner)), error));
+        }
+        match inner.object.reclaim() {
+            Some(backing) => Ok(backing.into_owner()),
+            None => {
+                let error = Error::new(VERB, Errno::INVAL).detail("the region has no memory");
+                Err((Self::of(Arc::new(inner)), error))
+            }
+        }
+    }
+}
+
+impl<T, M> fmt::Debug for MemoryRegion<T, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

@@ -1,0 +1,564 @@
+//! Registration: from memory to a region. Pairs with `ib_uverbs_reg_mr` in `core/uverbs_cmd.c`,
+//! and for dma-bufs with `core/uverbs_std_types_mr.c`.
+//!
+//! Linux 6.17 has a method of its own for what the older command does; it is not used, because
+//! rxe's regions made by it fail every range check on Linux 7.2.
+
+use super::{MemoryRegion, MrInner};
+use crate::access::Access;
+use crate::error::{Error, Result};
+use crate::mem::region::{AddressSpace, Backing, Borrowed, DmaBuf, RawRange, StableBytes};
+use crate::number::{Lkey, Rkey};
+use crate::object::{Class, Object};
+use crate::pd::{PdInner, ProtectionDomain, Sharing};
+use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write;
+use memmap2::MmapMut;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use uverbs_uapi::mr::{
+    UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, UVERBS_ATTR_REG_DMABUF_MR_FD,
+    UVERBS_ATTR_REG_DMABUF_MR_HANDLE, UVERBS_ATTR_REG_DMABUF_MR_IOVA,
+    UVERBS_ATTR_REG_DMABUF_MR_LENGTH, UVERBS_ATTR_REG_DMABUF_MR_OFFSET,
+    UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY,
+    UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, UVERBS_METHOD_REG_DMABUF_MR, ib_uverbs_reg_mr,
+    ib_uverbs_reg_mr_resp,
+};
+use uverbs_uapi::object::UVERBS_OBJECT_MR;
+use uverbs_uapi::write::IB_USER_VERBS_CMD_REG_MR;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const VERB: &str = "reg_mr";
+
+/// A registration that failed, with the memory that it was about.
+///
+/// Turns into an [`Error`] by `?`, which frees the memory.
+pub struct RegisterError<M> {
+    /// What was to be registered.
+    pub memory: M,
+    /// Why it was not.
+    pub error: Error,
+}
+
+impl<M> From<RegisterError<M>> for Error {
+    fn from(failed: RegisterError<M>) -> Error {
+        failed.error
+    }
+}
+
+impl<M> fmt::Debug for RegisterError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Display for RegisterError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M> std::error::Error for RegisterError<M> {}
+
+impl<S: Sharing> ProtectionDomain<S> {
+    /// Allocates memory for `n` values of `T` and registers it. It is page aligned and zeroed.
+    ///
+    /// The region grants [`Access::ALL_REMOTE`]: local writes, and reads, writes and atomics by
+    /// peers; atomics only if the device supports them ([`MemoryRegion::access`] tells). Local
+    /// reads are always allowed. Registration pins memory and takes its time, so it does not
+    /// belong into the data path.
+    ///
+    /// # Panics
+    ///
+    /// If the region would have zero bytes, because `n` or the size of `T` is 0.
+    /// [`try_allocate`](Self::try_allocate) answers an error instead.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an invalid access value, `ENOMEM` if the operating system or the device is out
+    /// of resources: the message then tells what to do about the limit of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    #[track_caller]
+    pub fn allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
+        assert!(n > 0, "a memory region of 0 values");
+        assert!(size_of::<T>() > 0, "a memory region of values of 0 bytes");
+        self.try_allocate(n)
+    }
+
+    /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
+    pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
+        let builder = self.registration().access(Access::ALL_REMOTE);
+        match builder.clone().allocate(n) {
+            Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
+                // Atomics are what a device may lack. If it was something else, that is what the
+                // caller wants to know.
+                let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
+                builder.access(plain).allocate(n).map_err(|_| error)
+            }
+            made => made,
+        }
+    }
+
+    /// Registers memory that the region takes ownership of: a vector, a boxed slice, a mapping
+    /// (`memmap2::MmapMut`), or a type of your own that is [`StableBytes`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RegionBuilder::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<M: StableBytes>(
+        &self,
+        memory: M,
+        access: Access,
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
+        self.registration().access(access).register(memory)
+    }
+
+    /// Registers `length` bytes at `addr`.
+    ///
+    /// # Safety
+    ///
+    /// Until the region was destroyed or dropped successfully, the memory must stay valid, and no
+    /// part of it may be borrowed while a request or a peer with the key writes it. If the region
+    /// is leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), this holds until the process ends.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RegionBuilder::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_raw(
+        &self,
+        addr: *mut u8,
+        length: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<u8, RawRange>> {
+        // SAFETY: the caller's obligation is the same.
+        unsafe { self.registration().access(access).register_raw(addr, length) }
+    }
+
+    /// Registers `length` bytes at `offset` of a dma-buf, memory of another device for one. Peers
+    /// and requests address it from `iova` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RegionBuilder::register_dmabuf`].
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        &self,
+        dmabuf: impl AsFd,
+        offset: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion<u8, DmaBuf>> {
+        self.registration().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
+    }
+
+    /// Starts to describe a registration: rights, addresses, on-demand paging.
+    pub fn registration(&self) -> RegionBuilder {
+        RegionBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
+    }
+}
+
+/// Describes a registration, then makes it.
+///
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
+/// # let pd = context.alloc_pd()?;
+/// use uverbs::Access;
+///
+/// let region = pd
+///     .registration()
+///     .access(Access::LOCAL_WRITE | Access::REMOTE_READ)
+///     .relaxed_ordering()
+///     .register(vec![0u64; 4096])?;
+/// # drop(region); Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RegionBuilder {
+    pd: Arc<PdInner>,
+    access: Access,
+    iova: Option<u64>,
+}
+
+impl RegionBuilder {
+    /// Sets the rights; without them the device only reads for requests of this side.
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Lets the device reorder its accesses on the bus, which can be faster. A hint: a kernel or
+    /// device that does not know it ignores it.
+    #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
+    pub fn relaxed_ordering(mut self) -> Self {
+        self.access |= Access::RELAXED_ORDERING;
+        self
+    }
+
+    /// Lets addresses count from 0, the beginning of the region, which must lie at a page
+    /// boundary.
+    ///
+    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
+    pub fn zero_based(mut self) -> Self {
+        self.access |= Access::ZERO_BASED;
+        self.iova = Some(0);
+        self
+    }
+
+    /// Pins no pages: the device faults them in when it needs them.
+    ///
+    /// Possible where [`query_device`](crate::Context::query_device) advertises it.
+    #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
+    pub fn on_demand(mut self) -> Self {
+        self.access |= Access::ON_DEMAND;
+        self
+    }
+
+    /// Lets addresses in requests and of peers count from `iova` instead of the memory's virtual
+    /// address. Both must agree in the bits below the page size.
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub fn iova(mut self, iova: u64) -> Self {
+        self.iova = Some(iova);
+        self
+    }
+
+    /// Allocates page-aligned, zeroed memory for `n` values of `T` and registers it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for zero bytes or a `T` aligned to more than a page, `ENOMEM` without memory or
+    /// beyond the limit of locked memory, and those of [`register`](Self::register).
+    pub fn allocate<T: FromBytes + IntoBytes>(self, n: usize) -> Result<MemoryRegion<T>> {
+        let length = allocation_size(n, size_of::<T>(), align_of::<T>())?;
+        let backing: Backing<MmapMut> = Backing::pages(length).map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
+            Error::new(VERB, errno).detail(format!("no {length} bytes of memory to register"))
+        })?;
+        self.enter(backing).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that the region takes ownership of.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for zero bytes, rights that contradict each other, or an
+    /// [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
+    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory
+    /// that does not allow what the rights ask. The memory comes back with the error.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<M: StableBytes>(
+        self,
+        memory: M,
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
+        self.enter(Backing::own(memory))
+            .map_err(|(backing, error)| RegisterError { memory: backing.into_owner(), error })
+    }
+
+    /// Registers `length` bytes at `addr`.
+    ///
+    /// # Safety
+    ///
+    /// That of [`ProtectionDomain::register_raw`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`register`](Self::register).
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_raw(
+        self,
+        addr: *mut u8,
+        length: usize,
+    ) -> Result<MemoryRegion<u8, RawRange>> {
+        // SAFETY: the caller's obligation is the same.
+        let backing = unsafe { Backing::raw(addr, length) };
+        self.enter(backing).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that stays its owner's.
+    ///
+    /// # Safety
+    ///
+    /// The region must not be forgotten, nor otherwise be kept from being dropped before the
+    /// borrow ends. To be sure that the kernel let go of the memory, call
+    /// [`destroy`](MemoryRegion::destroy) and look at its answer: while it is an error, the memory
+    /// must be left alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`register`](Self::register).
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_borrowed<T: FromBytes + IntoBytes>(
+        self,
+        memory: &mut [T],
+    ) -> Result<MemoryRegion<T, Borrowed<'_>>> {
+        // SAFETY: the caller's obligation is the same.
+        let backing = unsafe { Backing::borrow(memory) };
+        self.enter(backing).map_err(|(_, error)| error)
+    }
+
+    /// Registers the whole address space of this process, faulted in on demand ("implicit ODP").
+    ///
+    /// Ranges of the region are virtual addresses.
+    ///
+    /// # Safety
+    ///
+    /// Whoever knows the keys can, as far as the rights go, read and write everything in this
+    /// process. All of them must be trusted to leave alone what they were not given.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the device does not advertise it, and those of
+    /// [`register`](Self::register).
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_address_space(self) -> Result<MemoryRegion<u8, AddressSpace>> {
+        // SAFETY: the caller's obligation is the same.
+        let backing = unsafe { Backing::everything() };
+        self.on_demand().enter(backing).map_err(|(_, error)| match error.kernel_errno() {
+            // A device that pages on demand, but not all of the address space, says EINVAL.
+            Some(Errno::INVAL) => Error::from_kernel(VERB, Errno::OPNOTSUPP)
+                .detail("the device does not page a whole address space on demand"),
+            _ => error,
+        })
+    }
+
+    /// Registers `length` bytes at `offset` of a dma-buf. The kernel keeps the buffer alive; the
+    /// file may be closed afterwards. Addresses count from [`iova`](Self::iova), by default from
+    /// `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the driver has no such registration, rxe's for one; `EINVAL` for zero
+    /// bytes, a range that overflows, or an `offset` whose bits below the page size differ from
+    /// those of the address; `EBADF` or `EINVAL` for a file that is no dma-buf.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        self,
+        dmabuf: impl AsFd,
+        offset: u64,
+        length: u64,
+    ) -> Result<MemoryRegion<u8, DmaBuf>> {
+        const VERB: &str = "reg_dmabuf_mr";
+        let file = self.pd.file();
+        let iova = self.iova.unwrap_or(offset);
+        check(self.access, offset, iova, length).map_err(|error| error.in_verb(VERB))?;
+        let (mut lkey, mut rkey) = (0u32, 0u32);
+        let fd = dmabuf.as_fd().as_raw_fd();
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR)
+            .new_handle(UVERBS_ATTR_REG_DMABUF_MR_HANDLE)
+            .handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, self.pd.handle())
+            .u64(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, offset)
+            .u64(UVERBS_ATTR_REG_DMABUF_MR_LENGTH, length)
+            .u64(UVERBS_ATTR_REG_DMABUF_MR_IOVA, iova)
+            .u32(UVERBS_ATTR_REG_DMABUF_MR_FD, fd as u32)
+            .flags(
+                UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS,
+                self.access.for_kernel(file.optional_access),
+            )
+            .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey)
+            .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
+        file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+            Errno::OPNOTSUPP => error.detail(format!(
+                "the driver of {} registers no dma-bufs, or not with access {:?}",
+                file.device.name(),
+                self.access
+            )),
+            _ => error,
+        })?;
+        let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
+        drop(command);
+        let handle = handle.ok_or_else(|| Error::new(VERB, Errno::BADMSG))?;
+        let object = Object::new(file.clone(), Class::MR, handle, Backing::dmabuf(length));
+        Ok(MemoryRegion::of(Arc::new(MrInner {
+            object,
+            pd: self.pd,
+            lkey: Lkey(lkey),
+            rkey: Rkey(rkey),
+            access: self.access,
+            iova,
+            dead: false,
+        })))
+    }
+
+    /// Registers what `backing` stands for.
+    fn enter<T, M>(
+        self,
+        backing: Backing<M>,
+    ) -> std::result::Result<MemoryRegion<T, M>, (Backing<M>, Error)> {
+        let file = self.pd.file();
+        let (start, length) = (backing.address(), backing.reach());
+        let hca_va = self.iova.unwrap_or(start);
+        if let Err(error) = check(self.access, start, hca_va, length) {
+            return Err((backing, error));
+        }
+        let request = ib_uverbs_reg_mr {
+            start,
+            length,
+            hca_va,
+            pd_handle: self.pd.handle(),
+            access_flags: self.access.for_kernel(file.optional_access),
+            ..Default::default()
+        };
+        let mut resp = ib_uverbs_reg_mr_resp::new_zeroed();
+        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).answer(&mut resp);
+        let made = file.execute(VERB, &mut command);
+        drop(command);
+        if let Err(error) = made {
+            return Err((backing, explain(error, length, self.access)));
+        }
+        let object = Object::new(file.clone(), Class::MR, resp.mr_handle, backing);
+        Ok(MemoryRegion::of(Arc::new(MrInner {
+            object,
+            pd: self.pd,
+            lkey: Lkey(resp.lkey),
+            rkey: Rkey(resp.rkey),
+            access: self.access,
+            iova: hca_va,
+            dead: false,
+        })))
+    }
+}
+
+/// The size of `n` values, if there can be such an allocation.
+pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usize> {
+    if n == 0 || size == 0 {
+        return Err(Error::invalid(
+            VERB,
+            format!("{n} values of {size} bytes make a region of 0 bytes"),
+        ));
+    }
+    if align > page_size() {
+        return Err(Error::invalid(
+            VERB,
+            format!("values aligned to {align} exceed the page size of {}", page_size()),
+        ));
+    }
+    n.checked_mul(size).filter(|&length| isize::try_from(length).is_ok()).ok_or_else(|| {
+        Error::new(VERB, Errno::NOMEM)
+            .detail(format!("{n} values of {size} bytes exceed the address space"))
+    })
+}
+
+/// Refuses in words what the kernel would refuse by number. `start` is an address of this process
+/// or an offset in a dma-buf.
+pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Result<()> {
+    access.check(VERB)?;
+    if length == 0 {
+        return Err(Error::invalid(VERB, "a region of 0 bytes"));
+    }
+    // The whole address space is one byte too long to count, and is known by that.
+    let whole = start == 0 && length == u64::MAX;
+    for first in [start, iova] {
+        if !whole && first.checked_add(length).is_none() {
+            return Err(Error::invalid(
+                VERB,
+                format!("{length} bytes at {first:#x} reach beyond the end of the address space"),
+            ));
+        }
+    }
+    let below_page = page_size() as u64 - 1;
+    if start & below_page != iova & below_page {
+        return Err(Error::invalid(
+            VERB,
+            format!(
+                "memory at {start:#x} cannot be addressed from {iova:#x}: they must agree in the \
+                 bits below the page size of {}",
+                page_size()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Says what a refusal of the kernel is likely to mean, and what to do about it.
+fn explain(error: Error, length: u64, access: Access) -> Error {
+    let on_demand = access.contains(Access::ON_DEMAND);
+    match error.errno() {
+        Errno::NOMEM | Errno::PERM if !on_demand => {
+            let limit = getrlimit(Resource::Memlock).current;
+            error.detail(out_of_memory(length, limit))
+        }
+        Errno::OPNOTSUPP if on_demand => {
+            error.detail(format!("no paging on demand on this device, or not with {access:?}"))
+        }
+        Errno::OPNOTSUPP => {
+            error.detail(format!("the device knows no memory regions with access {access:?}"))
+        }
+        Errno::INVAL => error.detail(format!("{length} bytes with access {access:?}")),
+        Errno::FAULT => error.detail(format!(
+            "{length} bytes are not all mapped in a way that allows access {access:?}"
+        )),
+        _ => error,
+    }
+}
+
+fn out_of_memory(length: u64, memlock: Option<u64>) -> String {
+    match memlock {
+        Some(limit) => format!(
+            "cannot pin {length} bytes: this process may lock {limit} bytes (RLIMIT_MEMLOCK), all \
+             of its regions and queues together; raise it with `ulimit -l` or LimitMEMLOCK=, or \
+             grant CAP_IPC_LOCK"
+        ),
+        None => format!("cannot pin {length} bytes: system or device is out of memory"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_nothing_are_invalid_and_of_too_much_are_no_memory() {
+        assert_eq!(allocation_size(0, 8, 8).unwrap_err().errno(), Errno::INVAL);
+        assert_eq!(allocation_size(8, 0, 1).unwrap_err().errno(), Errno::INVAL);
+        assert_eq!(allocation_size(usize::MAX, 2, 1).unwrap_err().errno(), Errno::NOMEM);
+        assert_eq!(allocation_size(usize::MAX / 2 + 1, 1, 1).unwrap_err().errno(), Errno::NOMEM);
+        assert_eq!(allocation_size(1, 8, 2 * page_size()).unwrap_err().errno(), Errno::INVAL);
+        assert_eq!(allocation_size(3, 8, 8).unwrap(), 24);
+    }
+
+    #[test]
+    fn low_bits_of_both_addresses_must_agree() {
+        let page = page_size() as u64;
+        let access = Access::LOCAL_WRITE;
+        assert!(check(access, 5 * page + 8, 8, 64).is_ok());
+        assert!(check(access, 5 * page + 8, 9 * page + 8, 64).is_ok());
+        let error = check(access, 5 * page + 8, 16, 64).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        let start = format!("{:#x}", 5 * page + 8);
+        assert!(error.message().contains(&start) && error.message().contains("0x10"), "{error}");
+    }
+
+    #[test]
+    fn ranges_must_end_within_the_address_space() {
+        let page = page_size() as u64;
+        let last = u64::MAX - page + 1;
+        assert!(check(Access::empty(), last, last, page).is_err());
+        assert!(check(Access::empty(), page, last, page).is_err());
+        assert!(check(Access::empty(), page, page, 0).is_err());
+        assert!(check(Access::ON_DEMAND, 0, 0, u64::MAX).is_ok());
+    }
+
+    #[test]
+    fn rights_that_contradict_each_other_are_refused() {
+        let error = check(Access::REMOTE_WRITE, 0x1000, 0x1000, 64).unwrap_err();
+        assert!(error.message().contains("LOCAL_WRITE"), "{error}");
+    }
+
+    #[test]
+    fn running_out_of_locked_memory_says_how_much_and_what_to_do() {
+        let text = out_of_memory(16 << 20, Some(8 << 20));
+        assert!(text.contains("16777216") && text.contains("8388608"), "{text}");
+        assert!(text.contains("ulimit -l"), "{text}");
+        assert!(!out_of_memory(1, None).contains("ulimit"));
+    }
+}

@@ -1,0 +1,256 @@
+//! Changing a region in place. Pairs with `ib_uverbs_rereg_mr` in `core/uverbs_cmd.c`.
+
+use super::{MemoryRegion, MrInner, register};
+use crate::access::Access;
+use crate::error::{Error, Result};
+use crate::mem::region::{Backing, StableBytes};
+use crate::number::{Lkey, Rkey};
+use crate::pd::{PdInner, ProtectionDomain, Sharing};
+use crate::uverbs::invoke_write::write;
+use rustix::io::Errno;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_uapi::mr::{ib_mr_rereg_flags as change, ib_uverbs_rereg_mr, ib_uverbs_rereg_mr_resp};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
+use zerocopy::FromZeros;
+
+const VERB: &str = "rereg_mr";
+
+/// What to change about a region; see [`MemoryRegion::rereg`].
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Rereg {
+    pd: Option<Arc<PdInner>>,
+    access: Option<Access>,
+}
+
+impl Rereg {
+    /// No change yet.
+    pub fn new() -> Self {
+        Rereg::default()
+    }
+
+    /// Other rights.
+    #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = Some(access);
+        self
+    }
+
+    /// Another protection domain.
+    #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
+    pub fn protection_domain<S: Sharing>(mut self, pd: &ProtectionDomain<S>) -> Self {
+        self.pd = Some(pd.inner.clone());
+        self
+    }
+}
+
+/// Whether the kernel refused a change before it began to carry it out.
+fn is_refusal(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::INVAL
+            | Errno::OPNOTSUPP
+            | Errno::PROTONOSUPPORT
+            | Errno::ACCESS
+            | Errno::PERM
+            | Errno::BUSY
+            | Errno::NOENT
+            | Errno::NOSPC
+    )
+}
+
+impl<T, M> MemoryRegion<T, M> {
+    /// Changes the rights, the protection domain or both. The keys may change with them.
+    ///
+    /// Requests in flight must not use the region meanwhile; they fail if they do.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
+    /// to memory that was registered without, `EBUSY` while a window is bound to the region,
+    /// `EINVAL` for no change, for contradictory rights, or a domain of another context. After
+    /// these the region is what it was. Other errors, `ENOMEM` for one, can come in the middle:
+    /// the region [is dead](Self::is_dead) then, its keys reach nothing, and all that is left is to
+    /// [destroy](Self::destroy) it, which gives the memory back.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&mut self, change: Rereg) -> Result<()> {
+        let inner = Arc::get_mut(&mut self.inner).ok_or_else(bound)?;
+        if inner.dead {
+            return Err(dead());
+        }
+        let file = inner.object.file().clone();
+        let mut flags = change::empty();
+        if let Some(pd) = &change.pd {
+            file.check_same(VERB, "protection domain", pd.file())?;
+            flags |= change::IB_MR_REREG_PD;
+        }
+        if let Some(access) = change.access {
+            access.check(VERB)?;
+            flags |= change::IB_MR_REREG_ACCESS;
+        }
+        if flags.is_empty() {
+            return Err(Error::invalid(VERB, "no change was asked for"));
+        }
+        let access = change.access.unwrap_or(inner.access);
+        let request = ib_uverbs_rereg_mr {
+            mr_handle: inner.object.handle(),
+            flags: flags.bits(),
+            pd_handle: change.pd.as_ref().unwrap_or(&inner.pd).handle(),
+            access_flags: access.for_kernel(file.optional_access),
+            ..Default::default()
+        };
+        let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
+        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+        let done = file.execute(VERB, &mut command);
+        drop(command);
+        if let Err(error) = done {
+            inner.dead = error.kernel_errno().is_some_and(|errno| !is_refusal(errno));
+            return Err(error.detail(format!("{flags:?}, access {access:?}")));
+        }
+        (inner.lkey, inner.rkey) = (Lkey(resp.lkey), Rkey(resp.rkey));
+        inner.access = access;
+        if let Some(pd) = change.pd {
+            inner.pd = pd;
+        }
+        Ok(())
+    }
+}
+
+fn bound() -> Error {
+    Error::new(VERB, Errno::BUSY).detail("a memory window is bound to the region")
+}
+
+fn dead() -> Error {
+    Error::invalid(VERB, "a failed change left the region without memory; it can be destroyed")
+}
+
+/// The region with its new memory, and the old memory.
+pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
+
+/// An exchange of memory that failed.
+pub struct ExchangeError<T, M, N> {
+    /// The region as it was, if the kernel refused before it began. Otherwise it is gone.
+    pub region: Option<MemoryRegion<T, M>>,
+    /// The memory of a region that is gone; `None` if the kernel did not let go of it. It is
+    /// leaked then, like the memory that was to take its place.
+    pub old: Option<M>,
+    /// The memory that was to take its place.
+    pub memory: Option<N>,
+    /// Why it did not.
+    pub error: Error,
+}
+
+impl<T, M, N> From<ExchangeError<T, M, N>> for Error {
+    fn from(failed: ExchangeError<T, M, N>) -> Error {
+        failed.error
+    }
+}
+
+impl<T, M, N> fmt::Debug for ExchangeError<T, M, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExchangeError")
+            .field("region", &self.region)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T, M, N> fmt::Display for ExchangeError<T, M, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T, M, N> std::error::Error for ExchangeError<T, M, N> {}
+
+impl<T, M> MemoryRegion<T, M> {
+    /// Puts other memory behind the region, and gives back what was there. The keys may change;
+    /// addresses count from the new memory's.
+    ///
+    /// Requests in flight must not use the region meanwhile; they fail if they do.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a window is bound to the
+    /// region; `EINVAL` for memory of zero bytes. After these the region comes back as it was.
+    /// After others, `ENOMEM` beyond the limit of locked memory for one, it is destroyed, and
+    /// both memories come back.
+    #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
+    pub fn exchange<N: StableBytes>(
+        self,
+        memory: N,
+    ) -> std::result::Result<Exchanged<M, N>, ExchangeError<T, M, N>> {
+        let refused = |inner, backing: Backing<N>, error| ExchangeError {
+            region: Some(MemoryRegion::of(inner)),
+            old: None,
+            memory: Some(backing.into_owner()),
+            error,
+        };
+        let backing = Backing::own(memory);
+        let mut inner = match Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner,
+            Err(shared) => return Err(refused(shared, backing, bound())),
+        };
+        let (start, length) = (backing.address(), backing.reach());
+        let checked = if inner.dead {
+            Err(dead())
+        } else {
+            register::check(inner.access, start, start, length).map_err(|error| error.in_verb(VERB))
+        };
+        let file = inner.object.file().clone();
+        let request = ib_uverbs_rereg_mr {
+            mr_handle: inner.object.handle(),
+            flags: change::IB_MR_REREG_TRANS.bits(),
+            start,
+            length,
+            hca_va: start,
+            pd_handle: inner.pd.handle(),
+            access_flags: inner.access.for_kernel(file.optional_access),
+            ..Default::default()
+        };
+        let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
+        let done = checked.and_then(|()| {
+            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+            file.execute(VERB, &mut command)
+        });
+        match done {
+            Ok(()) => {
+                let MrInner { object, pd, access, .. } = inner;
+                let (object, old) = object.exchange(backing);
+                let region = MemoryRegion::of(Arc::new(MrInner {
+                    object,
+                    pd,
+                    lkey: Lkey(resp.lkey),
+                    rkey: Rkey(resp.rkey),
+                    access,
+                    iova: start,
+                    dead: false,
+                }));
+                match old {
+                    Some(old) => Ok((region, old.into_owner())),
+                    None => {
+                        Err(ExchangeError { region: None, old: None, memory: None, error: dead() })
+                    }
+                }
+            }
+            Err(error) if error.kernel_errno().is_none_or(is_refusal) => {
+                Err(refused(Arc::new(inner), backing, error))
+            }
+            Err(error) => match inner.object.destroy() {
+                Ok(()) => Err(ExchangeError {
+                    region: None,
+                    old: inner.object.reclaim().map(Backing::into_owner),
+                    memory: Some(backing.into_owner()),
+                    error,
+                }),
+                Err(_) => {
+                    // The device may know either memory. Dropping the region leaks and counts the
+                    // old one.
+                    std::mem::forget(backing);
+                    Err(ExchangeError { region: None, old: None, memory: None, error })
+                }
+            },
+        }
+    }
+}
