@@ -123,7 +123,11 @@ fn needs_the_right() -> Verdict {
 fn atomic_write_writes_eight_bytes() -> Verdict {
     let (mut a, mut b) = pair()?;
     let caps = a.context.query_device()?.caps();
-    require(caps.contains(uverbs::DeviceCaps::ATOMIC_WRITE), Capability::AtomicWrite, "not advertised")?;
+    require(
+        caps.contains(uverbs::DeviceCaps::ATOMIC_WRITE),
+        Capability::AtomicWrite,
+        "not advertised",
+    )?;
     b.poison(0..64);
     let poison = crate::pattern::bytes(crate::pattern::POISON, 64);
     let remote = b.remote(16);

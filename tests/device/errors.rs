@@ -4,8 +4,7 @@
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, trials};
 use uverbs::{
-    Access, Lkey, PostError, QpAttr, QpState, Remote, Rkey, SendWr, Sge, WcOpcode,
-    WcStatus,
+    Access, Lkey, PostError, QpAttr, QpState, Remote, Rkey, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 trials![

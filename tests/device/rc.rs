@@ -263,8 +263,11 @@ fn batches_keep_their_order() -> Verdict {
         a.fill(n * 100..(n + 1) * 100, n as u64);
     }
     let sges: Vec<[Sge; 1]> = (0..16).map(|n| [a.sge(n * 100..(n + 1) * 100)]).collect();
-    let wrs: Vec<SendWr<'_>> =
-        sges.iter().enumerate().map(|(n, sges)| SendWr::send(sges).id(n as u64).signaled()).collect();
+    let wrs: Vec<SendWr<'_>> = sges
+        .iter()
+        .enumerate()
+        .map(|(n, sges)| SendWr::send(sges).id(n as u64).signaled())
+        .collect();
     a.send_all(&wrs)?;
     for n in 0..16 {
         a.expect(n as u64, WcOpcode::SEND)?;

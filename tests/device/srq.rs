@@ -3,7 +3,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Errno, ProtectionDomain, QpType, Recv, SharedReceiveQueue, Sge};
+use uverbs::{Errno, ProtectionDomain, QpType, Recv, Sge, SharedReceiveQueue};
 
 trials![
     holds_what_was_asked,

@@ -6,7 +6,8 @@ use crate::pair::{Config, PORT, Pair, QKEY, Side, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use uverbs::{
-    AddressVector, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey, Qpn, SendWr, WcOpcode,
+    AddressVector, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey, Qpn,
+    SendWr, WcOpcode,
 };
 
 trials![
@@ -243,8 +244,7 @@ fn multicast_reaches_every_member() -> Verdict {
     let Pair { a: c, b: d, .. } = Pair::new(Config::ud())?;
     let (gid, _socket) = group(&b)?;
     let mut members = [b, c];
-    let memberships =
-        members.iter().map(|side| attach(side, gid)).collect::<Verdict<Vec<_>>>()?;
+    let memberships = members.iter().map(|side| attach(side, gid)).collect::<Verdict<Vec<_>>>()?;
     assert_eq!((memberships[0].gid(), memberships[0].lid()), (gid, 0));
     let mut stranger = d;
     for seed in 0..5 {
