@@ -451,6 +451,14 @@ impl Side {
         Ok(done)
     }
 
+    /// Waits for a completion, which must be a failure of this request with one of these.
+    #[track_caller]
+    pub(crate) fn expect_failure_of(&mut self, wr_id: u64, statuses: &[WcStatus]) -> Verdict {
+        let done = self.wait()?;
+        assert!(done.wr_id == wr_id && statuses.contains(&done.status), "{done:?}: {statuses:?}");
+        Ok(())
+    }
+
     /// Fails if a completion comes.
     #[track_caller]
     pub(crate) fn expect_silence(&mut self) -> Verdict {
