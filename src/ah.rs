@@ -156,6 +156,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// # Errors
     ///
     /// `EINVAL` for a port or index that does not exist, or on Ethernet without a global part;
+    /// `ENODATA` for an index whose entry is empty;
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
@@ -172,7 +173,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         let made = file.execute(VERB, &mut command);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
+            // ENODATA: the entry of the table is empty.
+            Errno::INVAL | Errno::NODATA => error.detail(format!(
                 "port {}, {}: no such port or identifier, or a global part is missing",
                 vector.port,
                 match vector.global {

@@ -175,14 +175,16 @@ impl SharedReceiveQueue {
             srq_limit: limit,
             ..Default::default()
         };
-        self.inner.file().execute(VERB, &mut write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request)).map_err(
-            |error| match error.errno() {
-                Errno::INVAL => {
-                    error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
-                }
-                _ => error,
-            },
-        )
+        // rxe wants its own part even where it has nothing to answer there.
+        let driver = rxe_modify_srq_cmd { mmap_info_addr: 0 };
+        let mut command =
+            write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver.as_bytes(), &mut []);
+        self.inner.file().execute(VERB, &mut command).map_err(|error| match error.errno() {
+            Errno::INVAL => {
+                error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
+            }
+            _ => error,
+        })
     }
 
     /// Makes room for at least `max_wr` receives; those in the queue stay.

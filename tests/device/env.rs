@@ -1,7 +1,7 @@
 //! The device under test and what the run offers beside it.
 
 use crate::capability::Capability;
-use crate::verdict::{Verdict, require};
+use crate::verdict::{Stop, Verdict, require};
 use std::env::var;
 use uverbs::{Context, Device};
 
@@ -28,4 +28,15 @@ pub(crate) fn open() -> Verdict<Context> {
 pub(crate) fn lab() -> Verdict {
     require(var("UVERBS_LAB").is_ok(), Capability::Lab, "UVERBS_LAB is not set")?;
     require(rustix::process::geteuid().is_root(), Capability::Lab, "not root")
+}
+
+/// The device at the other end of the cable.
+pub(crate) fn second() -> Verdict<Device> {
+    match var("UVERBS_TEST_SECOND_DEVICE") {
+        Ok(name) => Ok(Device::by_name(&name)?),
+        Err(_) => {
+            let why = "UVERBS_TEST_SECOND_DEVICE names none".into();
+            Err(Stop::Skip(Capability::TwoDevices, why))
+        }
+    }
 }

@@ -6,13 +6,24 @@
 
 #![deny(unsafe_code)]
 
+mod atomics;
 mod capability;
 mod context;
 mod cq;
 mod device;
 mod env;
+mod errors;
+mod events;
 mod leaks;
+mod limits;
+mod pair;
+mod pattern;
 mod pd;
+mod qp;
+mod rc;
+mod srq;
+mod uc;
+mod ud;
 mod verdict;
 mod watchdog;
 
@@ -29,8 +40,22 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     }
-    let modules =
-        [context::trials(), cq::trials(), device::trials(), leaks::trials(), pd::trials()];
+    let modules = [
+        atomics::trials(),
+        context::trials(),
+        cq::trials(),
+        device::trials(),
+        errors::trials(),
+        events::trials(),
+        leaks::trials(),
+        limits::trials(),
+        pd::trials(),
+        qp::trials(),
+        rc::trials(),
+        srq::trials(),
+        uc::trials(),
+        ud::trials(),
+    ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

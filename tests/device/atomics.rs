@@ -1,0 +1,139 @@
+//! Atomic operations on memory of the peer.
+
+use crate::capability::Capability;
+use crate::pair::{Config, Pair, Side};
+use crate::verdict::{Verdict, require, trials};
+use uverbs::{AtomicCap, PostError, SendWr, WcOpcode, WcStatus};
+
+trials![
+    fetch_add_returns_what_was_there,
+    compare_swap_swaps_only_if_equal,
+    counts_exactly,
+    unaligned_address_is_refused,
+    no_room_for_the_answer_is_refused,
+    needs_the_right,
+    atomic_write_writes_eight_bytes,
+];
+
+fn pair() -> Verdict<(Side, Side)> {
+    let Pair { a, b, .. } = Pair::new(Config::rc())?;
+    let cap = a.context.query_device()?.atomic_cap();
+    require(cap != AtomicCap::NONE, Capability::Atomic, "not advertised")?;
+    Ok((a, b))
+}
+
+fn put(side: &mut Side, offset: usize, value: u64) {
+    side.memory.copy_from(offset, &value.to_ne_bytes()).expect("within the memory");
+}
+
+fn get(side: &Side, offset: usize) -> u64 {
+    let mut bytes = [0; 8];
+    side.memory.copy_to(offset, &mut bytes).expect("within the memory");
+    u64::from_ne_bytes(bytes)
+}
+
+fn fetch_add_returns_what_was_there() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let mut value = 0xffff_ffff_ffff_fff0u64;
+    put(&mut b, 64, value);
+    for add in [1, 0, 0x20, u64::MAX] {
+        a.poison(0..8);
+        let sges = [a.sge(0..8)];
+        let remote = b.remote(64);
+        a.send(SendWr::fetch_add(remote, add, &sges).id(add).signaled())?;
+        let done = a.expect(add, WcOpcode::FETCH_ADD)?;
+        assert_eq!(done.byte_len, 8);
+        assert_eq!(get(&a, 0), value, "what was there");
+        value = value.wrapping_add(add);
+        assert_eq!(get(&b, 64), value, "what is there");
+    }
+    Ok(())
+}
+
+fn compare_swap_swaps_only_if_equal() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    put(&mut b, 0, 5);
+    for (compare, swap, before, after) in [(5, 9, 5, 9), (5, 11, 9, 9), (9, 0, 9, 0)] {
+        a.poison(0..8);
+        let sges = [a.sge(0..8)];
+        let remote = b.remote(0);
+        a.send(SendWr::compare_swap(remote, compare, swap, &sges).id(1).signaled())?;
+        a.expect(1, WcOpcode::COMPARE_SWAP)?;
+        assert_eq!((get(&a, 0), get(&b, 0)), (before, after), "{compare} for {swap}");
+    }
+    Ok(())
+}
+
+fn counts_exactly() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    put(&mut b, 0, 0);
+    let sges = [a.sge(8..16)];
+    let remote = b.remote(0);
+    for _ in 0..50 {
+        a.send_all(&[
+            SendWr::fetch_add(remote, 1, &sges),
+            SendWr::fetch_add(remote, 1, &sges).id(1).signaled(),
+        ])?;
+        a.expect(1, WcOpcode::FETCH_ADD)?;
+    }
+    assert_eq!(get(&b, 0), 100);
+    Ok(())
+}
+
+fn unaligned_address_is_refused() -> Verdict {
+    let (mut a, b) = pair()?;
+    let sges = [a.sge(0..8)];
+    for offset in [1, 4, 7] {
+        let remote = b.remote(offset);
+        for wr in [
+            SendWr::fetch_add(remote, 1, &sges),
+            SendWr::compare_swap(remote, 0, 1, &sges),
+            SendWr::atomic_write(remote, [1; 8]),
+        ] {
+            assert_eq!(a.send(wr), Err(PostError::Unaligned), "{wr:?}");
+        }
+    }
+    a.expect_silence()
+}
+
+fn no_room_for_the_answer_is_refused() -> Verdict {
+    let (mut a, b) = pair()?;
+    let sges = [a.sge(0..7)];
+    let remote = b.remote(0);
+    assert_eq!(a.send(SendWr::fetch_add(remote, 1, &sges)), Err(PostError::AtomicTooShort));
+    assert_eq!(a.send(SendWr::compare_swap(remote, 1, 2, &[])), Err(PostError::AtomicTooShort));
+    Ok(())
+}
+
+fn needs_the_right() -> Verdict {
+    let access = uverbs::Access::ALL_REMOTE - uverbs::Access::REMOTE_ATOMIC;
+    let Pair { mut a, mut b, .. } = Pair::new(Config { access, ..Config::rc() })?;
+    put(&mut b, 0, 3);
+    let sges = [a.sge(0..8)];
+    let remote = b.remote(0);
+    a.send(SendWr::fetch_add(remote, 1, &sges).id(1))?;
+    let done = a.wait()?;
+    // A queue pair without the right answers either way.
+    let refused = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR];
+    assert!(done.wr_id == 1 && refused.contains(&done.status), "{done:?}");
+    assert_eq!(get(&b, 0), 3);
+    Ok(())
+}
+
+fn atomic_write_writes_eight_bytes() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let caps = a.context.query_device()?.caps();
+    require(
+        caps.contains(uverbs::DeviceCaps::ATOMIC_WRITE),
+        Capability::AtomicWrite,
+        "not advertised",
+    )?;
+    b.poison(0..64);
+    let poison = crate::pattern::bytes(crate::pattern::POISON, 64);
+    let remote = b.remote(16);
+    a.send(SendWr::atomic_write(remote, [1, 2, 3, 4, 5, 6, 7, 8]).id(1).signaled())?;
+    a.expect(1, WcOpcode::ATOMIC_WRITE)?;
+    assert_eq!(b.read(16..24), [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert!(b.read(0..16) == poison[..16] && b.read(24..64) == poison[24..], "more was written");
+    Ok(())
+}

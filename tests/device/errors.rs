@@ -1,0 +1,325 @@
+//! What goes wrong on a connection: each side must learn of it, the other requests must be
+//! flushed, memory must stay as it was, and the pair must work again after a reset.
+
+use crate::pair::{Config, Pair, Side};
+use crate::verdict::{Verdict, trials};
+use uverbs::{
+    Access, Lkey, PostError, QpAttr, QpState, Remote, Rkey, SendWr, Sge, WcOpcode, WcStatus,
+};
+
+trials![
+    wrong_rkey,
+    wrong_rkey_of_a_read,
+    out_of_range,
+    address_before_the_region,
+    right_that_the_region_lacks,
+    right_that_the_queue_pair_lacks,
+    key_of_another_domain,
+    wrong_lkey_of_a_send,
+    wrong_lkey_of_a_receive,
+    local_range_beyond_the_region,
+    read_into_memory_without_local_write,
+    destroyed_region,
+    receive_too_short,
+    receiver_not_ready,
+    receiver_ready_in_time,
+    peer_that_was_destroyed,
+    peer_that_was_never_there,
+    error_flushes_everything,
+    requests_in_error_state_are_flushed,
+    error_of_one_pair_spares_the_next,
+    operations_that_the_state_forbids,
+];
+
+/// A request that names memory it may not use, by the specification; rxe flushes it together
+/// with all others.
+const LOCAL_PROTECTION: [WcStatus; 3] =
+    [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR];
+/// A message longer than its receive, at the receiver; rxe takes it for a bad receive.
+const TOO_LONG_RECEIVED: [WcStatus; 2] = [WcStatus::LOC_LEN_ERR, WcStatus::LOC_QP_OP_ERR];
+/// The same at the sender.
+const TOO_LONG_SENT: [WcStatus; 2] = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];
+/// An operation for which the peer's queue pair has not the right, by the specification; rxe
+/// takes it for one on memory.
+const NO_RIGHT: [WcStatus; 2] = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR];
+
+/// Resets both sides, connects them afresh and sees a message through.
+fn recovers(mut pair: Pair) -> Verdict {
+    for side in [&mut pair.a, &mut pair.b] {
+        side.reset()?;
+    }
+    pair.connect()?;
+    pair.message(99, 2000)?;
+    pair.a.expect_silence()?;
+    pair.b.expect_silence()
+}
+
+/// Posts a request to a that must fail with `status`, and checks that b's memory stays as it is.
+fn fails_remotely(mut pair: Pair, wr: SendWr<'_>, status: WcStatus) -> Verdict {
+    pair.b.poison(0..10_000);
+    // A success that is not signaled before it, and what is flushed behind it.
+    pair.a.send_all(&[SendWr::send(&[]).inline(&[]).id(1), wr.id(2), SendWr::send(&[]).id(3)])?;
+    pair.b.recv(7, 0..0)?;
+    pair.a.expect_failure(2, status)?;
+    pair.a.expect_failure(3, WcStatus::WR_FLUSH_ERR)?;
+    assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
+    pair.b.check_poison(0..10_000);
+    // The first message went through.
+    let first = pair.b.wait()?;
+    assert_eq!((first.wr_id, first.status), (7, WcStatus::SUCCESS), "{first:?}");
+    recovers(pair)
+}
+
+fn wrong_rkey() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let remote = pair.b.remote(0);
+    let sges = [pair.a.sge(0..100)];
+    let wrong = Remote { rkey: Rkey(remote.rkey.0 ^ 0x55), ..remote };
+    fails_remotely(pair, SendWr::write(wrong, &sges), WcStatus::REM_ACCESS_ERR)
+}
+
+fn wrong_rkey_of_a_read() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.a.poison(0..100);
+    let remote = pair.b.remote(0);
+    let wrong = Remote { rkey: Rkey(remote.rkey.0 ^ 0xff00), ..remote };
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send(SendWr::read(wrong, &sges).id(1))?;
+    pair.a.expect_failure(1, WcStatus::REM_ACCESS_ERR)?;
+    pair.a.check_poison(0..100);
+    recovers(pair)
+}
+
+fn out_of_range() -> Verdict {
+    for (offset, length) in [(-50, 100usize), (-1, 2), (0, 1), (4096, 8)] {
+        let pair = Pair::new(Config::rc())?;
+        let end = pair.b.remote(0).addr as i64 + pair.b.memory.byte_len() as i64;
+        let remote = Remote { addr: (end + offset) as u64, ..pair.b.remote(0) };
+        let sges = [pair.a.sge(0..length)];
+        fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)?;
+    }
+    Ok(())
+}
+
+fn address_before_the_region() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let remote = pair.b.remote(0);
+    let sges = [pair.a.sge(0..8)];
+    let before = Remote { addr: remote.addr - 4, ..remote };
+    fails_remotely(pair, SendWr::write(before, &sges), WcStatus::REM_ACCESS_ERR)
+}
+
+fn right_that_the_region_lacks() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let region = pair.b.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let remote = region.remote(0)?;
+    let sges = [pair.a.sge(0..8)];
+    fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)?;
+    drop(region);
+    Ok(())
+}
+
+fn right_that_the_queue_pair_lacks() -> Verdict {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let mut pair = Pair::new(Config { access, ..Config::rc() })?;
+    pair.b.poison(0..100);
+    let remote = pair.b.remote(0);
+    let sges = [pair.a.sge(0..8)];
+    pair.a.send(SendWr::write(remote, &sges).id(1))?;
+    pair.a.expect_failure_of(1, &NO_RIGHT)?;
+    pair.b.check_poison(0..100);
+    recovers(pair)
+}
+
+fn key_of_another_domain() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let other = pair.b.context.alloc_pd()?;
+    let region = other.allocate::<u8>(4096)?;
+    let remote = region.remote(0)?;
+    let sges = [pair.a.sge(0..8)];
+    fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
+}
+
+fn wrong_lkey_of_a_send() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.b.recv(9, 0..100)?;
+    let sges = [Sge { lkey: Lkey(pair.a.memory.lkey().0 ^ 0x3300), ..pair.a.sge(0..100) }];
+    pair.a.send(SendWr::send(&sges).id(1))?;
+    pair.a.expect_failure_of(1, &LOCAL_PROTECTION)?;
+    assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
+    recovers(pair)
+}
+
+fn wrong_lkey_of_a_receive() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let sges = [Sge { lkey: Lkey(pair.b.memory.lkey().0 ^ 0x3300), ..pair.b.sge(0..100) }];
+    pair.b.poison(0..100);
+    pair.b.recv_into(9, &sges)?;
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send(SendWr::send(&sges).id(1))?;
+    pair.b.expect_failure_of(9, &LOCAL_PROTECTION)?;
+    pair.a.expect_failure(1, WcStatus::REM_OP_ERR)?;
+    pair.b.check_poison(0..100);
+    recovers(pair)
+}
+
+fn local_range_beyond_the_region() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.b.recv(9, 0..100)?;
+    let last = pair.a.sge(pair.a.memory.byte_len() - 10..pair.a.memory.byte_len());
+    let sges = [Sge { length: 11, ..last }];
+    pair.a.send(SendWr::send(&sges).id(1))?;
+    pair.a.expect_failure_of(1, &LOCAL_PROTECTION)?;
+    recovers(pair)
+}
+
+fn read_into_memory_without_local_write() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let region = pair.a.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let sges = [region.sge(0..100)?];
+    let remote = pair.b.remote(0);
+    pair.a.send(SendWr::read(remote, &sges).id(1))?;
+    pair.a.expect_failure_of(1, &LOCAL_PROTECTION)?;
+    recovers(pair)
+}
+
+fn destroyed_region() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let region = pair.b.pd.allocate::<u8>(4096)?;
+    let remote = region.remote(0)?;
+    region.destroy().map_err(|(_, error)| error)?;
+    let sges = [pair.a.sge(0..8)];
+    fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
+}
+
+fn receive_too_short() -> Verdict {
+    for length in [101, 3000] {
+        let mut pair = Pair::new(Config::rc())?;
+        pair.b.poison(0..5000);
+        pair.b.recv(9, 0..100)?;
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::send(&sges).id(1))?;
+        pair.b.expect_failure_of(9, &TOO_LONG_RECEIVED)?;
+        pair.a.expect_failure_of(1, &TOO_LONG_SENT)?;
+        pair.b.check_rest_of_poison(100, 5000);
+        recovers(pair)?;
+    }
+    Ok(())
+}
+
+fn receiver_not_ready() -> Verdict {
+    let mut pair = Pair::new(Config { rnr_retry: 2, ..Config::rc() })?;
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send(SendWr::send(&sges).id(1))?;
+    pair.a.expect_failure(1, WcStatus::RNR_RETRY_EXC_ERR)?;
+    assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
+    // The receiver is not to blame, and goes on.
+    assert_eq!(pair.b.qp.query()?.state, QpState::RTS);
+    recovers(pair)
+}
+
+fn receiver_ready_in_time() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.poison(0..100);
+    a.fill(0..100, 4);
+    let sges = [a.sge(0..100)];
+    a.send(SendWr::send(&sges).id(1).signaled())?;
+    // Retries without end: the message waits for its receive.
+    a.expect_silence()?;
+    b.recv(2, 0..100)?;
+    a.expect(1, WcOpcode::SEND)?;
+    b.expect(2, WcOpcode::RECV)?;
+    b.check(0..100, 4);
+    Ok(())
+}
+
+fn impatient() -> Config {
+    Config { timeout: 8, retry_count: 2, ..Config::rc() }
+}
+
+fn peer_that_was_destroyed() -> Verdict {
+    let Pair { mut a, b, .. } = Pair::new(impatient())?;
+    b.qp.destroy().map_err(|(_, error)| error)?;
+    let sges = [a.sge(0..100)];
+    a.send(SendWr::send(&sges).id(1))?;
+    a.send(SendWr::send(&sges).id(2))?;
+    a.expect_failure(1, WcStatus::RETRY_EXC_ERR)?;
+    a.expect_failure(2, WcStatus::WR_FLUSH_ERR)?;
+    assert_eq!(a.qp.query()?.state, QpState::ERR);
+    Ok(())
+}
+
+fn peer_that_was_never_there() -> Verdict {
+    let mut pair = Pair::unconnected(impatient())?;
+    let nobody = crate::pair::Address { qpn: uverbs::Qpn(0x00ab_cdef), ..pair.b.address() };
+    let config = pair.config;
+    pair.a.connect(&config, &nobody)?;
+    let remote = pair.b.remote(0);
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send(SendWr::read(remote, &sges).id(1))?;
+    pair.a.expect_failure(1, WcStatus::RETRY_EXC_ERR)?;
+    Ok(())
+}
+
+fn error_flushes_everything() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for n in 0..5 {
+        pair.b.recv(n, 0..100)?;
+    }
+    pair.b.qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    for n in 0..5 {
+        pair.b.expect_failure(n, WcStatus::WR_FLUSH_ERR)?;
+    }
+    pair.b.expect_silence()?;
+    assert_eq!((pair.b.qp.state(), pair.b.qp.query()?.state), (QpState::ERR, QpState::ERR));
+    recovers(pair)
+}
+
+fn requests_in_error_state_are_flushed() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    let sges = [pair.a.sge(0..100)];
+    for n in 0..3 {
+        pair.a.send(SendWr::send(&sges).id(n))?;
+    }
+    for n in 0..3 {
+        pair.a.expect_failure(n, WcStatus::WR_FLUSH_ERR)?;
+    }
+    recovers(pair)
+}
+
+fn error_of_one_pair_spares_the_next() -> Verdict {
+    let mut broken = Pair::new(Config::rc())?;
+    let mut whole = Pair::new(Config::rc())?;
+    let remote = Remote { rkey: Rkey(1), ..broken.b.remote(0) };
+    let sges = [broken.a.sge(0..8)];
+    broken.a.send(SendWr::write(remote, &sges).id(1))?;
+    for seed in 0..10 {
+        whole.message(seed, 1500)?;
+    }
+    broken.a.expect_failure(1, WcStatus::REM_ACCESS_ERR)?;
+    whole.message(10, 1500)
+}
+
+/// The transport cannot do it, whatever the memory.
+fn operations_that_the_state_forbids() -> Verdict {
+    let mut pair = Pair::unconnected(Config::rc())?;
+    let sges = [pair.a.sge(0..8)];
+    let send = |side: &mut Side| side.send(SendWr::send(&sges));
+    assert_eq!(send(&mut pair.a), Err(PostError::State(QpState::RESET)));
+    let (config, peer) = (pair.config, pair.b.address());
+    pair.a.init(&config)?;
+    assert_eq!(send(&mut pair.a), Err(PostError::State(QpState::INIT)));
+    pair.a.ready_to_receive(&config, &peer)?;
+    assert_eq!(send(&mut pair.a), Err(PostError::State(QpState::RTR)));
+    // A receive may be posted from INIT on; it waits.
+    pair.a.recv(1, 0..8)?;
+    pair.a.ready_to_send(&config)?;
+    let peer = pair.a.address();
+    pair.b.connect(&config, &peer)?;
+    let sges = [pair.b.sge(0..8)];
+    pair.b.send(SendWr::send(&sges).id(2).signaled())?;
+    pair.b.expect(2, WcOpcode::SEND)?;
+    pair.a.expect(1, WcOpcode::RECV)?;
+    Ok(())
+}

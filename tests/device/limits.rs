@@ -1,0 +1,144 @@
+//! What the device says that it can do at most is what it does, and not one more.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::verdict::{Verdict, require, trials};
+use uverbs::{Errno, QpType};
+
+trials![
+    limits_are_there,
+    completion_queue_entries,
+    completion_queue_resize,
+    queue_pair_requests,
+    queue_pair_entries,
+    shared_receive_queue_requests,
+    shared_receive_queue_entries,
+    inline_data,
+    shared_receive_queue_resize,
+];
+
+fn limits_are_there() -> Verdict {
+    let context = env::open()?;
+    let attr = context.query_device()?;
+    for (name, value) in [
+        ("max_qp", attr.max_qp()),
+        ("max_qp_wr", attr.max_qp_wr()),
+        ("max_sge", attr.max_sge()),
+        ("max_cq", attr.max_cq()),
+        ("max_cqe", attr.max_cqe()),
+        ("max_mr", attr.max_mr()),
+        ("max_pd", attr.max_pd()),
+    ] {
+        assert!(value > 0, "{name} is 0: {attr:?}");
+    }
+    assert!(attr.max_mr_size() > 0 && attr.page_size_cap() > 0, "{attr:?}");
+    assert_eq!(u32::from(attr.phys_port_cnt()), context.device().port_count());
+    Ok(())
+}
+
+fn completion_queue_entries() -> Verdict {
+    let context = env::open()?;
+    let max = context.query_device()?.max_cqe();
+    let cq = context.create_cq(max).build()?;
+    assert!(cq.capacity() >= max);
+    drop(cq);
+    for cqe in [max + 1, u32::MAX] {
+        let error = context.create_cq(cqe).build().unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert!(error.message().contains(&cqe.to_string()), "{error}");
+    }
+    Ok(())
+}
+
+fn completion_queue_resize() -> Verdict {
+    let context = env::open()?;
+    let max = context.query_device()?.max_cqe();
+    let mut cq = context.create_cq(10).build()?;
+    let before = cq.capacity();
+    assert_eq!(cq.resize(max + 1).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(cq.capacity(), before);
+    cq.resize(max)?;
+    assert!(cq.capacity() >= max);
+    Ok(())
+}
+
+fn queue_pair_requests() -> Verdict {
+    let context = env::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let max = context.query_device()?.max_qp_wr();
+    for beyond in [max + 1, u32::MAX] {
+        let error = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(beyond).build().unwrap_err();
+        assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
+        let error = pd.create_qp(&cq, &cq, QpType::RC).max_recv_wr(beyond).build().unwrap_err();
+        assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
+    }
+    // Room for all that is advertised is more memory than a small machine has; a good part of it.
+    let many = max.min(4096);
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
+    assert!(qp.caps().max_send_wr >= many && qp.caps().max_recv_wr >= many, "{:?}", qp.caps());
+    Ok(())
+}
+
+fn queue_pair_entries() -> Verdict {
+    let context = env::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let max = context.query_device()?.max_sge();
+    let error = pd.create_qp(&cq, &cq, QpType::RC).max_send_sge(max + 1).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains(&(max + 1).to_string()), "{error}");
+    let error = pd.create_qp(&cq, &cq, QpType::RC).max_recv_sge(max + 1).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    if context.device().driver() == Some(uverbs::device::DriverId::RXE) {
+        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_sge(max).max_recv_sge(max).build()?;
+        assert!(qp.caps().max_send_sge >= max && qp.caps().max_recv_sge >= max);
+    }
+    Ok(())
+}
+
+fn inline_data() -> Verdict {
+    let context = env::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    for beyond in [100_000, u32::MAX] {
+        let build = pd.create_qp(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
+        assert_eq!(build.unwrap_err().errno(), Errno::INVAL, "{beyond} bytes inline");
+    }
+    Ok(())
+}
+
+fn shared_receive_queue_requests() -> Verdict {
+    let context = env::open()?;
+    let attr = context.query_device()?;
+    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    let pd = context.alloc_pd()?;
+    for beyond in [attr.max_srq_wr() + 1, u32::MAX] {
+        let error = pd.create_srq(beyond).build().unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert!(error.message().contains(&beyond.to_string()), "{error}");
+    }
+    let many = attr.max_srq_wr().min(4096);
+    assert!(pd.create_srq(many).build()?.query()?.max_wr >= many);
+    Ok(())
+}
+
+fn shared_receive_queue_entries() -> Verdict {
+    let context = env::open()?;
+    let attr = context.query_device()?;
+    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    let pd = context.alloc_pd()?;
+    let max = attr.max_srq_sge();
+    assert!(pd.create_srq(1).max_sge(max).build()?.query()?.max_sge >= max);
+    let error = pd.create_srq(1).max_sge(max + 1).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn shared_receive_queue_resize() -> Verdict {
+    let context = env::open()?;
+    let attr = context.query_device()?;
+    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    let mut srq = context.alloc_pd()?.create_srq(10).build()?;
+    let before = srq.query()?;
+    assert_eq!(srq.resize(attr.max_srq_wr() + 1).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(srq.query()?, before);
+    Ok(())
+}

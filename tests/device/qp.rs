@@ -1,0 +1,215 @@
+//! Queue pairs without a peer: what they are granted, their states, what may be posted when.
+
+use crate::env;
+use crate::pair::{Config, Pair};
+use crate::verdict::{Verdict, trials};
+use uverbs::{
+    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, Recv, SendWr,
+};
+
+trials![
+    grants_at_least_what_was_asked,
+    starts_in_reset,
+    numbers_are_unique,
+    missing_attribute_is_named,
+    superfluous_attribute_is_named,
+    impossible_transition_is_refused,
+    refused_transition_changes_nothing,
+    query_tells_what_was_set,
+    reset_and_again,
+    posting_in_the_wrong_state,
+    split_and_join,
+    parts_of_different_pairs_do_not_join,
+    destroy_with_parts_alive,
+    unknown_type_is_refused,
+];
+
+fn lone(qp_type: QpType) -> Verdict<QueuePair> {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(16).build()?;
+    Ok(pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
+}
+
+fn init(qp: &QueuePair) -> Verdict {
+    let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
+    let attr = match qp.qp_type() {
+        QpType::UD => attr.qkey(Qkey(0x1111_1111)),
+        _ => attr.access(Access::REMOTE_READ | Access::REMOTE_WRITE),
+    };
+    Ok(qp.modify(&attr)?)
+}
+
+fn grants_at_least_what_was_asked() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(16).build()?;
+    for (wr, sge, inline) in [(1, 1, 0), (7, 2, 32), (64, 4, 128), (100, 16, 200)] {
+        let qp = pd
+            .create_qp(&cq, &cq, QpType::RC)
+            .max_send_wr(wr)
+            .max_recv_wr(wr)
+            .max_send_sge(sge)
+            .max_recv_sge(sge)
+            .max_inline_data(inline)
+            .build()?;
+        let caps = qp.caps();
+        assert!(
+            caps.max_send_wr >= wr
+                && caps.max_recv_wr >= wr
+                && caps.max_send_sge >= sge
+                && caps.max_recv_sge >= sge
+                && caps.max_inline_data >= inline,
+            "{caps:?}, asked for {wr} requests of {sge} entries and {inline} bytes"
+        );
+    }
+    Ok(())
+}
+
+fn starts_in_reset() -> Verdict {
+    for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
+        let qp = lone(qp_type)?;
+        assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
+        assert_eq!(qp.qp_type(), qp_type);
+    }
+    Ok(())
+}
+
+fn numbers_are_unique() -> Verdict {
+    let (one, other) = (lone(QpType::RC)?, lone(QpType::RC)?);
+    assert_ne!(one.qpn(), other.qpn());
+    assert_ne!(one.qpn().0, 0);
+    assert!(one.qpn().0 < 1 << 24);
+    Ok(())
+}
+
+fn missing_attribute_is_named() -> Verdict {
+    let qp = lone(QpType::RC)?;
+    let error = qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0)).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+    assert!(error.message().to_lowercase().contains("access"), "{error}");
+    let qp = lone(QpType::UD)?;
+    let error = qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0)).unwrap_err();
+    assert!(error.message().to_lowercase().contains("qkey"), "{error}");
+    Ok(())
+}
+
+fn superfluous_attribute_is_named() -> Verdict {
+    let qp = lone(QpType::UC)?;
+    let attr = QpAttr::new()
+        .state(QpState::INIT)
+        .port(1)
+        .pkey_index(0)
+        .access(Access::empty())
+        .timeout(14);
+    let error = qp.modify(&attr).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+    assert!(error.message().to_lowercase().contains("timeout"), "{error}");
+    Ok(())
+}
+
+fn impossible_transition_is_refused() -> Verdict {
+    let qp = lone(QpType::RC)?;
+    let error = qp.modify(&QpAttr::new().state(QpState::RTS).sq_psn(Psn(0))).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("RESET") && error.message().contains("RTS"), "{error}");
+    Ok(())
+}
+
+fn refused_transition_changes_nothing() -> Verdict {
+    let qp = lone(QpType::RC)?;
+    // The library lets the attributes pass; that there is no such port, the kernel says.
+    let attr = QpAttr::new().state(QpState::INIT).port(99).pkey_index(0).access(Access::empty());
+    assert_eq!(qp.modify(&attr).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
+    init(&qp)?;
+    assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
+    Ok(())
+}
+
+fn query_tells_what_was_set() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    for (side, peer) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
+        let info = side.qp.query()?;
+        assert_eq!(info.state, QpState::RTS);
+        assert_eq!(info.dest_qpn, peer.qp.qpn());
+        assert_eq!((info.port, info.pkey_index), (1, 0));
+        assert_eq!(info.path_mtu, Mtu::MTU_1024);
+        assert_eq!(info.timeout, pair.config.timeout);
+        assert_eq!(info.retry_count, pair.config.retry_count);
+        assert_eq!(info.rnr_retry, pair.config.rnr_retry);
+        assert_eq!(info.caps, side.qp.caps());
+        assert!(info.access.contains(Access::REMOTE_WRITE), "{:?}", info.access);
+        assert!(!info.signal_all);
+    }
+    Ok(())
+}
+
+fn reset_and_again() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for round in 0..3 {
+        pair.message(round, 1000)?;
+        for side in [&mut pair.a, &mut pair.b] {
+            side.reset()?;
+            assert_eq!(side.qp.query()?.state, QpState::RESET);
+        }
+        pair.connect()?;
+    }
+    pair.message(9, 1000)
+}
+
+fn posting_in_the_wrong_state() -> Verdict {
+    let mut qp = lone(QpType::RC)?;
+    assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::RESET));
+    assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
+    init(&qp)?;
+    assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::INIT));
+    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    // In an error state both queues take requests, to flush them.
+    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.send_batch()?.push(SendWr::send(&[]))?;
+    Ok(())
+}
+
+fn split_and_join() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.message(1, 64)?;
+    let parts = pair.a.qp.split();
+    assert_eq!(parts.control.query()?.state, QpState::RTS);
+    pair.a.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    pair.message(2, 64)
+}
+
+fn parts_of_different_pairs_do_not_join() -> Verdict {
+    let (one, other) = (lone(QpType::RC)?.split(), lone(QpType::RC)?.split());
+    let mixed = uverbs::QpParts { send: one.send, recv: other.recv, control: one.control };
+    let (parts, error) = QueuePair::join(mixed).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    let missing = uverbs::QpParts { send: parts.send, recv: None, control: parts.control };
+    assert_eq!(QueuePair::join(missing).unwrap_err().1.errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn destroy_with_parts_alive() -> Verdict {
+    let device = env::device();
+    let before = device.resources()?;
+    let parts = lone(QpType::UD)?.split();
+    let (send, control) = (parts.send, parts.control);
+    drop(parts.recv);
+    drop(control);
+    assert_eq!(device.resources()?.qp(), before.qp().map(|count| count + 1));
+    drop(send);
+    assert_eq!(device.resources()?, before);
+    Ok(())
+}
+
+fn unknown_type_is_refused() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(1).build()?;
+    let error = pd.create_qp(&cq, &cq, QpType(77)).build().unwrap_err();
+    assert!(matches!(error.errno(), Errno::INVAL | Errno::OPNOTSUPP), "{error:?}");
+    assert!(error.message().contains("77"), "{error}");
+    Ok(())
+}

@@ -1,0 +1,435 @@
+//! Reliable connections: messages, remote memory, queues.
+
+use crate::pair::{Config, Pair};
+use crate::verdict::{Verdict, trials};
+use uverbs::{PostError, SendWr, Sge, WcOpcode};
+
+trials![
+    messages_of_every_size,
+    messages_in_both_directions,
+    immediate_data,
+    gather_and_scatter,
+    inline_data,
+    inline_is_copied_when_pushed,
+    oversize_inline_is_refused,
+    writes,
+    write_with_immediate,
+    reads,
+    read_scatters,
+    empty_messages,
+    unsignaled_sends_do_not_complete,
+    signal_all_completes_every_send,
+    batches_keep_their_order,
+    dropped_batch_sends_nothing,
+    rings_wrap_around,
+    full_send_queue,
+    full_receive_queue,
+    too_many_entries_are_refused,
+    too_long_messages_are_refused,
+    fence_waits_for_reads,
+    shared_completion_queue_for_two_pairs,
+    dropped_pair_leaves_no_completions,
+    two_devices,
+];
+
+fn messages_of_every_size() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mtu = pair.config.mtu.bytes().expect("a known MTU") as usize;
+    let lengths = [1, 2, 63, 64, 65, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 5, 65536, 100_001];
+    for (seed, length) in lengths.into_iter().enumerate() {
+        pair.message(seed as u64, length)?;
+    }
+    Ok(())
+}
+
+fn messages_in_both_directions() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for seed in 0..20 {
+        pair.message(seed, 500)?;
+        std::mem::swap(&mut pair.a, &mut pair.b);
+    }
+    Ok(())
+}
+
+fn immediate_data() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    for imm in [0, 1, 0x0102_0304, u32::MAX] {
+        let seed = imm.into();
+        b.poison(0..100);
+        b.recv(1, 0..100)?;
+        a.fill(0..100, seed);
+        let sges = [a.sge(0..100)];
+        a.send(SendWr::send_imm(&sges, imm).id(2).signaled())?;
+        a.expect(2, WcOpcode::SEND)?;
+        let received = b.expect(1, WcOpcode::RECV)?;
+        assert_eq!((received.imm, received.byte_len), (Some(imm), 100));
+        b.check(0..100, seed);
+    }
+    // Without immediate data there is none.
+    b.recv(1, 0..100)?;
+    let sges = [a.sge(0..100)];
+    a.send(SendWr::send(&sges))?;
+    assert_eq!(b.expect(1, WcOpcode::RECV)?.imm, None);
+    Ok(())
+}
+
+fn gather_and_scatter() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.poison(0..8192);
+    a.fill(0..3000, 5);
+    // The same bytes in other pieces on each side, with holes between them.
+    let from = [a.sge(0..1), a.sge(1..1025), a.sge(1025..1025), a.sge(1025..3000)];
+    let to = [b.sge(100..1100), b.sge(2000..2007), b.sge(3000..5500)];
+    b.recv_into(1, &to)?;
+    a.send(SendWr::send(&from).id(2).signaled())?;
+    a.expect(2, WcOpcode::SEND)?;
+    assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 3000);
+    let arrived = [b.read(100..1100), b.read(2000..2007), b.read(3000..4993)].concat();
+    crate::pattern::check(&arrived, 5);
+    // What lies between and behind the pieces is untouched.
+    let poison = crate::pattern::bytes(crate::pattern::POISON, 8192);
+    for hole in [0..100, 1100..2000, 2007..3000, 4993..8192] {
+        assert!(b.read(hole.clone()) == poison[hole.clone()], "bytes in {hole:?} were written");
+    }
+    Ok(())
+}
+
+fn inline_data() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    let max = a.qp.caps().max_inline_data as usize;
+    for (seed, length) in [0, 1, 15, 16, 17, max - 1, max].into_iter().enumerate() {
+        let seed = seed as u64;
+        b.poison(0..length);
+        b.recv(1, 0..length)?;
+        let bytes = crate::pattern::bytes(seed, length);
+        a.send(SendWr::send(&[]).inline(&bytes).id(2).signaled())?;
+        a.expect(2, WcOpcode::SEND)?;
+        assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len as usize, length);
+        b.check(0..length, seed);
+        // The same for a write.
+        b.poison(0..length);
+        let remote = b.remote(0);
+        a.send(SendWr::write(remote, &[]).inline(&bytes).id(3).signaled())?;
+        a.expect(3, WcOpcode::WRITE)?;
+        b.check(0..length, seed);
+    }
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "ringing is")]
+fn inline_is_copied_when_pushed() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.recv(1, 0..32)?;
+    let mut bytes = crate::pattern::bytes(7, 32);
+    let mut batch = a.qp.send_batch()?;
+    batch.push(SendWr::send(&[]).inline(&bytes))?;
+    bytes.fill(0);
+    // SAFETY: the request names no memory.
+    unsafe { batch.ring() }?;
+    b.expect(1, WcOpcode::RECV)?;
+    b.check(0..32, 7);
+    Ok(())
+}
+
+fn oversize_inline_is_refused() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let max = pair.a.qp.caps().max_inline_data;
+    let bytes = vec![0; max as usize + 1];
+    let refused = pair.a.send(SendWr::send(&[]).inline(&bytes));
+    assert_eq!(refused, Err(PostError::InlineTooLong { max }));
+    let remote = pair.b.remote(0);
+    let refused = pair.a.send(SendWr::read(remote, &[]).inline(&bytes[..8]));
+    assert_eq!(refused, Err(PostError::NoInline));
+    pair.message(1, 100)
+}
+
+fn writes() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.poison(0..100_000);
+    for (seed, (offset, length)) in
+        [(0, 1), (1, 7), (4095, 2), (5000, 1024), (8192, 65537)].into_iter().enumerate()
+    {
+        let seed = seed as u64;
+        a.fill(0..length, seed);
+        let sges = [a.sge(0..length)];
+        let remote = b.remote(offset);
+        a.send(SendWr::write(remote, &sges).id(seed).signaled())?;
+        a.expect(seed, WcOpcode::WRITE)?;
+        b.check(offset..offset + length, seed);
+    }
+    // The peer takes no notice of it.
+    b.expect_silence()
+}
+
+fn write_with_immediate() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.poison(0..6000);
+    // The receive's own memory is not touched.
+    b.recv(1, 0..1000)?;
+    a.fill(0..3000, 8);
+    let sges = [a.sge(0..3000)];
+    let remote = b.remote(2000);
+    a.send(SendWr::write_imm(remote, &sges, 0xfeed_beef).id(2).signaled())?;
+    a.expect(2, WcOpcode::WRITE)?;
+    let received = b.expect(1, WcOpcode::RECV_WRITE_IMM)?;
+    assert_eq!((received.imm, received.byte_len), (Some(0xfeed_beef), 3000));
+    b.check(2000..5000, 8);
+    let poison = crate::pattern::bytes(crate::pattern::POISON, 6000);
+    assert!(b.read(0..2000) == poison[..2000], "the receive's memory was written");
+    Ok(())
+}
+
+fn reads() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    for (seed, (offset, length)) in
+        [(0, 1), (3, 8), (4094, 5), (6000, 1024), (8191, 50_001)].into_iter().enumerate()
+    {
+        let seed = seed as u64;
+        b.fill(offset..offset + length, seed);
+        a.poison(0..length);
+        let sges = [a.sge(0..length)];
+        let remote = b.remote(offset);
+        a.send(SendWr::read(remote, &sges).id(seed).signaled())?;
+        a.expect(seed, WcOpcode::READ)?;
+        a.check(0..length, seed);
+    }
+    Ok(())
+}
+
+fn read_scatters() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.fill(0..4000, 3);
+    a.poison(0..8000);
+    let sges = [a.sge(10..11), a.sge(1000..3000), a.sge(4000..5999)];
+    let remote = b.remote(0);
+    a.send(SendWr::read(remote, &sges).id(1).signaled())?;
+    a.expect(1, WcOpcode::READ)?;
+    crate::pattern::check(&[a.read(10..11), a.read(1000..3000), a.read(4000..5999)].concat(), 3);
+    Ok(())
+}
+
+fn empty_messages() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.recv_into(1, &[])?;
+    a.send(SendWr::send(&[]).id(2).signaled())?;
+    a.expect(2, WcOpcode::SEND)?;
+    assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 0);
+    b.recv_into(3, &[])?;
+    let remote = b.remote(0);
+    a.send(SendWr::write_imm(remote, &[], 9).id(4).signaled())?;
+    a.expect(4, WcOpcode::WRITE)?;
+    assert_eq!(b.expect(3, WcOpcode::RECV_WRITE_IMM)?.imm, Some(9));
+    Ok(())
+}
+
+fn unsignaled_sends_do_not_complete() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    for wr_id in 0..5 {
+        b.recv(wr_id, 0..64)?;
+    }
+    let sges = [a.sge(0..64)];
+    for wr_id in 0..4 {
+        a.send(SendWr::send(&sges).id(wr_id))?;
+    }
+    a.send(SendWr::send(&sges).id(4).signaled())?;
+    a.expect(4, WcOpcode::SEND)?;
+    for wr_id in 0..5 {
+        b.expect(wr_id, WcOpcode::RECV)?;
+    }
+    a.expect_silence()
+}
+
+fn signal_all_completes_every_send() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config { signal_all: true, ..Config::rc() })?;
+    assert!(a.qp.query()?.signal_all);
+    for wr_id in 0..4 {
+        b.recv(wr_id, 0..64)?;
+    }
+    let sges = [a.sge(0..64)];
+    for wr_id in 0..4 {
+        a.send(SendWr::send(&sges).id(wr_id))?;
+    }
+    for wr_id in 0..4 {
+        a.expect(wr_id, WcOpcode::SEND)?;
+    }
+    Ok(())
+}
+
+fn batches_keep_their_order() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    b.poison(0..1600);
+    for n in 0..16 {
+        b.recv(n as u64, n * 100..(n + 1) * 100)?;
+        a.fill(n * 100..(n + 1) * 100, n as u64);
+    }
+    let sges: Vec<[Sge; 1]> = (0..16).map(|n| [a.sge(n * 100..(n + 1) * 100)]).collect();
+    let wrs: Vec<SendWr<'_>> = sges
+        .iter()
+        .enumerate()
+        .map(|(n, sges)| SendWr::send(sges).id(n as u64).signaled())
+        .collect();
+    a.send_all(&wrs)?;
+    for n in 0..16 {
+        a.expect(n as u64, WcOpcode::SEND)?;
+        b.expect(n as u64, WcOpcode::RECV)?;
+        b.check(n * 100..(n + 1) * 100, n as u64);
+    }
+    Ok(())
+}
+
+fn dropped_batch_sends_nothing() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let sges = [pair.a.sge(0..64)];
+    let room = pair.a.qp.send_batch()?.room();
+    for forget in [false, true] {
+        let mut batch = pair.a.qp.send_batch()?;
+        batch.push(SendWr::send(&sges).id(66).signaled())?;
+        batch.push(SendWr::send(&sges).id(67).signaled())?;
+        assert_eq!((batch.len(), batch.room()), (2, room - 2));
+        if forget {
+            std::mem::forget(batch);
+        }
+    }
+    assert_eq!(pair.a.qp.send_batch()?.room(), room);
+    pair.a.expect_silence()?;
+    // What is rung next is not preceded by what was dropped.
+    pair.message(1, 64)?;
+    pair.a.expect_silence()
+}
+
+fn rings_wrap_around() -> Verdict {
+    let mut pair = Pair::new(Config { depth: 3, cqe: 3, ..Config::rc() })?;
+    for seed in 0..200 {
+        pair.message(seed, 33)?;
+    }
+    Ok(())
+}
+
+fn full_send_queue() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config { depth: 9, ..Config::rc() })?;
+    let depth = a.qp.caps().max_send_wr.min(b.qp.caps().max_recv_wr);
+    let capacity = a.qp.caps().max_send_wr;
+    let sges = [a.sge(0..8)];
+    // More rounds than slots, so that the end of the queue is met everywhere.
+    for round in 0..2 * u64::from(capacity) {
+        for n in 0..depth {
+            b.recv(n.into(), 0..8)?;
+        }
+        let mut batch = a.qp.send_batch()?;
+        assert_eq!(batch.room(), capacity, "round {round}: completions did not make room");
+        for n in 0..capacity {
+            batch.push(SendWr::send(&sges).id(n.into()))?;
+        }
+        assert_eq!(batch.push(SendWr::send(&sges)), Err(PostError::Full));
+        assert_eq!((batch.len(), batch.room()), (capacity, 0));
+        drop(batch);
+        let wrs: Vec<SendWr<'_>> =
+            (0..depth).map(|n| SendWr::send(&sges).id(n.into()).signaled()).collect();
+        a.send_all(&wrs)?;
+        for n in 0..u64::from(depth) {
+            a.expect(n, WcOpcode::SEND)?;
+            b.expect(n, WcOpcode::RECV)?;
+        }
+    }
+    Ok(())
+}
+
+fn full_receive_queue() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let depth = pair.b.qp.caps().max_recv_wr;
+    for n in 0..depth {
+        pair.b.recv(n.into(), 0..64)?;
+    }
+    assert_eq!(pair.b.recv(99, 0..64), Err(PostError::Full));
+    let sges = [pair.a.sge(0..64)];
+    pair.a.send(SendWr::send(&sges))?;
+    pair.b.expect(0, WcOpcode::RECV)?;
+    // A consumed receive makes room for one.
+    pair.b.recv(100, 0..64)?;
+    assert_eq!(pair.b.recv(99, 0..64), Err(PostError::Full));
+    Ok(())
+}
+
+fn too_many_entries_are_refused() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (send, recv) = (pair.a.qp.caps().max_send_sge, pair.b.qp.caps().max_recv_sge);
+    let sges = vec![pair.a.sge(0..1); send as usize + 1];
+    assert_eq!(pair.a.send(SendWr::send(&sges)), Err(PostError::TooManySge { max: send }));
+    let sges = vec![pair.b.sge(0..1); recv as usize + 1];
+    assert_eq!(pair.b.recv_into(1, &sges), Err(PostError::TooManySge { max: recv }));
+    pair.message(1, 10)?;
+    // As many as were granted are taken.
+    let to = vec![pair.b.sge(0..1); recv as usize];
+    pair.b.recv_into(1, &to)?;
+    let from = vec![pair.a.sge(0..1); (recv.min(send)) as usize];
+    pair.a.send(SendWr::send(&from).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::SEND)?;
+    assert_eq!(pair.b.expect(1, WcOpcode::RECV)?.byte_len, recv.min(send));
+    Ok(())
+}
+
+fn too_long_messages_are_refused() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let huge = Sge { length: u32::MAX, ..pair.a.sge(0..1) };
+    let refused = pair.a.send(SendWr::send(&[huge, huge]));
+    assert_eq!(refused, Err(PostError::TooLong));
+    pair.message(1, 10)
+}
+
+fn fence_waits_for_reads() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    for seed in 0..20 {
+        b.fill(0..60_000, seed);
+        b.poison(60_000..120_000);
+        a.poison(0..60_000);
+        let sges = [a.sge(0..60_000)];
+        let (from, to) = (b.remote(0), b.remote(60_000));
+        // What the read brings, the write sends: without the fence it would send the poison.
+        a.send_all(&[
+            SendWr::read(from, &sges).id(1),
+            SendWr::write(to, &sges).id(2).fence().signaled(),
+        ])?;
+        a.expect(2, WcOpcode::WRITE)?;
+        b.check(60_000..120_000, seed);
+    }
+    b.expect_silence()
+}
+
+fn shared_completion_queue_for_two_pairs() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    // A second queue pair on the queue of the first, which is busy meanwhile.
+    let second = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, uverbs::QpType::RC).build()?;
+    pair.message(1, 100)?;
+    drop(second);
+    pair.message(2, 100)
+}
+
+fn dropped_pair_leaves_no_completions() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for n in 0..3 {
+        pair.b.recv(n, 0..64)?;
+    }
+    let sges = [pair.a.sge(0..64)];
+    for n in 0..3 {
+        pair.a.send(SendWr::send(&sges).id(n).signaled())?;
+    }
+    for n in 0..3 {
+        pair.a.expect(n, WcOpcode::SEND)?;
+    }
+    // All three have completed at b, too, and nobody has looked.
+    let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, uverbs::QpType::RC).build()?;
+    drop(std::mem::replace(&mut pair.b.qp, replacement));
+    pair.b.expect_silence()
+}
+
+fn two_devices() -> Verdict {
+    let second = crate::env::second()?;
+    let other = uverbs::Context::open(&second)?;
+    let mut pair = Pair::on(crate::env::open()?, other, Config::rc())?;
+    pair.connect()?;
+    for seed in 0..5 {
+        pair.message(seed, 3000)?;
+        std::mem::swap(&mut pair.a, &mut pair.b);
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Shared receive queues without traffic.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::verdict::{Verdict, supported, trials};
+use uverbs::{Errno, ProtectionDomain, QpType, Recv, Sge, SharedReceiveQueue};
+
+trials![
+    holds_what_was_asked,
+    nothing_is_refused,
+    limit_is_remembered,
+    limit_beyond_the_queue_is_refused,
+    resize_keeps_the_limit,
+    resize_below_the_limit_is_refused,
+    full_queue_refuses,
+    too_many_entries_are_refused,
+    dropped_batch_leaves_no_trace,
+    destroy_waits_for_queue_pairs,
+];
+
+fn make(pd: &ProtectionDomain, max_wr: u32, max_sge: u32) -> Verdict<SharedReceiveQueue> {
+    supported(pd.create_srq(max_wr).max_sge(max_sge).build(), Capability::Srq)
+}
+
+fn holds_what_was_asked() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    for (max_wr, max_sge) in [(1, 1), (2, 3), (63, 1), (64, 4), (1000, 2)] {
+        let srq = make(&pd, max_wr, max_sge)?;
+        let attr = srq.query()?;
+        assert!(attr.max_wr >= max_wr, "{attr:?}, asked for {max_wr}");
+        assert!(attr.max_sge >= max_sge, "{attr:?}, asked for {max_sge}");
+        assert_eq!(attr.limit, 0);
+    }
+    Ok(())
+}
+
+fn nothing_is_refused() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    make(&pd, 1, 1)?;
+    assert_eq!(pd.create_srq(0).build().unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn limit_is_remembered() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 16, 1)?;
+    srq.set_limit(5)?;
+    assert_eq!(srq.query()?.limit, 5);
+    srq.set_limit(0)?;
+    assert_eq!(srq.query()?.limit, 0);
+    Ok(())
+}
+
+fn limit_beyond_the_queue_is_refused() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 16, 1)?;
+    let beyond = srq.query()?.max_wr + 1;
+    let error = srq.set_limit(beyond).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains(&beyond.to_string()), "{error}");
+    assert_eq!(srq.query()?.limit, 0, "a refused limit was set");
+    Ok(())
+}
+
+fn resize_keeps_the_limit() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 16, 2)?;
+    srq.set_limit(3)?;
+    for max_wr in [100, 8, 500] {
+        srq.resize(max_wr)?;
+        let attr = srq.query()?;
+        assert!(attr.max_wr >= max_wr, "{attr:?}, asked for {max_wr}");
+        assert_eq!((attr.limit, attr.max_sge >= 2), (3, true), "{attr:?}");
+    }
+    Ok(())
+}
+
+fn resize_below_the_limit_is_refused() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 64, 1)?;
+    srq.set_limit(40)?;
+    let before = srq.query()?;
+    assert_eq!(srq.resize(8).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(srq.query()?, before, "a refused resize changed the queue");
+    Ok(())
+}
+
+/// Entries that are never received into.
+fn nowhere(count: usize) -> Vec<Sge> {
+    vec![Sge { addr: 0, length: 8, lkey: uverbs::Lkey(0) }; count]
+}
+
+fn full_queue_refuses() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 5, 1)?;
+    let max_wr = srq.query()?.max_wr;
+    let sges = nowhere(1);
+    let mut batch = srq.batch()?;
+    assert_eq!(batch.room(), max_wr);
+    for wr_id in 0..max_wr.into() {
+        batch.push(Recv { wr_id, sges: &sges })?;
+    }
+    assert_eq!((batch.room(), batch.len()), (0, max_wr));
+    assert_eq!(batch.push(Recv { wr_id: 99, sges: &sges }), Err(uverbs::PostError::Full));
+    assert_eq!(batch.len(), max_wr, "a refused request was counted");
+    Ok(())
+}
+
+fn too_many_entries_are_refused() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 4, 2)?;
+    let max = srq.query()?.max_sge;
+    let mut batch = srq.batch()?;
+    batch.push(Recv { wr_id: 1, sges: &nowhere(max as usize) })?;
+    let refused = batch.push(Recv { wr_id: 2, sges: &nowhere(max as usize + 1) });
+    assert_eq!(refused, Err(uverbs::PostError::TooManySge { max }));
+    Ok(())
+}
+
+fn dropped_batch_leaves_no_trace() -> Verdict {
+    let pd = env::open()?.alloc_pd()?;
+    let mut srq = make(&pd, 8, 1)?;
+    let sges = nowhere(1);
+    let room = srq.batch()?.room();
+    for _ in 0..3 {
+        let mut batch = srq.batch()?;
+        batch.push(Recv { wr_id: 1, sges: &sges })?;
+        assert_eq!(batch.room(), room - 1);
+    }
+    let mut batch = srq.batch()?;
+    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    std::mem::forget(batch);
+    assert_eq!(srq.batch()?.room(), room);
+    Ok(())
+}
+
+fn destroy_waits_for_queue_pairs() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(1).build()?;
+    let srq = make(&pd, 4, 1)?;
+    let mut qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    assert!(qp.recv_queue().is_none());
+    assert_eq!(qp.recv_batch().unwrap_err(), uverbs::PostError::Unsupported);
+    assert_eq!(qp.caps().max_recv_wr, 0);
+    let (srq, error) = srq.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(qp);
+    srq.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}

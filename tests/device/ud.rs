@@ -1,0 +1,310 @@
+//! Datagrams, address handles and multicast.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::pair::{Config, PORT, Pair, QKEY, Side, gid};
+use crate::verdict::{Verdict, supported, trials};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use uverbs::{
+    AddressVector, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey, Qpn,
+    SendWr, WcOpcode,
+};
+
+trials![
+    datagrams_of_every_size,
+    datagrams_in_both_directions,
+    header_names_both_ends,
+    immediate_data,
+    inline_data,
+    sender_is_known,
+    wrong_qkey_is_dropped,
+    unknown_queue_pair_is_dropped,
+    datagram_needs_a_destination,
+    connection_takes_no_destination,
+    one_sided_operations_are_refused,
+    address_handle_errors,
+    address_handles_come_and_go,
+    multicast_reaches_every_member,
+    multicast_ends_with_the_membership,
+    multicast_membership_holds_the_queue_pair,
+    multicast_group_must_be_one,
+];
+
+/// Bytes before the payload.
+const GRH: usize = 40;
+
+fn datagrams_of_every_size() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let mtu = pair.a.context.query_port(PORT)?.active_mtu.bytes().expect("a known MTU") as usize;
+    for (seed, length) in [0, 1, 3, 4, 5, 100, 1000, mtu - 1, mtu].into_iter().enumerate() {
+        pair.message(seed as u64, length)?;
+    }
+    Ok(())
+}
+
+fn datagrams_in_both_directions() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    for seed in 0..10 {
+        pair.message(seed, 300)?;
+        std::mem::swap(&mut pair.a, &mut pair.b);
+    }
+    Ok(())
+}
+
+fn header_names_both_ends() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    pair.b.poison(0..GRH + 64);
+    pair.b.recv(1, 0..GRH + 64)?;
+    let sges = [pair.a.sge(0..64)];
+    let path = pair.path()?;
+    pair.a.send(path.to(SendWr::send(&sges).signaled()))?;
+    let received = pair.b.expect(1, WcOpcode::RECV)?;
+    assert!(received.grh, "{received:?}");
+    let header = pair.b.read(0..GRH);
+    let (a, b) = (pair.a.gid.gid, pair.b.gid.gid);
+    if let (IpAddr::V4(from), IpAddr::V4(to)) = (a.ip(), b.ip()) {
+        // An IPv4 header stands in the second half.
+        assert_eq!(header[20] >> 4, 4, "{header:02x?}");
+        assert_eq!(header[32..36], from.octets(), "{header:02x?}");
+        assert_eq!(header[36..40], to.octets(), "{header:02x?}");
+    } else {
+        assert_eq!(header[0] >> 4, 6, "{header:02x?}");
+        assert_eq!(header[8..24], a.0, "{header:02x?}");
+        assert_eq!(header[24..40], b.0, "{header:02x?}");
+    }
+    Ok(())
+}
+
+fn immediate_data() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    pair.b.recv(1, 0..GRH + 8)?;
+    pair.a.fill(0..8, 5);
+    let sges = [pair.a.sge(0..8)];
+    let path = pair.path()?;
+    pair.a.send(path.to(SendWr::send_imm(&sges, 0x1020_3040).id(2).signaled()))?;
+    pair.a.expect(2, WcOpcode::SEND)?;
+    let received = pair.b.expect(1, WcOpcode::RECV)?;
+    assert_eq!((received.imm, received.byte_len), (Some(0x1020_3040), GRH as u32 + 8));
+    pair.b.check(GRH..GRH + 8, 5);
+    Ok(())
+}
+
+fn inline_data() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let bytes = crate::pattern::bytes(6, 50);
+    pair.b.recv(1, 0..GRH + 50)?;
+    let path = pair.path()?;
+    pair.a.send(path.to(SendWr::send(&[]).inline(&bytes)))?;
+    pair.b.expect(1, WcOpcode::RECV)?;
+    pair.b.check(GRH..GRH + 50, 6);
+    Ok(())
+}
+
+fn sender_is_known() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    pair.b.recv(1, 0..GRH + 8)?;
+    let sges = [pair.a.sge(0..8)];
+    let path = pair.path()?;
+    pair.a.send(path.to(SendWr::send(&sges)))?;
+    assert_eq!(pair.b.expect(1, WcOpcode::RECV)?.src_qpn, pair.a.qp.qpn());
+    Ok(())
+}
+
+fn wrong_qkey_is_dropped() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    pair.b.recv(1, 0..GRH + 8)?;
+    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let sges = [pair.a.sge(0..8)];
+    let to = Destination::new(&ah, pair.b.qp.qpn(), Qkey(QKEY.0 + 1));
+    pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::SEND)?;
+    pair.b.expect_silence()
+}
+
+fn unknown_queue_pair_is_dropped() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    pair.b.recv(1, 0..GRH + 8)?;
+    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let sges = [pair.a.sge(0..8)];
+    let to = Destination::new(&ah, Qpn(0x00fe_dcba), QKEY);
+    pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::SEND)?;
+    pair.b.expect_silence()
+}
+
+fn datagram_needs_a_destination() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let sges = [pair.a.sge(0..8)];
+    assert_eq!(pair.a.send(SendWr::send(&sges)), Err(PostError::Destination));
+    pair.message(1, 8)
+}
+
+fn connection_takes_no_destination() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let sges = [pair.a.sge(0..8)];
+    let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
+    assert_eq!(pair.a.send(SendWr::send(&sges).to(to)), Err(PostError::Destination));
+    pair.message(1, 8)
+}
+
+fn one_sided_operations_are_refused() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let path = pair.path()?;
+    let sges = [pair.a.sge(0..8)];
+    let remote = pair.b.remote(0);
+    for wr in [
+        SendWr::write(remote, &sges),
+        SendWr::write_imm(remote, &sges, 1),
+        SendWr::read(remote, &sges),
+        SendWr::fetch_add(remote, 1, &sges),
+        SendWr::send_inv(&sges, remote.rkey),
+        SendWr::local_inv(remote.rkey),
+    ] {
+        assert_eq!(pair.a.send(path.to(wr)), Err(PostError::Unsupported), "{wr:?}");
+    }
+    pair.message(1, 8)
+}
+
+fn address_handle_errors() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let own = gid(&context)?;
+    let index = own.index as u8;
+    let table = context.query_port(PORT)?.gid_table_len;
+    let good = AddressVector::global(PORT, index, own.gid);
+    supported(pd.create_ah(&good), Capability::Ah)?;
+    for bad in [
+        AddressVector { port: 77, ..good },
+        AddressVector { port: 0, ..good },
+        AddressVector::global(PORT, u8::try_from(table).unwrap_or(u8::MAX), own.gid),
+        // On Ethernet there are no local identifiers.
+        AddressVector::local(PORT, 1),
+    ] {
+        let error = pd.create_ah(&bad).unwrap_err();
+        assert!(matches!(error.errno(), Errno::INVAL | Errno::NODATA), "{error:?} for {bad:?}");
+        assert!(error.message().contains("port"), "{error}");
+    }
+    // Nobody has this address (a documentation prefix), and nothing leads there.
+    let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
+    assert!(pd.create_ah(&AddressVector::global(PORT, index, nobody)).is_err());
+    Ok(())
+}
+
+fn address_handles_come_and_go() -> Verdict {
+    crate::leaks::rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        let own = gid(context)?;
+        let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+        Ok(Box::new(move || {
+            supported(pd.create_ah(&vector), Capability::Ah)?.destroy().map_err(|(_, e)| e)?;
+            drop(pd.create_ah(&vector)?);
+            Ok(())
+        }))
+    })
+}
+
+/// A group of this test run's own, and the IP membership that lets the network stack pass its
+/// packets: verbs only tell the device.
+fn group(side: &Side) -> Verdict<(Gid, Option<UdpSocket>)> {
+    match side.gid.gid.ip() {
+        IpAddr::V4(own) => {
+            let group = Ipv4Addr::new(239, 1, (std::process::id() >> 8) as u8, 7);
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.join_multicast_v4(&group, &own)?;
+            Ok((Gid::from(group), Some(socket)))
+        }
+        IpAddr::V6(_) => {
+            let group = "ff1e::7".parse::<Ipv6Addr>()?;
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+            socket.join_multicast_v6(&group, side.gid.ifindex)?;
+            Ok((Gid::from(group), Some(socket)))
+        }
+    }
+}
+
+/// Sends one datagram of 100 bytes to a group.
+fn send_to_group(side: &mut Side, gid: Gid, seed: u64) -> Verdict {
+    side.fill(0..100, seed);
+    let sges = [side.sge(0..100)];
+    let vector = AddressVector::global(PORT, side.gid.index as u8, gid);
+    let ah = side.pd.create_ah(&vector)?;
+    let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
+    side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
+    side.expect(seed, WcOpcode::SEND)?;
+    Ok(())
+}
+
+fn attach(side: &Side, gid: Gid) -> Verdict<McastMembership> {
+    supported(side.qp.attach_mcast(gid, 0), Capability::Multicast)
+}
+
+fn multicast_reaches_every_member() -> Verdict {
+    let Pair { mut a, b, .. } = Pair::new(Config::ud())?;
+    let Pair { a: c, b: d, .. } = Pair::new(Config::ud())?;
+    let (gid, _socket) = group(&b)?;
+    let mut members = [b, c];
+    let memberships = members.iter().map(|side| attach(side, gid)).collect::<Verdict<Vec<_>>>()?;
+    assert_eq!((memberships[0].gid(), memberships[0].lid()), (gid, 0));
+    let mut stranger = d;
+    for seed in 0..5 {
+        for side in members.iter_mut().chain([&mut stranger]) {
+            side.poison(0..GRH + 100);
+            side.recv(seed, 0..GRH + 100)?;
+        }
+        send_to_group(&mut a, gid, seed)?;
+        for side in &mut members {
+            let received = side.expect(seed, WcOpcode::RECV)?;
+            assert_eq!((received.src_qpn, received.byte_len), (a.qp.qpn(), GRH as u32 + 100));
+            side.check(GRH..GRH + 100, seed);
+        }
+    }
+    stranger.expect_silence()
+}
+
+fn multicast_ends_with_the_membership() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::ud())?;
+    let (gid, _socket) = group(&b)?;
+    for round in 0..3 {
+        let membership = attach(&b, gid)?;
+        let twice = b.qp.attach_mcast(gid, 0).unwrap_err();
+        assert_eq!(twice.errno(), Errno::EXIST);
+        b.recv(round, 0..GRH + 100)?;
+        send_to_group(&mut a, gid, round)?;
+        b.expect(round, WcOpcode::RECV)?;
+        membership.detach().map_err(|(_, error)| error)?;
+        send_to_group(&mut a, gid, 77)?;
+        b.recv(round, 0..GRH + 100)?;
+        b.expect_silence()?;
+        b.reset()?;
+        b.connect(&Config::ud(), &a.address())?;
+    }
+    Ok(())
+}
+
+fn multicast_membership_holds_the_queue_pair() -> Verdict {
+    let Pair { b, .. } = Pair::new(Config::ud())?;
+    let (gid, _socket) = group(&b)?;
+    let membership = attach(&b, gid)?;
+    let context = b.context.clone();
+    let (qp, error) = b.qp.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(qp);
+    // The membership keeps the kernel's queue pair until it ends itself.
+    assert_eq!(context.handles(ObjectKind::QP)?.len(), 1);
+    drop(membership);
+    assert_eq!(context.handles(ObjectKind::QP)?.len(), 0);
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+fn multicast_group_must_be_one() -> Verdict {
+    let pair = Pair::new(Config::ud())?;
+    let error = pair.b.qp.attach_mcast(pair.b.gid.gid, 0).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    let pair = Pair::new(Config::rc())?;
+    let error = pair.b.qp.attach_mcast(group(&pair.b)?.0, 0).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("RC"), "{error}");
+    Ok(())
+}
