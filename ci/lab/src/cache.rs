@@ -72,7 +72,7 @@ impl Cache {
     }
 
     /// A unit made from a file of the user's; made anew when that file has changed.
-    pub(crate) fn from_file(
+    pub(crate) fn unit_of_file(
         &self,
         name: &str,
         file: &Path,
@@ -204,12 +204,12 @@ mod tests {
                 filled = true;
                 Ok(())
             };
-            cache.from_file("unit", &file, fill).unwrap();
+            cache.unit_of_file("unit", &file, fill).unwrap();
             filled
         };
         assert!(made("one"));
         assert!(made("longer"));
-        assert!(cache.from_file("unit", &file, |_| anyhow::bail!("made again")).is_ok());
+        assert!(cache.unit_of_file("unit", &file, |_| anyhow::bail!("made again")).is_ok());
         fs::remove_dir_all(&cache.root).unwrap();
     }
 

@@ -145,7 +145,7 @@ impl Kernel {
         let image = PathBuf::from(image);
         let tree = PathBuf::from(modules).canonicalize().context(modules_variable)?;
         let directory = cache
-            .from_file(&format!("own-{}", name.label()), &image, |unit| {
+            .unit_of_file(&format!("own-{}", name.label()), &image, |unit| {
                 fs::copy(&image, unit.join("vmlinuz"))?;
                 fill(unit, &tree)
             })

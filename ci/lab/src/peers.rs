@@ -27,7 +27,7 @@ pub(crate) fn shell(cache: &Cache) -> Result<Option<PathBuf>> {
         return Ok(cache.unit(SHELL_UNIT));
     };
     let own = PathBuf::from(own);
-    let unit = cache.from_file("own-shell", &own, |unit| {
+    let unit = cache.unit_of_file("own-shell", &own, |unit| {
         fs::create_dir_all(unit.join("usr/bin"))?;
         fs::copy(&own, unit.join("usr/bin/busybox"))?;
         name_programs(unit)
