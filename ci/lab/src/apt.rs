@@ -77,8 +77,8 @@ impl Apt {
         if !on_path("apt-get") || !on_path("dpkg-deb") {
             bail!(
                 "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
-                 Name what the lab needs yourself: UVERBS_LAB_QEMU (qemu-system-x86_64 ≥ 10.1), and \
-                 for a kernel UVERBS_LAB_KERNEL_<6_1|6_12|NEWEST> (image) with \
+                 Name what the lab needs yourself: UVERBS_LAB_QEMU (qemu-system-x86_64 ≥ 10.1), \
+                 UVERBS_LAB_BUSYBOX (static), and for a kernel UVERBS_LAB_KERNEL_<6_1|6_12|NEWEST> (image) with \
                  UVERBS_LAB_MODULES_<6_1|6_12|NEWEST> (its directory under lib/modules)."
             );
         }

@@ -71,6 +71,24 @@ impl Cache {
             .unwrap_or_default()
     }
 
+    /// A unit made from a file of the user's; made anew when that file has changed.
+    pub(crate) fn unit_of_file(
+        &self,
+        name: &str,
+        file: &Path,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let metadata = fs::metadata(file).with_context(|| format!("read {}", file.display()))?;
+        let state = format!("{} {:?} {}", file.display(), metadata.modified()?, metadata.len());
+        if let Some(unit) = self.unit(name).filter(|_| self.sources(name) == [state.as_str()]) {
+            return Ok(unit);
+        }
+        self.filling()?.add(name, |unit| {
+            fill(unit)?;
+            Ok(vec![state])
+        })
+    }
+
     /// The right to fill units; waits while another run has it.
     pub(crate) fn filling(&self) -> Result<Filling<'_>> {
         let path = self.root.join("lock");
@@ -172,6 +190,26 @@ mod tests {
         assert!(!cache.root.join("staging").exists());
         fs::write(path.join(MANIFEST), r#"{"layout":0,"sources":[]}"#).unwrap();
         assert_eq!(cache.unit("thing"), None, "an older layout counts as absent");
+        fs::remove_dir_all(&cache.root).unwrap();
+    }
+
+    #[test]
+    fn a_unit_from_a_file_follows_the_file() {
+        let cache = cache("file");
+        let file = cache.root.join("file");
+        let made = |text: &str| {
+            fs::write(&file, text).unwrap();
+            let mut filled = false;
+            let fill = |_: &Path| {
+                filled = true;
+                Ok(())
+            };
+            cache.unit_of_file("unit", &file, fill).unwrap();
+            filled
+        };
+        assert!(made("one"));
+        assert!(made("longer"));
+        assert!(cache.unit_of_file("unit", &file, |_| anyhow::bail!("made again")).is_ok());
         fs::remove_dir_all(&cache.root).unwrap();
     }
 

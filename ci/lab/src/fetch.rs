@@ -47,7 +47,7 @@ impl Item {
         Ok(match self {
             Item::Kernel(name) => Kernel::find(name, cache)?.is_some(),
             Item::Qemu => Qemu::find(cache)?.is_some(),
-            Item::Shell => peers::shell(cache).is_some(),
+            Item::Shell => peers::shell(cache)?.is_some(),
             Item::Peers => peers::peers(cache).is_some(),
         })
     }

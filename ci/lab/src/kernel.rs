@@ -142,12 +142,14 @@ impl Kernel {
         let modules = std::env::var_os(&modules_variable).with_context(|| {
             format!("{image_variable} is set, {modules_variable} is not: both are needed")
         })?;
-        let tree = PathBuf::from(modules).canonicalize()?;
-        let directory = cache.filling()?.add(&format!("own-{}", name.label()), |unit| {
-            fs::copy(&image, unit.join("vmlinuz")).context(image_variable)?;
-            fill(unit, &tree)?;
-            Ok(vec![tree.display().to_string()])
-        })?;
+        let image = PathBuf::from(image);
+        let tree = PathBuf::from(modules).canonicalize().context(modules_variable)?;
+        let directory = cache
+            .unit_of_file(&format!("own-{}", name.label()), &image, |unit| {
+                fs::copy(&image, unit.join("vmlinuz"))?;
+                fill(unit, &tree)
+            })
+            .context(image_variable)?;
         Self::read(&directory).map(Some)
     }
 

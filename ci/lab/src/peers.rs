@@ -18,9 +18,21 @@ const PEERS_UNIT: &str = "peers";
 const PEERS: &[&str] =
     &["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "iproute2"];
 
-/// The directory with the shell, laid over the guest's root.
-pub(crate) fn shell(cache: &Cache) -> Option<PathBuf> {
-    cache.unit(SHELL_UNIT)
+/// Names a static busybox to use where none can be fetched.
+pub(crate) const OWN_SHELL: &str = "UVERBS_LAB_BUSYBOX";
+
+/// The directory with the shell, laid over the guest's root, if it is there.
+pub(crate) fn shell(cache: &Cache) -> Result<Option<PathBuf>> {
+    let Some(own) = std::env::var_os(OWN_SHELL).filter(|value| !value.is_empty()) else {
+        return Ok(cache.unit(SHELL_UNIT));
+    };
+    let own = PathBuf::from(own);
+    let unit = cache.unit_of_file("own-shell", &own, |unit| {
+        fs::create_dir_all(unit.join("usr/bin"))?;
+        fs::copy(&own, unit.join("usr/bin/busybox"))?;
+        name_programs(unit)
+    });
+    unit.map(Some).context(OWN_SHELL)
 }
 
 /// The directory with rdma-core's tools, laid over the guest's root.
@@ -41,20 +53,27 @@ pub(crate) fn fetch_shell(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
             deb::unpack(file, unit, |path| path == Path::new("usr/bin/busybox"))?;
             fs::remove_file(file)?;
         }
-        // Static, so it runs here and can say itself under which names it works.
-        let list = Command::new(unit.join("usr/bin/busybox"))
-            .arg("--list")
-            .output()
-            .context("run the fetched busybox")?;
-        let names = String::from_utf8_lossy(&list.stdout).into_owned();
-        if !list.status.success() || !names.lines().any(|name| name == "sh") {
-            bail!("the fetched busybox lists no shell ({})", list.status);
-        }
-        for name in names.lines().filter(|name| !["busybox", "modprobe", "init"].contains(name)) {
-            symlink("busybox", unit.join("usr/bin").join(name))?;
-        }
+        name_programs(unit)?;
         Ok(packages.iter().map(Package::to_string).collect())
     })?;
+    Ok(())
+}
+
+/// Gives a unit's busybox the names under which it works.
+fn name_programs(unit: &Path) -> Result<()> {
+    // Static, so it runs here and can list them itself.
+    let list = Command::new(unit.join("usr/bin/busybox"))
+        .arg("--list")
+        .output()
+        .context("run the guest's busybox")?;
+    let names = String::from_utf8_lossy(&list.stdout).into_owned();
+    if !list.status.success() || !names.lines().any(|name| name == "sh") {
+        bail!("the guest's busybox lists no shell ({})", list.status);
+    }
+    // PID 1 and `modprobe` are the lab's own.
+    for name in names.lines().filter(|name| !["busybox", "modprobe", "init"].contains(name)) {
+        symlink("busybox", unit.join("usr/bin").join(name))?;
+    }
     Ok(())
 }
 

@@ -85,7 +85,7 @@ impl Session {
         let kernel = self.kernel(machine.kernel)?;
         let device = device::prepare(machine.device, &kernel, emulator)?;
         let mut root = self.skeleton();
-        root.overlay(&peers::shell(&self.cache).context("the shell has gone from the cache")?)?;
+        root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
         if machine.peers {
             let peers = peers::peers(&self.cache).context("the peers have gone from the cache")?;
             root.overlay(&peers)?;
