@@ -21,6 +21,8 @@ macro_rules! capabilities {
 capabilities! {
     /// Address handles.
     Ah = "ah";
+    /// Advice on pages that will be needed.
+    AdviseMr = "advise_mr";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
@@ -31,10 +33,24 @@ capabilities! {
     InfoHandles = "info_handles";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
+    /// Memory windows of type 1.
+    Mw1 = "mw1";
+    /// Memory windows of type 2.
+    Mw2 = "mw2";
     /// Multicast groups.
     Multicast = "multicast";
+    /// Memory that is paged on demand.
+    Odp = "odp";
+    /// A whole address space that is paged on demand.
+    OdpImplicit = "odp_implicit";
     /// Reliable connections.
     Rc = "rc";
+    /// Accesses that the device may reorder.
+    RelaxedOrdering = "relaxed_ordering";
+    /// Memory regions whose rights or domain change in place.
+    Rereg = "rereg";
+    /// Memory regions whose memory changes in place.
+    ReregTranslation = "rereg_translation";
     /// Shared receive queues.
     Srq = "srq";
     /// An event when few receives are left.
