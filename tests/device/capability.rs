@@ -31,6 +31,8 @@ capabilities! {
     CqResize = "cq_resize";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
+    /// An event when a queue pair in an error state is through with its shared receive queue.
+    LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
     /// Memory windows of type 1.
@@ -43,6 +45,8 @@ capabilities! {
     Odp = "odp";
     /// A whole address space that is paged on demand.
     OdpImplicit = "odp_implicit";
+    /// An event at the responder when a peer had not the right.
+    QpAccessEvent = "qp_access_event";
     /// Reliable connections.
     Rc = "rc";
     /// Accesses that the device may reorder.
