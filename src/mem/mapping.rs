@@ -38,15 +38,18 @@ impl Mapping {
         Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.raw.as_mut_ptr()
+    /// Anonymous memory in place of a file's, for a kernel that is played by a test.
+    #[cfg(test)]
+    pub(crate) fn anonymous(length: usize, epoch: Epoch) -> Result<Mapping, Errno> {
+        let raw = MmapOptions::new()
+            .len(length)
+            .map_anon()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
+        Ok(Mapping { raw: ManuallyDrop::new(raw.into()), epoch })
     }
 
-    /// Whether the caller runs in a child of the process that made the mapping. What it writes
-    /// there, the parent's device reads.
-    #[inline]
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.epoch.is_over()
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.raw.as_mut_ptr()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -56,7 +59,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.is_inherited() {
+        if self.epoch.is_over() {
             return;
         }
         // SAFETY: dropped once, here, and not used afterwards.

@@ -16,8 +16,6 @@ mod errors;
 mod events;
 mod leaks;
 mod limits;
-mod mr;
-mod mw;
 mod pair;
 mod pattern;
 mod pd;
@@ -51,8 +49,6 @@ fn main() -> ExitCode {
         events::trials(),
         leaks::trials(),
         limits::trials(),
-        mr::trials(),
-        mw::trials(),
         pd::trials(),
         qp::trials(),
         rc::trials(),

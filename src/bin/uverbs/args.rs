@@ -1,0 +1,294 @@
+//! The command line's grammar and help.
+
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use std::time::Duration;
+
+const EXIT_STATUSES: &str = "\
+Exit status:
+  0  all went well
+  1  the run failed: a byte arrived wrong, a request failed, the peer went silent
+  2  the command line is wrong
+  3  the local device cannot be used: none there, no provider, no permission, port down, no such
+     GID, no route, not enough memory
+  4  the peer cannot be reached over TCP, or is no ping-pong of the same kind";
+
+/// RDMA devices: what there are, and whether messages get across.
+#[derive(Debug, Parser)]
+#[command(name = "uverbs", version, after_help = EXIT_STATUSES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the RDMA devices of this machine, their ports and limits
+    Devinfo(DevinfoArgs),
+    /// Exchange messages with another host, or with another process of this one
+    #[command(subcommand)]
+    Pingpong(PingpongArgs),
+}
+
+/// Devices that this program cannot open are shown with what netlink and sysfs know of them.
+#[derive(Debug, Group)]
+#[command(after_help = EXIT_STATUSES)]
+pub(crate) struct DevinfoArgs {
+    /// Show all limits and capabilities, and the GID tables
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Print one JSON object: everything, with or without -v
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Names of devices; all devices unless given
+    #[arg(value_name = "DEVICE")]
+    pub(crate) devices: Vec<String>,
+}
+
+const PEERS: &str = "\
+Start it without HOST on one side: that is the server, and it waits. Then start it with the
+server's host name or address on the other. Both sides need the same kind, --size and --iters.
+Either side may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
+ibv_srq_pingpong; over Ethernet those need -g with the index of a GID.";
+
+#[derive(Debug, Subcommand)]
+#[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+pub(crate) enum PingpongArgs {
+    /// Over a reliable connection
+    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    Rc {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        path: PathOptions,
+    },
+    /// Over an unreliable connection
+    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    Uc {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        path: PathOptions,
+    },
+    /// With unreliable datagrams
+    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    Ud {
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Over several reliable connections that share a receive queue
+    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    Srq {
+        #[command(flatten)]
+        options: Options,
+        #[command(flatten)]
+        path: PathOptions,
+        /// Queue pairs, all in flight at once; --iters counts them together
+        #[arg(short, long, alias = "num-qp", value_name = "COUNT", default_value_t = 16,
+            value_parser = clap::value_parser!(u32).range(1..=255))]
+        qps: u32,
+    },
+}
+
+/// What all kinds have in common.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct Options {
+    /// Host name or address of the server; without it, be the server
+    #[arg(value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// RDMA device; the first one that can be opened unless given
+    #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Port of the device
+    #[arg(short, long, value_name = "PORT", default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) ib_port: u8,
+    /// Index of the GID to send from: it chooses address, VLAN and RoCE version. Unless given, the
+    /// best of the port's
+    #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
+    pub(crate) gid_index: Option<u8>,
+    /// TCP port for exchanging addresses
+    #[arg(short, long, value_name = "PORT", default_value_t = 18515,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// Bytes of a message; 4096 unless given, with datagrams 1024
+    #[arg(short, long, value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    size: Option<u32>,
+    /// Messages that go there and come back
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iters: u64,
+    /// Receives to post at a time
+    #[arg(short, long, value_name = "COUNT", default_value_t = 500,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rx_depth: u32,
+    /// Service level
+    #[arg(short = 'l', long, value_name = "LEVEL", default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(..=15))]
+    pub(crate) sl: u8,
+    /// Sleep until completions are announced, in place of polling
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Check every byte that arrives
+    ///
+    /// Messages of a client that validates all differ, and the server sends back what it got. A
+    /// server that validates checks them too, or, if the client does not validate or is
+    /// rdma-core's, what such a client sends.
+    #[arg(short = 'c', long, alias = "chk", verbatim_doc_comment)]
+    pub(crate) validate: bool,
+    /// Give up after so many seconds without progress
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+    /// A server: seconds to wait for a client, 300 unless given. A client: seconds to go on trying
+    /// while nobody listens, 0 unless given
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86_400))]
+    wait: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What connections have and datagrams lack.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct PathOptions {
+    /// Path MTU in bytes
+    #[arg(short, long, value_name = "BYTES", default_value = "1024")]
+    pub(crate) mtu: PathMtu,
+}
+
+/// The MTUs that the specification has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PathMtu {
+    #[value(name = "256")]
+    B256 = 1,
+    #[value(name = "512")]
+    B512 = 2,
+    #[value(name = "1024")]
+    B1024 = 3,
+    #[value(name = "2048")]
+    B2048 = 4,
+    #[value(name = "4096")]
+    B4096 = 5,
+}
+
+impl PathMtu {
+    pub(crate) fn bytes(self) -> u32 {
+        128 << self as u32
+    }
+}
+
+impl PingpongArgs {
+    pub(crate) fn options(&self) -> &Options {
+        match self {
+            PingpongArgs::Rc { options, .. }
+            | PingpongArgs::Uc { options, .. }
+            | PingpongArgs::Ud { options }
+            | PingpongArgs::Srq { options, .. } => options,
+        }
+    }
+
+    /// `None` with datagrams, whose limit is the port's own MTU.
+    pub(crate) fn mtu(&self) -> Option<PathMtu> {
+        match self {
+            PingpongArgs::Rc { path, .. }
+            | PingpongArgs::Uc { path, .. }
+            | PingpongArgs::Srq { path, .. } => Some(path.mtu),
+            PingpongArgs::Ud { .. } => None,
+        }
+    }
+
+    /// Bytes of a message.
+    pub(crate) fn size(&self) -> u32 {
+        let default = match self {
+            PingpongArgs::Ud { .. } => 1024,
+            _ => 4096,
+        };
+        self.options().size.unwrap_or(default)
+    }
+
+    /// How many queue pairs.
+    pub(crate) fn qps(&self) -> u32 {
+        match self {
+            PingpongArgs::Srq { qps, .. } => *qps,
+            _ => 1,
+        }
+    }
+}
+
+impl Options {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// How long to wait for the other side to be there at all.
+    pub(crate) fn wait(&self) -> Duration {
+        let default = if self.host.is_some() { 0 } else { 300 };
+        Duration::from_secs(self.wait.unwrap_or(default))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn pingpong(line: &str) -> Result<PingpongArgs, clap::Error> {
+        let words = ["uverbs", "pingpong"].into_iter().chain(line.split_whitespace());
+        match Args::try_parse_from(words)?.command {
+            Command::Pingpong(args) => Ok(args),
+            Command::Devinfo(_) => unreachable!("the line says pingpong"),
+        }
+    }
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_peers() {
+        let args = pingpong("srq").unwrap();
+        let options = args.options();
+        assert_eq!((options.port, args.size(), options.iters), (18515, 4096, 1000));
+        assert_eq!((options.rx_depth, options.ib_port, options.sl), (500, 1, 0));
+        assert_eq!((args.qps(), args.mtu().map(PathMtu::bytes)), (16, Some(1024)));
+        assert_eq!(options.host, None);
+        assert_eq!(pingpong("ud").unwrap().size(), 1024);
+        assert_eq!(options.wait(), Duration::from_secs(300));
+    }
+
+    #[test]
+    fn short_options_are_those_of_the_peers() {
+        let line = "rc -p 1 -d rxe1 -i 2 -s 64 -m 4096 -r 7 -n 9 -l 3 -e -g 5 -c 10.0.0.2";
+        let args = pingpong(line).unwrap();
+        let options = args.options();
+        assert_eq!((options.port, options.ib_port, args.size()), (1, 2, 64));
+        assert_eq!((options.rx_depth, options.iters, options.sl), (7, 9, 3));
+        assert_eq!((options.gid_index, options.events, options.validate), (Some(5), true, true));
+        assert_eq!(options.device.as_deref(), Some("rxe1"));
+        assert_eq!(options.host.as_deref(), Some("10.0.0.2"));
+        assert_eq!(args.mtu(), Some(PathMtu::B4096));
+        assert_eq!(options.wait(), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "rc --size 0",
+            "rc --iters 0",
+            "rc --rx-depth 0",
+            "rc --mtu 1000",
+            "rc --ib-port 0",
+            "rc --sl 16",
+            "rc --qps 2",
+            "ud --mtu 1024",
+            "srq --qps 0",
+            "srq --qps 256",
+            "xrc",
+            "rc a b",
+        ] {
+            assert!(pingpong(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `uverbs devinfo`: the devices of this machine, what they can do, and how their ports are.
+//!
+//! [`description`] collects what there is to know, as an object for programs; [`text`] writes it
+//! for people. [`sysfs`] stands in for a context where a device cannot be opened.
+
+mod description;
+mod limits;
+mod sysfs;
+mod text;
+
+use crate::args::DevinfoArgs;
+use crate::failure::{self, Failure, Result};
+use description::{Description, Listing};
+use uverbs::{Device, devices};
+
+pub(crate) fn run(args: &DevinfoArgs) -> Result<()> {
+    let devices = choose(&args.devices)?;
+    let mut failures = Vec::new();
+    let mut listing = Listing::default();
+    for device in &devices {
+        let (description, failure) = Description::of(device);
+        listing.devices.push(description);
+        failures.extend(failure);
+    }
+    if args.json {
+        failure::print(&listing);
+    } else {
+        for description in &listing.devices {
+            text::print(description, args.verbose);
+        }
+    }
+    if devices.is_empty() {
+        failures.push(Failure::no_device());
+    }
+    match failures.into_iter().next() {
+        // The object has it for each device that it concerns.
+        Some(failure) => Err(failure.shown()),
+        None => Ok(()),
+    }
+}
+
+fn choose(names: &[String]) -> Result<Vec<Device>> {
+    if names.is_empty() {
+        return Ok(devices()?);
+    }
+    names.iter().map(|name| Ok(Device::by_name(name)?)).collect()
+}

@@ -1,0 +1,220 @@
+//! What the program says when it gives up: what happened, what to do about it, and the exit
+//! status, whose meanings the help text of [`args`](crate::args) lists.
+
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use std::fmt;
+use std::io::{self, Write};
+use uverbs::Errno;
+
+/// The exit status, by who has to look into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// The run failed: wrong data, a request that failed, a peer that went silent.
+    Run = 1,
+    /// The command line asks for something that does not fit together. clap's own number, too.
+    Usage = 2,
+    /// The local device cannot be used as asked.
+    Device = 3,
+    /// The peer cannot be reached over TCP, or says what cannot be understood.
+    Peer = 4,
+}
+
+/// Why the program gives up.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    status: Status,
+    message: String,
+    advice: Option<String>,
+    /// Whether standard output has it already.
+    shown: bool,
+}
+
+/// The same for machines.
+#[derive(Debug, Serialize)]
+pub(crate) struct JsonFailure<'a> {
+    error: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<&'a str>,
+    exit_status: u8,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+        Failure { status, message: message.into(), advice: None, shown: false }
+    }
+
+    pub(crate) fn run(message: impl Into<String>) -> Self {
+        Failure::new(Status::Run, message)
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Failure::new(Status::Usage, message)
+    }
+
+    pub(crate) fn device(message: impl Into<String>) -> Self {
+        Failure::new(Status::Device, message)
+    }
+
+    pub(crate) fn peer(message: impl Into<String>) -> Self {
+        Failure::new(Status::Peer, message)
+    }
+
+    /// There is nothing to work with.
+    pub(crate) fn no_device() -> Self {
+        Failure::device("this machine has no RDMA device").advice(
+            "make a software one on a network interface, as root: `modprobe rdma_rxe && rdma \
+             link add rxe0 type rxe netdev INTERFACE`",
+        )
+    }
+
+    /// Keeps it from being printed to standard output as JSON, where something else tells it.
+    pub(crate) fn shown(mut self) -> Self {
+        self.shown = true;
+        self
+    }
+
+    pub(crate) fn is_shown(&self) -> bool {
+        self.shown
+    }
+
+    /// Says what to do about it, unless something more precise was said before.
+    pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice.get_or_insert(advice.into());
+        self
+    }
+
+    pub(crate) fn status(&self) -> u8 {
+        self.status as u8
+    }
+
+    pub(crate) fn to_json(&self) -> JsonFailure<'_> {
+        JsonFailure {
+            error: &self.message,
+            advice: self.advice.as_deref(),
+            exit_status: self.status(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.advice {
+            Some(advice) => write!(f, "\n  what to do: {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<uverbs::Error> for Failure {
+    /// A verb failed at the local device.
+    fn from(error: uverbs::Error) -> Self {
+        let failure = Failure::device(error.to_string());
+        match advise(error.verb(), error.errno(), error.message()) {
+            Some(advice) => failure.advice(advice),
+            None => failure,
+        }
+    }
+}
+
+/// What usually helps when `verb` fails with `errno`; `message` is what the library says to it.
+fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
+    let advice = match (verb, errno) {
+        ("open_device", Errno::ACCESS) => {
+            "let this user read and write the node in /dev/infiniband (distributions ship a udev \
+             rule that lets everybody; safe, because the kernel checks each request), or run as \
+             root"
+        }
+        ("open_device", Errno::PERM) => {
+            "run in the network namespace that the device belongs to: `rdma system` tells whether \
+             namespaces share devices"
+        }
+        ("open_device", Errno::NOENT) => {
+            "no node in /dev/infiniband: load the module ib_uverbs, and in a container pass the \
+             node through"
+        }
+        (_, Errno::NOMEM | Errno::AGAIN) if message.contains("MEMLOCK") => {
+            "raise that limit, or ask for less (--size, and with srq --rx-depth)"
+        }
+        (_, Errno::NOMEM | Errno::AGAIN) => return Some(memory_advice()),
+        ("create_cq" | "create_srq" | "create_qp", Errno::INVAL) => {
+            "ask for less: --rx-depth is bounded by max_qp_wr, with srq by max_srq_wr, and by \
+             max_cqe; `uverbs devinfo -v` shows them"
+        }
+        ("modify_qp" | "create_ah", Errno::INVAL) => {
+            "the GIDs of the two sides may not go together, a link-local one and an IPv4 one for \
+             example; compare `uverbs devinfo -v` on both sides and choose with --gid-index"
+        }
+        (_, Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT) => {
+            "the peer's GID cannot be reached from the local one: both must be of the same \
+             network and the same RoCE version; compare `uverbs devinfo -v` on both sides and \
+             choose with --gid-index"
+        }
+        (_, Errno::IO | Errno::NODEV) if verb != "find_device" => {
+            "the device went away; `uverbs devinfo` shows what is there now"
+        }
+        _ => return None,
+    };
+    Some(advice.to_owned())
+}
+
+fn memory_advice() -> String {
+    match getrlimit(Resource::Memlock).current {
+        Some(limit) => format!(
+            "this process may lock {} KiB of memory: raise the limit (`ulimit -l`, limits.conf, \
+             LimitMEMLOCK=), or ask for less (--size, --rx-depth)",
+            limit / 1024
+        ),
+        None => "ask for less (--size, --rx-depth), or see what limits the cgroup".to_owned(),
+    }
+}
+
+/// Writes an object as one line of JSON.
+pub(crate) fn print(value: &impl Serialize) {
+    let mut out = io::stdout().lock();
+    // Nobody is left to tell when standard output is closed.
+    let _ = serde_json::to_writer(&mut out, value).map_err(io::Error::from);
+    let _ = writeln!(out);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_advice_stays() {
+        let failure = Failure::peer("gone").advice("precise").advice("general");
+        assert_eq!(failure.to_string(), "gone\n  what to do: precise");
+        assert_eq!(failure.status(), 4);
+    }
+
+    #[test]
+    fn common_failures_of_devices_come_with_advice() {
+        for (verb, errno, needle) in [
+            ("open_device", Errno::ACCESS, "/dev/infiniband"),
+            ("open_device", Errno::PERM, "namespace"),
+            ("reg_mr", Errno::NOMEM, "--rx-depth"),
+            ("create_cq", Errno::INVAL, "max_cqe"),
+            ("modify_qp", Errno::INVAL, "--gid-index"),
+            ("modify_qp", Errno::HOSTUNREACH, "--gid-index"),
+            ("query_port", Errno::IO, "went away"),
+        ] {
+            let advice = advise(verb, errno, "").unwrap_or_default();
+            assert!(advice.contains(needle), "{verb} {errno}: {advice:?}");
+        }
+        assert_eq!(advise("find_device", Errno::NODEV, ""), None);
+        assert_eq!(advise("query_port", Errno::INVAL, ""), None);
+        let memory = advise("reg_mr", Errno::NOMEM, "over RLIMIT_MEMLOCK").unwrap();
+        assert!(memory.starts_with("raise that limit"), "{memory}");
+    }
+
+    #[test]
+    fn json_has_the_exit_status() {
+        let failure = Failure::run("wrong byte");
+        let text = serde_json::to_string(&failure.to_json()).unwrap();
+        assert_eq!(text, r#"{"error":"wrong byte","exit_status":1}"#);
+    }
+}

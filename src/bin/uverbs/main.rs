@@ -1,0 +1,30 @@
+//! The command line: shows the RDMA devices of a machine, and exchanges messages over them with
+//! itself or with rdma-core's ping-pong programs.
+#![deny(unsafe_code)]
+
+mod args;
+mod devinfo;
+mod failure;
+mod pingpong;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let (json, outcome) = match &args.command {
+        Command::Devinfo(args) => (args.json, devinfo::run(args)),
+        Command::Pingpong(args) => (args.options().json, pingpong::run(args)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("uverbs: {failure}");
+            if json && !failure.is_shown() {
+                failure::print(&failure.to_json());
+            }
+            ExitCode::from(failure.status())
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The local end: a port of a device that is fit for what the options ask.
+
+use super::kind::Kind;
+use crate::args::{Options, PathMtu};
+use crate::failure::{Failure, Result};
+use uverbs::{Context, Device, Gid, GidEntry, LinkLayer, PortAttr, PortState, devices};
+
+/// A port that messages can be sent from.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) context: Context,
+    pub(crate) number: u8,
+    pub(crate) attr: PortAttr,
+    /// Where packets come from. `None` on InfiniBand, unless one was asked for: there the peer is
+    /// reached by LID.
+    pub(crate) source: Option<Source>,
+}
+
+/// An entry of the port's table of GIDs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) entry: GidEntry,
+    pub(crate) index: u8,
+}
+
+impl Port {
+    pub(crate) fn open(options: &Options) -> Result<Port> {
+        let device = match &options.device {
+            Some(name) => Device::by_name(name)?,
+            None => first()?,
+        };
+        let context = Context::open(&device)?;
+        let number = options.ib_port;
+        let attr = context.query_port(number)?;
+        if attr.state != PortState::ACTIVE {
+            let failure = Failure::device(format!(
+                "port {number} of {} is in state {}, not active",
+                device.name(),
+                attr.state
+            ));
+            return Err(match device.netdev(number.into()) {
+                Ok(Some(netdev)) => failure.advice(format!(
+                    "bring its network interface up: `ip link set {netdev} up`; and see that it \
+                     has a carrier"
+                )),
+                _ => failure.advice("see that it has a link, and that a subnet manager runs"),
+            });
+        }
+        let mut port = Port { context, number, attr, source: None };
+        port.source = port.choose_source(options.gid_index)?;
+        Ok(port)
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.context.device()
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        self.source.map(|source| source.entry.gid).unwrap_or_default()
+    }
+
+    /// Whether peers can only be reached by GID.
+    pub(crate) fn needs_gid(&self) -> bool {
+        self.attr.link_layer == LinkLayer::ETHERNET || self.attr.grh_required
+    }
+
+    fn choose_source(&self, index: Option<u8>) -> Result<Option<Source>> {
+        let entry = match index {
+            Some(index) => {
+                let entry = self.context.query_gid(self.number, index.into());
+                let entry = entry.map_err(|error| self.with_gids(error.into()))?;
+                if entry.gid.is_zero() {
+                    return Err(self.with_gids(Failure::device(format!(
+                        "GID index {index} of port {} of {} is empty",
+                        self.number,
+                        self.device().name()
+                    ))));
+                }
+                entry
+            }
+            None if self.needs_gid() => self.context.default_gid(self.number).map_err(|error| {
+                Failure::from(error).advice("give its network interface an address")
+            })?,
+            None => return Ok(None),
+        };
+        let index = u8::try_from(entry.index).map_err(|_| {
+            Failure::device(format!("GID index {} is above 255", entry.index))
+                .advice("choose another with --gid-index")
+        })?;
+        Ok(Some(Source { entry, index }))
+    }
+
+    /// Adds what there is to choose from.
+    fn with_gids(&self, failure: Failure) -> Failure {
+        let table = self.context.gid_table().unwrap_or_default();
+        let number = u32::from(self.number);
+        let present: Vec<String> = table
+            .iter()
+            .filter(|entry| entry.port == number)
+            .map(|entry| format!("{} ({}, {})", entry.index, entry.gid, entry.gid_type))
+            .collect();
+        failure.advice(if present.is_empty() {
+            "the port has no GID: give its network interface an address".to_owned()
+        } else {
+            format!("choose one of {}", present.join(", "))
+        })
+    }
+
+    /// Checks that messages of `size` bytes can be sent in packets of `mtu`.
+    pub(crate) fn check_size(&self, kind: Kind, size: u32, mtu: Option<PathMtu>) -> Result<()> {
+        let name = self.device().name();
+        let active = self.attr.active_mtu.bytes().unwrap_or(u32::MAX);
+        if kind == Kind::Ud && size > active {
+            return Err(Failure::usage(format!(
+                "--size {size} does not fit into a datagram: port {} of {name} has an MTU of \
+                 {active}",
+                self.number
+            )));
+        }
+        if let Some(mtu) = mtu.filter(|mtu| mtu.bytes() > active) {
+            return Err(Failure::usage(format!(
+                "--mtu {} is above the MTU of port {} of {name}, which is {active}",
+                mtu.bytes(),
+                self.number
+            ))
+            .advice("give both sides the smaller one, or raise that of the network interface"));
+        }
+        if size > self.attr.max_msg_size {
+            return Err(Failure::usage(format!(
+                "--size {size} is above the longest message of port {} of {name}, {} bytes",
+                self.number, self.attr.max_msg_size
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The first device that this program can open.
+fn first() -> Result<Device> {
+    let devices = devices()?;
+    if let Some(device) = devices.iter().find(|device| device.is_supported()) {
+        return Ok(device.clone());
+    }
+    if devices.is_empty() {
+        return Err(Failure::no_device());
+    }
+    let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    Err(Failure::device(format!("no provider for any RDMA device here: {}", names.join(", ")))
+        .advice("there are providers for rxe and mlx5; `uverbs devinfo` shows the devices"))
+}

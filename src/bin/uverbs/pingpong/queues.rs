@@ -1,0 +1,242 @@
+//! The queues of one side, with the memory that messages come from and go to.
+
+use super::address::Address;
+use super::kind::Kind;
+use super::layout::Layout;
+use super::port::Port;
+use crate::args::PathMtu;
+use crate::failure::{Failure, Result};
+use uverbs::{
+    Access, AddressHandle, AddressVector, CompletionChannel, CompletionQueue, Destination, Gid,
+    GlobalRoute, MemoryRegion, Mtu, Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr,
+    QpState, Qpn, QueuePair, Recv, SendWr, Sge, SharedReceiveQueue,
+};
+
+/// What a completion's number says about it. The rest of the number is the receive's buffer.
+pub(crate) const RECV: u64 = 1;
+pub(crate) const SEND: u64 = 2;
+pub(crate) const WHAT: u64 = 3;
+pub(crate) const SLOT_SHIFT: u32 = 2;
+
+/// The key of datagrams, the same on both sides.
+const QKEY: Qkey = Qkey(0x1111_1111);
+
+/// What the queues are made for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) kind: Kind,
+    pub(crate) qps: u32,
+    pub(crate) rx_depth: u32,
+    pub(crate) events: bool,
+    pub(crate) layout: Layout,
+    pub(crate) service_level: u8,
+    /// `None` with datagrams.
+    pub(crate) mtu: Option<PathMtu>,
+}
+
+/// The queues of one side.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) cq: CompletionQueue,
+    pub(crate) channel: Option<CompletionChannel>,
+    pub(crate) posting: Posting,
+    pub(crate) memory: MemoryRegion,
+    pd: ProtectionDomain,
+    shape: Shape,
+}
+
+/// The part of the queues that requests are posted to.
+#[derive(Debug)]
+pub(crate) struct Posting {
+    pub(crate) qps: Vec<QueuePair>,
+    srq: Option<SharedReceiveQueue>,
+    /// Where each datagram queue pair sends to.
+    peers: Vec<(AddressHandle, Qpn)>,
+    recv_sges: Vec<[Sge; 1]>,
+    send_sges: Vec<[Sge; 1]>,
+    /// Messages that are short enough travel in the request, by way of this copy.
+    inline: Option<Vec<u8>>,
+}
+
+impl Queues {
+    pub(crate) fn create(port: &Port, shape: Shape) -> Result<Queues> {
+        let Shape { kind, qps, rx_depth, layout, .. } = shape;
+        let context = &port.context;
+        let pd = context.alloc_pd()?;
+        let memory = pd.try_allocate::<u8>(layout.byte_len())?;
+        let channel = shape.events.then(|| context.create_comp_channel()).transpose()?;
+        let mut cq = context.create_cq(rx_depth.saturating_add(qps));
+        if let Some(channel) = &channel {
+            cq = cq.channel(channel);
+        }
+        let mut cq = cq.build()?;
+        let srq = (kind == Kind::Srq).then(|| pd.create_srq(rx_depth).build()).transpose()?;
+        let mut pairs = Vec::with_capacity(qps as usize);
+        for _ in 0..qps {
+            let mut builder = pd.create_qp(&cq, &cq, kind.qp_type());
+            builder = match &srq {
+                Some(srq) => builder.srq(srq),
+                None => builder.max_recv_wr(rx_depth),
+            };
+            let qp = builder.build()?;
+            let init = QpAttr::new().state(QpState::INIT).pkey_index(0).port(port.number);
+            qp.modify(&match kind {
+                Kind::Ud => init.qkey(QKEY),
+                _ => init.access(Access::empty()),
+            })?;
+            pairs.push(qp);
+        }
+        if shape.events {
+            cq.req_notify(Notify::Next)?;
+        }
+        let sge = |range| match memory.sge(range) {
+            Ok(sge) => Ok([sge]),
+            Err(error) => Err(Failure::device(error.to_string())),
+        };
+        let recv_sges = (0..layout.slots()).map(|slot| sge(layout.recv(slot)));
+        let send_sges = (0..qps as usize).map(|qp| sge(layout.send(qp)));
+        let size = layout.send(0).len();
+        let longest_inline = pairs.iter().map(|qp| qp.caps().max_inline_data).min().unwrap_or(0);
+        Ok(Queues {
+            posting: Posting {
+                srq,
+                peers: Vec::new(),
+                recv_sges: recv_sges.collect::<Result<_>>()?,
+                send_sges: send_sges.collect::<Result<_>>()?,
+                inline: (size <= longest_inline as usize).then(|| vec![0; size]),
+                qps: pairs,
+            },
+            cq,
+            channel,
+            memory,
+            pd,
+            shape,
+        })
+    }
+
+    /// What the peer has to know.
+    pub(crate) fn addresses(&self, port: &Port) -> Result<Vec<Address>> {
+        let address = |qp: &QueuePair| {
+            Ok(Address { lid: port.attr.lid, qpn: qp.qpn(), psn: random_psn()?, gid: port.gid() })
+        };
+        self.posting.qps.iter().map(address).collect()
+    }
+
+    /// Makes the queue pairs ready to receive and to send.
+    pub(crate) fn connect(
+        &mut self,
+        port: &Port,
+        local: &[Address],
+        remote: &[Address],
+    ) -> Result<()> {
+        for ((qp, local), remote) in self.posting.qps.iter().zip(local).zip(remote) {
+            let path = self.path(port, remote)?;
+            let rtr = QpAttr::new().state(QpState::RTR);
+            let rts = QpAttr::new().state(QpState::RTS).sq_psn(local.psn);
+            let mtu = self.shape.mtu.map(|mtu| Mtu(mtu as u8)).unwrap_or(port.attr.active_mtu);
+            let connected = rtr.path(path).path_mtu(mtu).dest_qpn(remote.qpn).rq_psn(remote.psn);
+            let (rtr, rts) = match self.shape.kind {
+                Kind::Ud => (rtr, rts),
+                Kind::Uc => (connected, rts),
+                Kind::Rc | Kind::Srq => (
+                    connected.max_dest_rd_atomic(1).min_rnr_timer(12),
+                    rts.timeout(14).retry_count(7).rnr_retry(7).max_rd_atomic(1),
+                ),
+            };
+            qp.modify(&rtr)?;
+            qp.modify(&rts)?;
+            if self.shape.kind == Kind::Ud {
+                self.posting.peers.push((self.pd.create_ah(&path)?, remote.qpn));
+            }
+        }
+        Ok(())
+    }
+
+    /// The way to a peer: by GID if it has one, else by LID.
+    fn path(&self, port: &Port, remote: &Address) -> Result<AddressVector> {
+        let service_level = self.shape.service_level;
+        let local =
+            AddressVector { service_level, ..AddressVector::local(port.number, remote.lid) };
+        if remote.gid == Gid::default() {
+            if port.needs_gid() {
+                return Err(Failure::peer(
+                    "the peer sent no GID, and over Ethernet there is no \
+                                          other way to reach it",
+                )
+                .advice(
+                    "start it with -g and the index of a GID; `uverbs devinfo -v` and \
+                         ibv_devinfo -v list them",
+                ));
+            }
+            return Ok(local);
+        }
+        let Some(source) = port.source else {
+            return Err(Failure::peer(format!(
+                "the peer is at GID {}, and this side has none",
+                remote.gid
+            ))
+            .advice("give this side a --gid-index, or start the other without -g"));
+        };
+        let global = GlobalRoute {
+            dgid: remote.gid,
+            sgid_index: source.index,
+            flow_label: 0,
+            hop_limit: 64,
+            traffic_class: 0,
+        };
+        Ok(AddressVector { global: Some(global), ..local })
+    }
+}
+
+impl Posting {
+    /// Posts receives into the buffers that `slots` names.
+    #[allow(unsafe_code, reason = "ringing a batch names memory by number")]
+    pub(crate) fn post_recvs(
+        &mut self,
+        slots: impl Iterator<Item = usize>,
+    ) -> std::result::Result<(), PostError> {
+        let mut batch = match &mut self.srq {
+            Some(srq) => srq.batch()?,
+            None => self.qps[0].recv_batch()?,
+        };
+        for slot in slots {
+            let wr_id = RECV | (slot as u64) << SLOT_SHIFT;
+            batch.push(Recv { wr_id, sges: &self.recv_sges[slot] })?;
+        }
+        // SAFETY: the buffers lie in a region that lives as long as the queue pairs, in the same
+        // `Queues`, and that nobody borrows: it is only copied from and to.
+        unsafe { batch.ring() };
+        Ok(())
+    }
+
+    /// Posts a send of the message in the buffer of queue pair `qp`.
+    #[allow(unsafe_code, reason = "ringing a batch names memory by number")]
+    #[inline]
+    pub(crate) fn post_send(
+        &mut self,
+        qp: usize,
+        memory: &MemoryRegion,
+        layout: &Layout,
+    ) -> std::result::Result<(), PostError> {
+        let mut wr = SendWr::send(&self.send_sges[qp]).id(SEND).signaled();
+        if let Some((handle, qpn)) = self.peers.get(qp) {
+            wr = wr.to(Destination::new(handle, *qpn, QKEY));
+        }
+        if let Some(message) = &mut self.inline {
+            // It lies within the region, which was made for the layout.
+            let _ = memory.copy_to(layout.send(qp).start, message);
+            wr = wr.inline(message);
+        }
+        let mut batch = self.qps[qp].send_batch()?;
+        batch.push(wr)?;
+        // SAFETY: as for receives.
+        unsafe { batch.ring() }
+    }
+}
+
+fn random_psn() -> Result<Psn> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Failure::device(format!("no random numbers: {errno}")))?;
+    Ok(Psn::new(u32::from_ne_bytes(bytes)))
+}

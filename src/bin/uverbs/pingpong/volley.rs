@@ -1,0 +1,272 @@
+//! The run itself: message after message, there and back, until there were enough of them.
+//!
+//! It does for each message what rdma-core's programs do, so that their times can be compared:
+//! every send is signaled, a queue pair sends again when its send has completed and its message
+//! has arrived, and receives are posted anew all together when few are left.
+
+use super::content::Content;
+use super::kind::Kind;
+use super::layout::Layout;
+use super::queues::{Posting, Queues, RECV, SEND, SLOT_SHIFT, WHAT};
+use crate::failure::{Failure, Result};
+use std::time::{Duration, Instant};
+use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
+
+/// After how many polls in vain to look at the clock.
+const POLLS_PER_LOOK: u32 = 1 << 12;
+
+/// What the run is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Volley {
+    pub(crate) kind: Kind,
+    pub(crate) client: bool,
+    pub(crate) iters: u64,
+    pub(crate) rx_depth: u32,
+    pub(crate) timeout: Duration,
+    pub(crate) layout: Layout,
+}
+
+/// How far it is.
+struct Progress<'a, C> {
+    volley: &'a Volley,
+    posting: &'a mut Posting,
+    memory: &'a mut MemoryRegion,
+    content: &'a mut C,
+    sent: u64,
+    received: u64,
+    /// Receives that are posted.
+    posted: u32,
+    /// How many of them are few.
+    low: u32,
+    /// For each queue pair what has to complete before it sends: bits of [`WHAT`].
+    pending: Vec<u64>,
+}
+
+impl Volley {
+    /// Fills the buffers and posts all receives. The peer may send from then on.
+    pub(crate) fn prepare<C: Content>(&self, queues: &mut Queues, content: &mut C) -> Result<()> {
+        content.prepare(&mut queues.memory)?;
+        let slots = (0..self.rx_depth).map(|_| content.take_slot());
+        queues.posting.post_recvs(slots).map_err(|error| cannot_post("receives", error))
+    }
+
+    /// Exchanges the messages, and says how long that took.
+    pub(crate) fn run<C: Content>(&self, queues: &mut Queues, content: &mut C) -> Result<Duration> {
+        let Queues { cq, channel, posting, memory, .. } = queues;
+        let qps = posting.qps.len();
+        let mut progress = Progress {
+            volley: self,
+            sent: 0,
+            received: 0,
+            posted: self.rx_depth,
+            low: if self.kind == Kind::Srq { qps as u32 } else { 1 },
+            pending: vec![RECV; qps],
+            posting,
+            memory,
+            content,
+        };
+        if self.client {
+            for qp in 0..qps {
+                progress.send(qp)?;
+            }
+        }
+        // As many as can be in the queue at once: it is given back to the device after that.
+        let most = if self.kind == Kind::Srq { qps as u32 + self.rx_depth } else { 2 };
+        let start = Instant::now();
+        let mut watch = Watch { seen: 0, since: start };
+        while progress.received < self.iters || progress.sent < self.iters {
+            if let Some(channel) = channel {
+                if channel.wait(Some(self.timeout))?.is_none() {
+                    return Err(progress.stalled());
+                }
+                cq.req_notify(Notify::Next)?;
+            }
+            let mut vain = 0;
+            loop {
+                let mut completions = cq.poll().map_err(|error| Failure::run(error.to_string()))?;
+                let mut found = 0;
+                while found < most {
+                    let Some(completion) = completions.next() else { break };
+                    found += 1;
+                    if !completion.is_success() {
+                        let mut failed = Failed::new(&completion);
+                        while let Some(completion) = completions.next() {
+                            failed.or(&completion);
+                        }
+                        return Err(progress.failed(&failed));
+                    }
+                    progress.completed(&completion)?;
+                }
+                drop(completions);
+                // An event announces one completion or more; all of them have to be polled.
+                if found == 0 && channel.is_some() || found > 0 && channel.is_none() {
+                    break;
+                }
+                vain += 1;
+                if vain % POLLS_PER_LOOK == 0
+                    && watch.is_overdue(progress.sent + progress.received, self.timeout)
+                {
+                    return Err(progress.stalled());
+                }
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+impl<C: Content> Progress<'_, C> {
+    #[inline]
+    fn completed(&mut self, completion: &Completion<'_>) -> Result<()> {
+        let wr_id = completion.wr_id();
+        let qp = match self.pending.len() {
+            1 => 0,
+            _ => self.find(completion)?,
+        };
+        if wr_id & WHAT == RECV {
+            self.posted -= 1;
+            let slot = (wr_id >> SLOT_SHIFT) as usize;
+            self.content.received(self.memory, qp, slot, completion.byte_len())?;
+            if self.posted <= self.low {
+                self.post_recvs()?;
+            }
+            self.received += 1;
+        } else {
+            self.sent += 1;
+        }
+        self.pending[qp] &= !(wr_id & WHAT);
+        if self.sent < self.volley.iters && self.pending[qp] == 0 {
+            self.send(qp)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn send(&mut self, qp: usize) -> Result<()> {
+        self.content.sending(self.memory, qp)?;
+        self.posting
+            .post_send(qp, self.memory, &self.volley.layout)
+            .map_err(|error| cannot_post("a send", error))?;
+        self.pending[qp] = SEND | RECV;
+        Ok(())
+    }
+
+    fn post_recvs(&mut self) -> Result<()> {
+        let missing = self.volley.rx_depth - self.posted;
+        let slots = (0..missing).map(|_| self.content.take_slot());
+        self.posting.post_recvs(slots).map_err(|error| cannot_post("receives", error))?;
+        self.posted = self.volley.rx_depth;
+        Ok(())
+    }
+
+    fn find(&self, completion: &Completion<'_>) -> Result<usize> {
+        let qpn = completion.qpn();
+        self.posting.qps.iter().position(|qp| qp.qpn() == qpn).ok_or_else(|| {
+            Failure::run(format!("a completion for queue pair {qpn}, which is none of ours"))
+        })
+    }
+
+    fn so_far(&self) -> String {
+        format!("{} sent and {} received of {}", self.sent, self.received, self.volley.iters)
+    }
+
+    fn stalled(&self) -> Failure {
+        let message =
+            format!("no progress for {} s, with {}", self.volley.timeout.as_secs(), self.so_far());
+        Failure::run(message).advice(match (self.volley.kind.is_reliable(), self.received) {
+            (_, 0) => {
+                "see what the other side says; if it waits, too, packets get lost: look for a \
+                 firewall (RoCE v2 is UDP port 4791), and choose GIDs of one network"
+            }
+            (true, _) => {
+                "see what the other side says; it may have died or started with fewer --iters"
+            }
+            (false, _) => {
+                "see what the other side says; a single lost packet ends a run over this \
+                 unreliable transport"
+            }
+        })
+    }
+
+    fn failed(&self, failed: &Failed) -> Failure {
+        let Failed { status, what, vendor_err } = *failed;
+        let vendor = match vendor_err {
+            0 => String::new(),
+            code => format!(", vendor error {code:#x}"),
+        };
+        let message = format!("{what} failed: {status}{vendor}, with {}", self.so_far());
+        let failure = Failure::run(message);
+        match status {
+            WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR => failure.advice(
+                "the peer does not answer: see what it says; if it runs, packets get lost on the \
+                 way: look for a firewall (RoCE v2 is UDP port 4791)",
+            ),
+            // The last two are how rxe says it.
+            WcStatus::LOC_LEN_ERR
+            | WcStatus::REM_INV_REQ_ERR
+            | WcStatus::LOC_QP_OP_ERR
+            | WcStatus::REM_OP_ERR => failure.advice("give both sides the same --size"),
+            WcStatus::WR_FLUSH_ERR => {
+                failure.advice("the connection broke: see what the other side says")
+            }
+            _ => failure,
+        }
+    }
+}
+
+/// The request that failed first.
+struct Failed {
+    status: WcStatus,
+    what: &'static str,
+    vendor_err: u32,
+}
+
+impl Failed {
+    fn new(completion: &Completion<'_>) -> Self {
+        let what = if completion.wr_id() & WHAT == RECV { "a receive" } else { "a send" };
+        Failed { status: completion.status(), what, vendor_err: completion.vendor_err() }
+    }
+
+    /// A request that was flushed says nothing about the cause; another one may.
+    fn or(&mut self, completion: &Completion<'_>) {
+        if self.status == WcStatus::WR_FLUSH_ERR && !completion.is_success() {
+            *self = Failed::new(completion);
+        }
+    }
+}
+
+/// Notices when nothing happens any more, without asking for the time when something does.
+struct Watch {
+    seen: u64,
+    since: Instant,
+}
+
+impl Watch {
+    #[cold]
+    fn is_overdue(&mut self, progress: u64, timeout: Duration) -> bool {
+        let now = Instant::now();
+        if progress != self.seen {
+            *self = Watch { seen: progress, since: now };
+        }
+        now.duration_since(self.since) >= timeout
+    }
+}
+
+fn cannot_post(what: &str, error: PostError) -> Failure {
+    Failure::run(format!("cannot post {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_standing_still_is_overdue() {
+        let start = Instant::now();
+        let mut watch = Watch { seen: 0, since: start };
+        assert!(!watch.is_overdue(0, Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!watch.is_overdue(1, Duration::from_millis(2)), "it moved since");
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(watch.is_overdue(1, Duration::from_millis(2)));
+    }
+}
