@@ -14,6 +14,11 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use uverbs_uapi::device::{
+    UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
+    UVERBS_METHOD_INFO_HANDLES,
+};
+use uverbs_uapi::object::{UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_PD};
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -68,6 +73,18 @@ impl File {
         self.keys.register(kind).ok_or_else(|| {
             Error::new(verb, Errno::NFILE).detail("2^24 objects of this context are alive")
         })
+    }
+
+    /// Whether the kernel took the device away from this file. A question that the driver has no
+    /// part in fails for no other reason with `EIO`.
+    pub(crate) fn is_disassociated(&self) -> bool {
+        let mut total = 0u32;
+        let mut list = [0u32; 1];
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INFO_HANDLES)
+            .u64(UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_OBJECT_PD.into())
+            .output(UVERBS_ATTR_INFO_TOTAL_HANDLES, &mut total)
+            .output(UVERBS_ATTR_INFO_HANDLES_LIST, &mut list);
+        self.kernel.execute(&mut command) == Err(Errno::IO)
     }
 
     pub(crate) fn count_leak(&self) {

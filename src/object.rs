@@ -137,9 +137,14 @@ impl<M> Object<M> {
             command = command.output(id, bytes);
         }
         match self.file.kernel.execute(&mut command) {
-            // ENOENT: somebody who shares the file destroyed it. EIO: the device is gone, and the
-            // kernel destroyed everything on it.
-            Ok(()) | Err(Errno::NOENT | Errno::IO) => {
+            // ENOENT: somebody who shares the file destroyed it.
+            Ok(()) | Err(Errno::NOENT) => {
+                self.alive = false;
+                Ok(())
+            }
+            // Either the device is gone, and the kernel destroyed everything on it, or its
+            // firmware failed, and it may still reach the memory.
+            Err(Errno::IO) if self.file.is_disassociated() => {
                 self.alive = false;
                 Ok(())
             }

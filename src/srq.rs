@@ -192,7 +192,8 @@ impl SharedReceiveQueue {
     /// # Errors
     ///
     /// `EINVAL` for fewer than are in the queue, for less than its limit, or for more than the
-    /// device has; `EOPNOTSUPP` where the device cannot. After an error the queue is as it was.
+    /// device has; `EOPNOTSUPP` where the device cannot. After these the queue is as it was. If there is no address space
+    /// left to map the new queue (`ENOMEM`), the queue takes no more receives.
     #[doc(alias = "ibv_modify_srq")]
     #[doc(alias = "IBV_SRQ_MAX_WR")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
@@ -219,11 +220,13 @@ impl SharedReceiveQueue {
             )),
             _ => error,
         })?;
+        // The old ring is dead whatever happens now.
+        self.ring.close();
         self.ring = file
             .provider
             .resized_srq_ring(mi, self.max_sge, &*file.kernel)
             .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
-        self.max_wr = self.query()?.max_wr;
+        self.max_wr = self.ring.capacity();
         Ok(())
     }
 

@@ -266,6 +266,20 @@ pub(crate) enum RecvRing {
 }
 
 impl RecvRing {
+    /// How many requests the ring holds.
+    pub(crate) fn capacity(&self) -> u32 {
+        match self {
+            RecvRing::Rxe(ring) => ring.capacity(),
+        }
+    }
+
+    /// Takes no more requests: the device has left this ring for another.
+    pub(crate) fn close(&mut self) {
+        match self {
+            RecvRing::Rxe(ring) => ring.close(),
+        }
+    }
+
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor {
         match self {

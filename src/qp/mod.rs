@@ -100,11 +100,15 @@ impl QpInner {
             return Ok(());
         }
         self.object.destroy()?;
+        self.retire();
+        Ok(())
+    }
+
+    fn retire(&self) {
         self.send_cq.retired.put(self.qpn.0);
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
             self.recv_cq.retired.put(self.qpn.0);
         }
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the library promises where no device is needed, on a kernel that the test plays.
 
 mod creation;
+mod destroy;
 mod events;
 
 use crate::uverbs::scripted::Script;

@@ -171,7 +171,12 @@ impl Script {
         self.state().deviations.undestroyable.retain(|(refused, _)| *refused != handle);
     }
 
-    /// The device is unplugged: its objects are gone, every command answers `EIO`.
+    /// Destroys an object, as somebody else who has the kernel file may.
+    pub(crate) fn steal(&self, handle: u32) {
+        self.state().steal(handle);
+    }
+
+    /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.
     pub(crate) fn vanish(&self) {
         self.state().vanish();
     }

@@ -13,6 +13,7 @@ pub(crate) struct RecvRing {
     ring: Ring,
     producer: u32,
     max_sge: u32,
+    closed: bool,
 }
 
 impl RecvRing {
@@ -20,13 +21,22 @@ impl RecvRing {
         let element = size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>();
         let ring = map_ring(mi, element, mapper)?;
         let producer = ring.producer();
-        Ok(RecvRing { ring, producer, max_sge })
+        Ok(RecvRing { ring, producer, max_sge, closed: false })
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
     }
 
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.ring.distance(self.ring.consumer(), self.producer);
-        Cursor { at: self.producer, room: self.ring.capacity() - used }
+        let room = if self.closed { 0 } else { self.ring.capacity() - used };
+        Cursor { at: self.producer, room }
     }
 
     #[inline]

@@ -72,6 +72,7 @@ pub(super) struct State {
     next_handle: u32,
     next_offset: u64,
     dead: BTreeSet<u32>,
+    stolen: BTreeSet<u32>,
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
     /// Mappings that nobody has claimed yet. Each can be claimed once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
@@ -97,6 +98,7 @@ impl State {
             next_handle: 0,
             next_offset: 0,
             dead: BTreeSet::new(),
+            stolen: BTreeSet::new(),
             rings: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
             events_closed: false,
@@ -120,11 +122,14 @@ impl State {
         self.objects.clear();
     }
 
+    /// Destroys an object without the library's knowledge.
+    pub(super) fn steal(&mut self, handle: u32) {
+        self.objects.remove(&handle).expect("a live object");
+        self.stolen.insert(handle);
+    }
+
     /// One step nearer to the failure that the test asked for.
     fn step(&mut self) -> Result<()> {
-        if self.deviations.vanished {
-            return Err(Errno::IO);
-        }
         match &mut self.deviations.countdown {
             Some((1, errno)) => {
                 let errno = *errno;
@@ -141,6 +146,9 @@ impl State {
 
     pub(super) fn claim(&mut self, offset: u64, length: usize) -> Result<Arc<KernelRing>> {
         self.step()?;
+        if self.deviations.vanished {
+            return Err(Errno::IO);
+        }
         match self.unclaimed.get(&offset) {
             Some(ring) if length <= ring.size() as usize => {}
             _ => return Err(Errno::INVAL),
@@ -166,6 +174,11 @@ impl State {
         self.step()?;
         if let Some((_, errno)) = self.deviations.refused.iter().find(|(other, _)| *other == op) {
             return Err(*errno);
+        }
+        if self.deviations.vanished {
+            // The kernel still lets go of what a file held.
+            let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
+            return if held { Ok(()) } else { Err(Errno::IO) };
         }
         let short = self.deviations.short.iter().find(|(other, _)| *other == op);
         let limit = short.map_or(usize::MAX, |(_, limit)| *limit);
@@ -339,6 +352,9 @@ impl State {
     }
 
     fn destroy(&mut self, handle: u32, command: &mut Command<'_>, limit: usize) -> Result<()> {
+        if self.stolen.remove(&handle) {
+            return Err(Errno::NOENT);
+        }
         let Some(object) = self.objects.get(&handle).map(|object| object.object) else {
             let twice = if self.dead.contains(&handle) { "again" } else { "without making it" };
             self.complaints.push(format!("destroying handle {handle} {twice}"));
