@@ -193,6 +193,10 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 impl AddressHandle {
+    pub(crate) fn pd(&self) -> &PdInner {
+        &self.pd
+    }
+
     pub(crate) fn address(&self) -> Address {
         self.address
     }

@@ -83,14 +83,14 @@ pub struct Destination<'a> {
     pub(crate) address: Address,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: Qkey,
-    handle: std::marker::PhantomData<&'a AddressHandle>,
+    pub(crate) handle: &'a AddressHandle,
 }
 
 impl<'a> Destination<'a> {
     /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to. The address handle
     /// must stay until the request completes, or it fails.
     pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        Destination { address: ah.address(), qpn, qkey, handle: std::marker::PhantomData }
+        Destination { address: ah.address(), qpn, qkey, handle: ah }
     }
 }
 
@@ -322,6 +322,8 @@ pub enum PostError {
     NoInline,
     /// A datagram without a destination, or a destination without datagrams.
     Destination,
+    /// The address handle belongs to another protection domain than the queue pair.
+    ForeignAddress,
     /// The queue pair takes no requests in this state.
     State(QpState),
     /// The thread domain is not the one that the queue was created under.
@@ -355,6 +357,9 @@ impl fmt::Display for PostError {
             PostError::NoInline => f.write_str("the operation takes no inline data"),
             PostError::Destination => f.write_str(
                 "a datagram needs a destination, and requests of other queue pairs have none",
+            ),
+            PostError::ForeignAddress => f.write_str(
+                "the address handle belongs to another protection domain than the queue pair",
             ),
             PostError::State(state) => {
                 write!(f, "the queue pair takes no such request in state {state}")

@@ -90,7 +90,7 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// the request.
     #[inline]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        check(self.queue.qp.qp_type, &wr)?;
+        check(&self.queue.qp, &wr)?;
         self.queue.ring.push(&mut self.cursor, &wr)?;
         self.count += 1;
         Ok(())
@@ -168,10 +168,17 @@ impl SendBatch<'_, Exclusive> {
 
 /// What no device could do with a request, told apart before it reaches one.
 #[inline]
-fn check(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
+fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
+    let qp_type = qp.qp_type;
     let datagram = qp_type == QpType::UD;
-    if wr.destination.is_some() != datagram {
-        return Err(PostError::Destination);
+    match &wr.destination {
+        Some(_) if !datagram => return Err(PostError::Destination),
+        None if datagram => return Err(PostError::Destination),
+        // In another file, or another domain of this one, its number means something else.
+        Some(to) if !Arc::ptr_eq(&to.handle.pd().kernel, &qp.pd.kernel) => {
+            return Err(PostError::ForeignAddress);
+        }
+        _ => {}
     }
     let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
     let (supported, inline) = match wr.op {

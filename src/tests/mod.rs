@@ -3,6 +3,8 @@
 mod creation;
 mod destroy;
 mod events;
+mod mixing;
+mod posting;
 
 use crate::uverbs::scripted::Script;
 use crate::{
