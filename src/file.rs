@@ -56,6 +56,7 @@ impl File {
         what: &'static str,
         other: &Arc<Self>,
     ) -> Result<()> {
+        self.check_fork(verb)?;
         if Arc::ptr_eq(self, other) {
             return Ok(());
         }

@@ -3,6 +3,8 @@
 mod creation;
 mod destroy;
 mod events;
+mod fork;
+mod golden;
 mod mixing;
 mod posting;
 

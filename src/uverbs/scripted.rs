@@ -227,7 +227,16 @@ impl Script {
 
     /// Puts a completion into a queue as the device would; `false` on overflow.
     pub(crate) fn complete(&self, cq: u32, wc: ib_uverbs_wc) -> bool {
-        self.ring(cq, Role::Cq).put(wc.as_bytes())
+        self.complete_raw(cq, wc.as_bytes())
+    }
+
+    pub(crate) fn complete_raw(&self, cq: u32, wc: &[u8]) -> bool {
+        self.ring(cq, Role::Cq).put(wc)
+    }
+
+    /// Fills all slots of a queue, as earlier requests do.
+    pub(crate) fn poison(&self, handle: u32, role: Role) {
+        self.ring(handle, role).poison();
     }
 
     /// Entries of a queue that are neither free nor consumed.

@@ -94,6 +94,10 @@ impl KernelRing {
         Some(element)
     }
 
+    pub(super) fn poison(&self) {
+        self.write(HEADER, &vec![0xa5; (self.slots * self.stride) as usize]);
+    }
+
     fn place(&self, index: u32) -> u64 {
         HEADER + u64::from(index & (self.slots - 1)) * u64::from(self.stride)
     }

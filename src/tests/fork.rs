@@ -1,0 +1,193 @@
+//! What a forked child inherits is its parent's: calls answer so, and dropping does nothing.
+
+use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
+use crate::mem::fork::in_child;
+use crate::uverbs::scripted::{Role, Script};
+use crate::{
+    Access, AddressVector, Errno, Gid, Notify, ParentDomain, PollError, PostError, QpAttr, QpState,
+    QpType, Recv, SendWr, WindowType,
+};
+
+fn address() -> AddressVector {
+    AddressVector::global(1, 0, Gid([1; 16]))
+}
+
+#[test]
+fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
+    let mut bench = Bench::new();
+    let td = bench.context.alloc_td().unwrap();
+    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let channel = bench.context.create_comp_channel().unwrap();
+    let mut cq = bench.context.create_cq(4).channel(&channel).build().unwrap();
+    let mut srq = bench.pd.create_srq(4).build().unwrap();
+    let ah = bench.pd.create_ah(&address()).unwrap();
+    let mut qp = bench.qp(QpType::RC);
+    let ud = bench.qp(QpType::UD);
+    let region = bench.pd.registration().access(Access::MW_BIND).allocate::<u8>(64).unwrap();
+    let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let (script, live) = (bench.script.clone(), bench.script.live());
+    let (commands, mappings) = (script.log().len(), script.mappings());
+
+    in_child(|| {
+        let Bench { context, pd, cq: other_cq, .. } = &mut bench;
+        let new = other_cq.key();
+        assert_eq!(new, other_cq.key());
+        let errors = [
+            context.alloc_pd().map(drop),
+            context.alloc_td().map(drop),
+            context.create_comp_channel().map(drop),
+            context.create_cq(4).build().map(drop),
+            context.query_device().map(drop),
+            context.query_port(1).map(drop),
+            context.gid_table().map(drop),
+            context.handles(crate::ObjectKind::QP).map(drop),
+            context.try_next_event().map(drop),
+            context.next_event(None).map(drop),
+            channel.try_next().map(drop),
+            channel.wait(None).map(drop),
+            pd.create_ah(&address()).map(drop),
+            pd.create_srq(4).build().map(drop),
+            pd.create_qp(other_cq, other_cq, QpType::RC).build().map(drop),
+            pd.alloc_mw(WindowType::One).map(drop),
+            pd.try_allocate::<u64>(8).map(drop),
+            ParentDomain::builder(pd).build().map(drop),
+            cq.req_notify(Notify::Next),
+            cq.resize(32),
+            srq.set_limit(1),
+            srq.resize(32),
+            srq.query().map(drop),
+            qp.query().map(drop),
+            qp.modify(&QpAttr::new().state(QpState::ERR)),
+            ud.attach_mcast("ff12::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0).map(drop),
+            window.bind(&qp, &region, .., Access::REMOTE_READ).map(drop),
+        ];
+        for (index, result) in errors.into_iter().enumerate() {
+            let Err(error) = result else { panic!("call {index} was carried out") };
+            assert!(error.is_forked(), "call {index}: {error}");
+        }
+        assert_eq!(cq.poll().err(), Some(PollError::Forked));
+        assert_eq!(srq.batch().err(), Some(PostError::Forked));
+        assert_eq!(qp.send_batch().err(), Some(PostError::Forked));
+        assert_eq!(qp.recv_batch().err(), Some(PostError::Forked));
+        assert_eq!(script.log().len(), commands, "the kernel heard of it");
+    });
+    // Destroying says so, and gives back what then is dropped.
+    let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
+    in_child(|| {
+        let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
+        assert!(window.destroy().unwrap_err().1.is_forked());
+        assert!(region.destroy().unwrap_err().1.is_forked());
+        assert!(qp.destroy().unwrap_err().1.is_forked());
+        assert!(ud.split().send.batch().is_err());
+        assert!(ah.destroy().unwrap_err().1.is_forked());
+        assert!(srq.destroy().unwrap_err().1.is_forked());
+        assert!(cq.destroy().unwrap_err().1.is_forked());
+        assert!(domain.destroy().unwrap_err().1.is_forked());
+        assert!(td.destroy().unwrap_err().1.is_forked());
+        drop(channel);
+        assert_eq!(script.log().len(), commands, "the kernel heard of it");
+        assert_eq!(script.live(), live);
+        assert_eq!(script.mappings(), mappings, "the child unmapped what it inherited");
+    });
+    // The parent goes on as if nothing had happened.
+    let (.., mut qp, ud, ah, srq, cq, domain, td, channel) = everything.unwrap();
+    let mut batch = qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[])).unwrap();
+    ring(batch).unwrap();
+    drop((qp, ud, ah, srq, cq, domain, td, channel));
+    let Bench { context, pd, cq, .. } = bench;
+    drop((pd, cq));
+    assert_eq!(script.live(), []);
+    assert_eq!((context.leaked(), script.mappings()), (0, 0));
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+/// Guards are older than the fork and hold no answer to ask for: they do nothing.
+#[test]
+fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::RC);
+    let handle = qp.handle();
+    let script = bench.script.clone();
+    for id in 0..3 {
+        assert!(script.complete(bench.cq.handle(), wc(99, id)));
+    }
+    let parts = &mut qp;
+    let mut batch = parts.send_batch().unwrap();
+    batch.push(SendWr::send(&[]).id(1)).unwrap();
+    let mut sends = Some(batch);
+    in_child(|| {
+        let mut batch = sends.take().unwrap();
+        assert_eq!(batch.push(SendWr::send(&[]).id(2)), Err(PostError::Forked));
+        assert_eq!(ring(batch), Err(PostError::Forked));
+    });
+    assert_eq!(script.pending(handle, Role::Send), 0);
+    ring(sends.unwrap()).unwrap();
+    assert_eq!(script.pending(handle, Role::Send), 1);
+
+    let mut batch = qp.recv_batch().unwrap();
+    batch.push(Recv { wr_id: 1, sges: &[] }).unwrap();
+    let mut receives = Some(batch);
+    in_child(|| {
+        let mut batch = receives.take().unwrap();
+        assert_eq!(batch.push(Recv { wr_id: 2, sges: &[] }), Err(PostError::Forked));
+        ring_recv(batch);
+    });
+    assert_eq!(script.pending(handle, Role::Recv), 0);
+    ring_recv(receives.unwrap());
+    assert_eq!(script.pending(handle, Role::Recv), 1);
+
+    let cq = bench.cq.handle();
+    let mut completions = Some(bench.cq.poll().unwrap());
+    in_child(|| {
+        let mut completions = completions.take().unwrap();
+        while completions.next().is_some() {}
+    });
+    assert_eq!(script.pending(cq, Role::Cq), 3);
+    drop(completions);
+    assert_eq!(poll_ids(&mut bench.cq), [0, 1, 2]);
+}
+
+#[test]
+fn a_child_makes_a_context_of_its_own() {
+    let bench = Bench::new();
+    let error = bench.context.reimport().unwrap_err();
+    assert_eq!((error.errno(), error.is_forked()), (Errno::INVAL, false));
+    let script = bench.script.clone();
+    let inherited = script.live();
+    in_child(|| {
+        let context = bench.context.reimport().unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mut cq = context.create_cq(4).build().unwrap();
+        let mut qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+        bring_up(&script, &qp);
+        let mut batch = qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[])).unwrap();
+        ring(batch).unwrap();
+        assert!(script.complete(cq.handle(), wc(qp.qpn().0, 5)));
+        assert_eq!(poll_ids(&mut cq), [5]);
+        // Objects of the parent and of the child do not meet, and the parent's stay.
+        assert!(bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap_err().is_forked());
+        assert_eq!(
+            pd.create_qp(&bench.cq, &cq, QpType::RC).build().unwrap_err().errno(),
+            Errno::INVAL
+        );
+        // A grandchild inherits from both.
+        in_child(|| {
+            assert!(context.alloc_pd().unwrap_err().is_forked());
+            assert!(bench.context.alloc_pd().unwrap_err().is_forked());
+            assert_eq!(cq.poll().err(), Some(PollError::Forked));
+            let own = context.reimport().unwrap();
+            let again = bench.context.reimport().unwrap();
+            own.alloc_pd().unwrap().destroy().unwrap();
+            again.alloc_pd().unwrap().destroy().unwrap();
+        });
+        assert!(context.reimport().is_err());
+        drop((qp, cq, pd, context));
+        assert_eq!(script.live(), inherited);
+        assert_eq!(script.complaints(), [""; 0]);
+    });
+    bench.pd.create_ah(&address()).unwrap();
+    let opened_later = Script::new().open("rxe1");
+    assert!(opened_later.reimport().is_err());
+}
