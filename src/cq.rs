@@ -6,9 +6,9 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
-use crate::mem::inbox::Inbox;
 use crate::object::{Class, Object, destroy_sole};
-use crate::provider::CqRing;
+use crate::provider::{CqRing, CqWatch};
+use crate::retired::{Retired, Retirements};
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ use zerocopy::FromZeros;
 pub(crate) struct CqInner {
     pub(crate) object: Object,
     /// Queue pairs that are gone: the poller discards what is left of them.
-    pub(crate) retired: Inbox<u32>,
+    pub(crate) retirements: Retirements<CqWatch>,
     registration: Registration,
     channel: Option<Arc<ChannelInner>>,
 }
@@ -36,14 +36,6 @@ impl CqInner {
     }
 }
 
-/// A queue pair that was destroyed or reset while completions of it were in the ring.
-#[derive(Clone, Copy, Debug)]
-struct Retired {
-    qpn: u32,
-    /// How many entries the poller will have consumed in all when the last of them is past.
-    until: u64,
-}
-
 /// A completion queue.
 ///
 /// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Completions of
@@ -52,8 +44,9 @@ struct Retired {
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CqInner>,
     ring: CqRing,
+    /// Entries consumed in all, in whichever ring.
     consumed: u64,
-    retired: Vec<Retired>,
+    retired: Retired,
 }
 
 /// Which completions an armed queue announces.
@@ -152,11 +145,13 @@ impl CqBuilder {
             .provider
             .cq_ring(&answer, &*file.kernel)
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
+        let (watch, consumer) = ring.watch();
+        let retirements = Retirements::new(watch, consumer);
         Ok(CompletionQueue {
-            inner: Arc::new(CqInner { object, retired: Inbox::new(), registration, channel }),
+            inner: Arc::new(CqInner { object, retirements, registration, channel }),
             ring,
             consumed: 0,
-            retired: Vec::new(),
+            retired: Retired::default(),
         })
     }
 }
@@ -185,39 +180,23 @@ impl CompletionQueue {
         if self.inner.file().epoch.is_over() {
             return Err(PollError::Forked);
         }
-        if !self.inner.retired.is_empty() {
-            self.learn_retired();
-        }
+        self.retired.learn(&self.inner.retirements, self.consumed);
         Ok(Completions { cq: self, consumed: false })
-    }
-
-    /// Notes queue pairs that were destroyed: all of their completions are in the ring by now.
-    #[cold]
-    fn learn_retired(&mut self) {
-        let learned = &mut self.retired;
-        let ring = &self.ring;
-        let consumed = self.consumed;
-        self.inner.retired.take(|qpn| {
-            let pending = u64::from(ring.pending());
-            if pending > 0 {
-                learned.push(Retired { qpn, until: consumed + pending });
-            }
-        });
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
     pub(crate) fn retire(&mut self, qpn: u32) {
         let pending = u64::from(self.ring.pending());
         if pending > 0 {
-            self.retired.push(Retired { qpn, until: self.consumed + pending });
+            self.retired.add(qpn, self.consumed + pending);
         }
     }
 
-    #[cold]
-    fn is_retired(&mut self, qpn: u32) -> bool {
-        let consumed = self.consumed;
-        self.retired.retain(|retired| retired.until >= consumed);
-        self.retired.iter().any(|retired| retired.qpn == qpn)
+    /// Gives consumed entries back to the device.
+    #[inline]
+    fn release(&mut self) {
+        self.inner.retirements.release(self.consumed);
+        self.ring.release();
     }
 
     /// Asks for one event at the channel when a completion arrives.
@@ -254,39 +233,37 @@ impl CompletionQueue {
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
+        file.check_fork(VERB)?;
         // The kernel copies what it believes unconsumed.
-        self.ring.release();
-        let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-        let mut answer = file.provider.resize_cq_answer();
+        self.release();
         let request = uapi::ib_uverbs_resize_cq {
             cq_handle: self.inner.object.handle(),
             cqe,
             ..Default::default()
         };
-        let mut command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request)
-            .answer(&mut resp)
-            .driver(&[], answer.as_mut());
-        let resized = file.execute(VERB, &mut command);
-        drop(command);
-        resized.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{cqe} entries are fewer than the {} in the queue, or more than the device's max_cqe",
-                self.ring.pending()
-            )),
-            _ => error,
-        })?;
-        // The old ring is dead whatever happens now; without a new one the queue has nothing left
-        // to poll, and says so by staying empty.
-        self.ring = file
-            .provider
-            .cq_ring(&answer, &*file.kernel)
-            .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
-        // Positions in the old ring say nothing about the new one; what was pending still is.
-        let pending = u64::from(self.ring.pending());
-        for retired in &mut self.retired {
-            retired.until = retired.until.min(self.consumed + pending);
-        }
-        Ok(())
+        self.inner.retirements.exchange(self.consumed, || {
+            let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
+            let mut answer = file.provider.resize_cq_answer();
+            let mut command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request)
+                .answer(&mut resp)
+                .driver(&[], answer.as_mut());
+            let resized = file.execute(VERB, &mut command);
+            drop(command);
+            resized.map_err(|error| match error.errno() {
+                Errno::INVAL => error.detail(format!(
+                    "{cqe} entries are fewer than the {} in the queue, or more than the device's \
+                     max_cqe",
+                    self.ring.pending()
+                )),
+                _ => error,
+            })?;
+            // The old ring is dead whatever happens now; without a new one nothing is added to
+            // what it holds.
+            self.ring = file.provider.cq_ring(&answer, &*file.kernel).map_err(|errno| {
+                Error::new(VERB, errno).detail("the new queue could not be mapped")
+            })?;
+            Ok(self.ring.watch())
+        })
     }
 
     /// How many completions the queue holds before it overflows.
@@ -350,8 +327,9 @@ impl Completions<'_> {
         loop {
             let wc = self.cq.ring.next()?;
             self.consumed = true;
+            let position = self.cq.consumed;
             self.cq.consumed += 1;
-            if self.cq.retired.is_empty() || !self.cq.is_retired(wc.qpn()) {
+            if !self.cq.retired.covers(wc.qpn(), position) {
                 return Some(Completion::new(wc));
             }
         }
@@ -362,7 +340,7 @@ impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.consumed {
-            self.cq.ring.release();
+            self.cq.release();
         }
     }
 }

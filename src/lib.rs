@@ -24,6 +24,7 @@ mod pd;
 mod port;
 mod provider;
 mod qp;
+mod retired;
 mod srq;
 mod td;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use super::mapping::Mapping;
 use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uverbs_uapi::rxe::rxe_queue_buf;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -20,7 +21,10 @@ const CONSUMER_INDEX: usize = offset_of!(rxe_queue_buf, consumer_index);
 /// can leave it.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    mapping: Mapping,
+    /// Shared with watches only.
+    mapping: Arc<Mapping>,
+    /// Where the mapping begins.
+    base: *mut u8,
     stride: usize,
     mask: u32,
 }
@@ -39,7 +43,8 @@ impl Ring {
         if mapping.len() < HEADER {
             return None;
         }
-        let mut ring = Ring { mapping, stride: 0, mask: 0 };
+        let base = mapping.as_ptr();
+        let mut ring = Ring { mapping: Arc::new(mapping), base, stride: 0, mask: 0 };
         let log2 = ring.word(LOG2_ELEM_SIZE).load(Ordering::Relaxed);
         let mask = ring.word(INDEX_MASK).load(Ordering::Relaxed);
         let stride = 1usize.checked_shl(log2)?;
@@ -53,10 +58,16 @@ impl Ring {
         Some(ring)
     }
 
+    /// A look at the producer's index from beside this queue's owner.
+    pub(crate) fn watch(&self) -> ProducerWatch {
+        ProducerWatch { mapping: self.mapping.clone(), mask: self.mask }
+    }
+
+    #[inline]
     fn word(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= HEADER && offset % 4 == 0);
         // SAFETY: callers pass header offsets, and `new` refused mappings shorter than the header.
-        let word = unsafe { self.mapping.as_ptr().add(offset) };
+        let word = unsafe { self.base.add(offset) };
         // SAFETY: the word is aligned, lives as long as the mapping that `self` owns, and both
         // sides access it as an atomic.
         unsafe { AtomicU32::from_ptr(word.cast()) }
@@ -156,6 +167,30 @@ impl Ring {
         }
         let start = HEADER + (index & self.mask) as usize * self.stride + offset;
         // SAFETY: `new` checked that all `mask + 1` elements lie inside the mapping.
-        Some(unsafe { self.mapping.as_ptr().add(start) })
+        Some(unsafe { self.base.add(start) })
+    }
+}
+
+/// Sees how far the producer of a [`Ring`] is, and keeps the ring mapped for as long.
+#[derive(Debug)]
+pub(crate) struct ProducerWatch {
+    mapping: Arc<Mapping>,
+    mask: u32,
+}
+
+impl ProducerWatch {
+    /// The index that the producer publishes.
+    pub(crate) fn producer(&self) -> u32 {
+        // SAFETY: the ring that this watch was made by refused mappings shorter than the header.
+        let word = unsafe { self.mapping.as_ptr().add(PRODUCER_INDEX) };
+        // SAFETY: the word is aligned, lives as long as the mapping that `self` shares, and both
+        // sides access it as an atomic.
+        let word = unsafe { AtomicU32::from_ptr(word.cast()) };
+        word.load(Ordering::Acquire) & self.mask
+    }
+
+    /// One less than the slots.
+    pub(crate) fn mask(&self) -> u32 {
+        self.mask
     }
 }

@@ -11,6 +11,8 @@ use crate::completion::Wc;
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
 use crate::mem::mapping::Mapper;
+use crate::mem::ring::ProducerWatch;
+use crate::retired::Watch;
 use crate::wr::{PostError, Recv, SendWr};
 use answer::Answer;
 use rustix::io::Errno;
@@ -201,6 +203,16 @@ impl CqRing {
         }
     }
 
+    /// How others see what the device completed, and the slot of the next entry to consume.
+    pub(crate) fn watch(&self) -> (CqWatch, u32) {
+        match self {
+            CqRing::Rxe(ring) => {
+                let (watch, consumer) = ring.watch();
+                (CqWatch::Rxe(watch), consumer)
+            }
+        }
+    }
+
     /// Completions that are there to be consumed.
     pub(crate) fn pending(&self) -> u32 {
         match self {
@@ -211,6 +223,26 @@ impl CqRing {
     pub(crate) fn capacity(&self) -> u32 {
         match self {
             CqRing::Rxe(ring) => ring.capacity(),
+        }
+    }
+}
+
+/// The device's end of a completion queue, seen from beside its poller.
+#[derive(Debug)]
+pub(crate) enum CqWatch {
+    Rxe(ProducerWatch),
+}
+
+impl Watch for CqWatch {
+    fn producer(&self) -> u32 {
+        match self {
+            CqWatch::Rxe(watch) => watch.producer(),
+        }
+    }
+
+    fn mask(&self) -> u32 {
+        match self {
+            CqWatch::Rxe(watch) => watch.mask(),
         }
     }
 }

@@ -100,22 +100,27 @@ impl QpInner {
             return Ok(());
         }
         self.object.destroy()?;
-        self.retire();
+        self.each_cq(|cq| cq.retirements.retire(self.qpn.0));
         Ok(())
     }
 
-    fn retire(&self) {
-        self.send_cq.retired.put(self.qpn.0);
+    fn each_cq(&self, visit: impl Fn(&CqInner)) {
+        visit(&self.send_cq);
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.retired.put(self.qpn.0);
+            visit(&self.recv_cq);
         }
     }
 }
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // A refusal is met again, and counted, when `object` is dropped in its turn.
-        let _ = self.destroy();
+        if self.file().epoch.is_over() {
+            return;
+        }
+        // The refusal is met again, and counted, when `object` is dropped in its turn.
+        if self.destroy().is_err() {
+            self.each_cq(|cq| cq.retirements.retire_for_good(self.qpn.0));
+        }
     }
 }
 

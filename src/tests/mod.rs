@@ -8,6 +8,7 @@ mod fork;
 mod golden;
 mod mixing;
 mod posting;
+mod retire;
 
 use crate::uverbs::scripted::Script;
 use crate::{

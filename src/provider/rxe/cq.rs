@@ -2,7 +2,7 @@
 
 use super::map_ring;
 use crate::mem::mapping::Mapper;
-use crate::mem::ring::Ring;
+use crate::mem::ring::{ProducerWatch, Ring};
 use rustix::io::Errno;
 use uverbs_uapi::rxe::mminfo;
 use uverbs_uapi::wc::ib_uverbs_wc;
@@ -38,6 +38,11 @@ impl CqRing {
     #[inline]
     pub(crate) fn release(&mut self) {
         self.ring.publish_consumer(self.consumer);
+    }
+
+    /// How others see what the device completed, and the slot of the next entry to consume.
+    pub(crate) fn watch(&self) -> (ProducerWatch, u32) {
+        (self.ring.watch(), self.consumer)
     }
 
     pub(crate) fn pending(&self) -> u32 {

@@ -1,0 +1,273 @@
+//! Queue pairs that are gone while completions of them are still in a queue.
+//!
+//! Who destroys a queue pair is not who polls its completion queue, and must not touch what the
+//! poller works with. So it leaves a letter that says up to which position entries may belong to
+//! the dead one, and the poller discards those. The position is exact: the kernel may give the
+//! same number to the next queue pair, whose completions follow in the same ring and must arrive.
+
+use crate::mem::inbox::Inbox;
+use crate::mem::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use std::sync::PoisonError;
+
+/// Where the device's end of a ring stands, seen from beside the poller.
+pub(crate) trait Watch {
+    /// The index after the newest entry.
+    fn producer(&self) -> u32;
+
+    /// One less than the slots of the ring, which are a power of two.
+    fn mask(&self) -> u32;
+}
+
+/// A watched ring. Positions count all entries of a queue's life, in whichever ring; the slot of
+/// one is `position + origin`, masked.
+#[derive(Debug)]
+struct Place<W> {
+    watch: W,
+    origin: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Letter {
+    qpn: u32,
+    /// The position after the last entry that may belong to it.
+    until: u64,
+}
+
+/// What those who destroy queue pairs share with the poller of a completion queue.
+#[derive(Debug)]
+pub(crate) struct Retirements<W> {
+    letters: Inbox<Letter>,
+    /// Up to which position the poller gave entries back.
+    released: AtomicU64,
+    /// Locked by the control path alone.
+    place: Mutex<Place<W>>,
+}
+
+impl<W: Watch> Retirements<W> {
+    /// For a ring whose next entry to consume is in slot `consumer`.
+    pub(crate) fn new(watch: W, consumer: u32) -> Self {
+        Retirements {
+            letters: Inbox::new(),
+            released: AtomicU64::new(0),
+            place: Mutex::new(Place { watch, origin: consumer }),
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place<W>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the poller that `qpn`, which is destroyed, will complete nothing more.
+    pub(crate) fn retire(&self, qpn: u32) {
+        let place = self.place();
+        // The device never gets a whole ring ahead of what was released, so that its index tells
+        // its position, provided that nothing was released between the two looks. Acquire pairs
+        // with the Release of `release`.
+        let mut released = self.released.load(Ordering::Acquire);
+        let producer = loop {
+            let producer = place.watch.producer();
+            let again = self.released.load(Ordering::Acquire);
+            if again == released {
+                break producer;
+            }
+            released = again;
+        };
+        let slot = (released as u32).wrapping_add(place.origin);
+        let left = producer.wrapping_sub(slot) & place.watch.mask();
+        if left > 0 {
+            self.letters.put(Letter { qpn, until: released + u64::from(left) });
+        }
+    }
+
+    /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
+    /// something for ever.
+    pub(crate) fn retire_for_good(&self, qpn: u32) {
+        self.letters.put(Letter { qpn, until: u64::MAX });
+    }
+
+    /// Notes that entries before `position` are consumed. Called by the poller, before the device
+    /// hears of it.
+    #[inline]
+    pub(crate) fn release(&self, position: u64) {
+        self.released.store(position, Ordering::Release);
+    }
+
+    /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
+    /// answers how to watch the new one and in which slot the entry at `position` lies there.
+    pub(crate) fn exchange<E>(
+        &self,
+        position: u64,
+        exchange: impl FnOnce() -> Result<(W, u32), E>,
+    ) -> Result<(), E> {
+        let mut place = self.place();
+        let (watch, consumer) = exchange()?;
+        *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
+        Ok(())
+    }
+}
+
+/// What the poller knows of queue pairs that are gone.
+#[derive(Debug, Default)]
+pub(crate) struct Retired {
+    known: Vec<Letter>,
+}
+
+impl Retired {
+    /// Reads new letters, if there are any: one load otherwise.
+    #[inline]
+    pub(crate) fn learn<W>(&mut self, from: &Retirements<W>, position: u64) {
+        if !from.letters.is_empty() {
+            self.read(from, position);
+        }
+    }
+
+    #[cold]
+    fn read<W>(&mut self, from: &Retirements<W>, position: u64) {
+        self.known.retain(|letter| letter.until > position);
+        from.letters.take(|letter| {
+            if letter.until > position {
+                self.known.push(letter);
+            }
+        });
+    }
+
+    /// Notes a queue pair of which no entry after `until` will come.
+    pub(crate) fn add(&mut self, qpn: u32, until: u64) {
+        self.known.push(Letter { qpn, until });
+    }
+
+    /// Whether the entry at `position` is to be discarded. Positions must not decrease from call
+    /// to call.
+    #[inline]
+    pub(crate) fn covers(&mut self, qpn: u32, position: u64) -> bool {
+        !self.known.is_empty() && self.look(qpn, position)
+    }
+
+    #[cold]
+    fn look(&mut self, qpn: u32, position: u64) -> bool {
+        self.known.retain(|letter| letter.until > position);
+        self.known.iter().any(|letter| letter.qpn == qpn)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::mem::sync::AtomicU32;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    const SLOTS: u32 = 4;
+    const QPN: u32 = 7;
+
+    /// A ring of entries that say whether the old or the new queue pair of one number made them.
+    #[derive(Clone, Debug)]
+    struct Ring(Arc<(AtomicU32, [AtomicU32; SLOTS as usize])>);
+
+    impl Ring {
+        fn new() -> Ring {
+            Ring(Arc::new((AtomicU32::new(0), std::array::from_fn(|_| AtomicU32::new(0)))))
+        }
+
+        fn put(&self, entry: u32) {
+            let at = self.0.0.load(Ordering::Relaxed);
+            self.0.1[(at % SLOTS) as usize].store(entry, Ordering::Relaxed);
+            self.0.0.store((at + 1) % SLOTS, Ordering::Release);
+        }
+    }
+
+    impl Watch for Ring {
+        fn producer(&self) -> u32 {
+            self.0.0.load(Ordering::Acquire)
+        }
+
+        fn mask(&self) -> u32 {
+            SLOTS - 1
+        }
+    }
+
+    struct Poller {
+        ring: Ring,
+        retirements: Arc<Retirements<Ring>>,
+        retired: Retired,
+        position: u64,
+    }
+
+    impl Poller {
+        fn poll(&mut self, seen: &mut Vec<u32>) {
+            self.retired.learn(&self.retirements, self.position);
+            while self.ring.producer() != self.position as u32 % SLOTS {
+                let entry =
+                    self.ring.0.1[self.position as usize % SLOTS as usize].load(Ordering::Relaxed);
+                if !self.retired.covers(QPN, self.position) {
+                    seen.push(entry);
+                }
+                self.position += 1;
+            }
+            self.retirements.release(self.position);
+        }
+    }
+
+    const OLD: u32 = 1;
+    const NEW: u32 = 2;
+
+    /// A queue pair completes, is destroyed, and another gets its number, while somebody polls:
+    /// what is new arrives, what is old does not once the poller can know.
+    #[test]
+    fn poll_while_a_number_changes_hands() {
+        loom::model(|| {
+            let ring = Ring::new();
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
+            let owner = thread::spawn(move || {
+                ring.put(OLD);
+                retirements.retire(QPN);
+                ring.put(NEW);
+            });
+            let mut seen = Vec::new();
+            poller.poll(&mut seen);
+            owner.join().unwrap();
+            let before = seen.len();
+            poller.poll(&mut seen);
+            assert_eq!(seen.iter().filter(|entry| **entry == NEW).count(), 1, "{seen:?}");
+            assert!(!seen[before..].contains(&OLD), "{seen:?}");
+            assert!(seen.iter().filter(|entry| **entry == OLD).count() <= 1, "{seen:?}");
+        });
+    }
+
+    /// Two queue pairs of one completion queue are destroyed at once.
+    #[test]
+    fn poll_while_two_are_destroyed() {
+        loom::model(|| {
+            let ring = Ring::new();
+            ring.put(OLD);
+            ring.put(OLD);
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
+            let other = retirements.clone();
+            let owners = [
+                thread::spawn(move || retirements.retire(QPN)),
+                thread::spawn(move || other.retire(QPN + 1)),
+            ];
+            let mut seen = Vec::new();
+            poller.poll(&mut seen);
+            for owner in owners {
+                owner.join().unwrap();
+            }
+            ring.put(NEW);
+            poller.poll(&mut seen);
+            assert_eq!(seen.last(), Some(&NEW));
+            assert_eq!(seen.iter().filter(|entry| **entry == NEW).count(), 1);
+        });
+    }
+}
