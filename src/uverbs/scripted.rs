@@ -102,6 +102,8 @@ struct Deviations {
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
     vanished: bool,
+    /// Memory regions take other memory, which rxe's do not.
+    translates: bool,
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
@@ -169,6 +171,11 @@ impl Script {
 
     pub(crate) fn permit_destroy(&self, handle: u32) {
         self.state().deviations.undestroyable.retain(|(refused, _)| *refused != handle);
+    }
+
+    /// Lets memory regions take other memory, as some devices do and rxe does not.
+    pub(crate) fn allow_translation(&self) {
+        self.state().deviations.translates = true;
     }
 
     /// The device is unplugged: its objects are gone, every command answers `EIO`.
