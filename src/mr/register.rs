@@ -208,7 +208,7 @@ impl RegionBuilder {
     /// Lets addresses count from 0, the beginning of the region, which must lie at a page
     /// boundary.
     ///
-    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    /// rxe of current kernels answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub fn zero_based(mut self) -> Self {
         self.access |= Access::ZERO_BASED;

@@ -1,1 +1,325 @@
+//! Regions on a kernel that the test plays: what no device does on demand.
 
+use crate::mem::region::StableBytes;
+use crate::tests::Bench;
+use crate::uverbs::scripted::Op;
+use crate::{Access, Errno, RegionError, Rereg, WcStatus, WindowType};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
+
+const REREG: Op = Op::Write(IB_USER_VERBS_CMD_REREG_MR);
+
+/// Memory that tells when it is freed.
+struct Told {
+    bytes: Box<[u8; 64]>,
+    freed: Box<dyn Fn() + Send>,
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Told")
+    }
+}
+
+#[allow(unsafe_code, reason = "what is registered must be")]
+// SAFETY: the box owns its bytes, and they stay as long as it.
+unsafe impl StableBytes for Told {
+    type Item = u8;
+
+    fn items(&mut self) -> NonNull<[u8]> {
+        NonNull::from(self.bytes.as_mut_slice())
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        (self.freed)();
+    }
+}
+
+/// Memory, and how often it was freed.
+fn told() -> (Told, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let freed = {
+        let count = count.clone();
+        Box::new(move || _ = count.fetch_add(1, Ordering::Relaxed))
+    };
+    (Told { bytes: Box::new([1; 64]), freed }, count)
+}
+
+fn freed(count: &AtomicUsize) -> usize {
+    count.load(Ordering::Relaxed)
+}
+
+#[test]
+fn memory_is_freed_after_the_kernel_let_go_of_it() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let left = Arc::new(AtomicUsize::new(usize::MAX));
+    let freed = {
+        let (script, left) = (script.clone(), left.clone());
+        Box::new(move || left.store(script.count(UVERBS_OBJECT_MR), Ordering::Relaxed))
+    };
+    let memory = Told { bytes: Box::new([0; 64]), freed };
+    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    assert_eq!(script.count(UVERBS_OBJECT_MR), 1);
+    drop(region);
+    assert_eq!(left.load(Ordering::Relaxed), 0, "regions in the kernel when it was freed");
+}
+
+#[test]
+fn memory_is_leaked_and_counted_while_the_kernel_keeps_it() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    for errno in [Errno::BUSY, Errno::INVAL, Errno::NOMEM, Errno::PERM] {
+        let before = context.leaked();
+        let (memory, count) = told();
+        let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+        script.refuse_destroy(region.handle(), errno);
+        drop(region);
+        assert_eq!((freed(&count), context.leaked()), (0, before + 1), "{errno}");
+    }
+}
+
+#[test]
+fn memory_is_freed_when_the_region_is_gone_anyway() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let (memory, count) = told();
+    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    script.refuse_destroy(region.handle(), Errno::NOENT);
+    drop(region);
+    assert_eq!(freed(&count), 1, "destroyed by another holder of the file");
+    let (memory, count) = told();
+    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    script.vanish();
+    drop(region);
+    assert_eq!(freed(&count), 1, "destroyed with the device");
+    assert_eq!(context.leaked(), 0);
+}
+
+#[test]
+fn a_region_that_could_not_be_destroyed_comes_back() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let (memory, count) = told();
+    let mut region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    for _ in 0..2 {
+        let error;
+        (region, error) = region.destroy().unwrap_err();
+        assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
+        region.write_at(0, 9).unwrap();
+    }
+    script.permit_destroy(region.handle());
+    let memory = region.destroy().unwrap();
+    assert_eq!((memory.bytes[0], freed(&count)), (9, 0));
+    drop(memory);
+    assert_eq!((freed(&count), context.leaked()), (1, 0));
+}
+
+#[test]
+fn failed_registration_gives_the_memory_back() {
+    let Bench { script, pd, .. } = &Bench::new();
+    for errno in [Errno::NOMEM, Errno::INVAL, Errno::FAULT, Errno::IO, Errno::PERM] {
+        script.fail_step(1, errno);
+        let (memory, count) = told();
+        let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
+        assert_eq!((failed.error.errno(), failed.memory.bytes[63]), (errno, 1));
+        assert_eq!(freed(&count), 0);
+        drop(failed);
+        assert_eq!(freed(&count), 1);
+        assert_eq!(script.count(UVERBS_OBJECT_MR), 0);
+    }
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn the_kernel_is_given_the_memory_and_the_rights_that_were_asked_for() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+    let memory = vec![0u32; 100];
+    let start = memory.as_ptr().addr() as u64;
+    let region = pd.register(memory, access).unwrap();
+    let seen = script.object(region.handle());
+    assert_eq!((seen.start, seen.length, seen.access), (start, 400, access.bits()));
+    assert_eq!((region.addr(), region.as_ptr().addr() as u64), (start, start));
+    let region = pd.allocate::<[u64; 3]>(5).unwrap();
+    let seen = script.object(region.handle());
+    assert_eq!((seen.start, seen.length), (region.addr(), 120));
+    assert_eq!(seen.access, Access::ALL_REMOTE.bits());
+}
+
+#[test]
+fn atomics_are_left_out_where_the_device_refuses_them() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
+    for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
+        script.fail_step(1, errno);
+        let region = pd.allocate::<u64>(1).unwrap();
+        assert_eq!(region.access(), plain);
+        assert_eq!(script.object(region.handle()).access, plain.bits());
+    }
+    // Other errors have nothing to do with rights, and are answered without a second try.
+    let before = script.log().len();
+    script.fail_step(1, Errno::NOMEM);
+    let error = pd.allocate::<u64>(1).unwrap_err();
+    assert_eq!((error.errno(), script.log().len()), (Errno::NOMEM, before + 1));
+    assert!(error.message().contains("8 bytes"), "{error}");
+    script.refuse(Op::REG_MR, Errno::INVAL);
+    let error = pd.allocate::<u64>(1).unwrap_err();
+    assert!(error.message().contains("REMOTE_ATOMIC"), "the first of two errors: {error}");
+}
+
+#[test]
+fn nothing_is_asked_of_the_kernel_for_nothing() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let before = script.log().len();
+    assert_eq!(pd.try_allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(pd.try_allocate::<u64>(usize::MAX / 4).unwrap_err().errno(), Errno::NOMEM);
+    assert!(pd.register(Vec::<u8>::new(), Access::LOCAL_WRITE).is_err());
+    assert!(pd.register(vec![0u8; 8], Access::REMOTE_WRITE).is_err());
+    assert!(pd.registration().iova(1).allocate::<u8>(1).is_err());
+    assert_eq!(script.log().len(), before);
+}
+
+#[test]
+#[should_panic(expected = "0 values")]
+fn allocating_no_values_panics() {
+    _ = Bench::new().pd.allocate::<u8>(0);
+}
+
+#[test]
+#[should_panic(expected = "0 bytes")]
+fn allocating_empty_values_panics() {
+    _ = Bench::new().pd.allocate::<[u64; 0]>(1);
+}
+
+#[test]
+fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let (memory, count) = told();
+    let mut region = pd.register(memory, Access::ALL_REMOTE).unwrap();
+    let less = Access::LOCAL_WRITE;
+    for errno in [Errno::OPNOTSUPP, Errno::INVAL, Errno::ACCESS] {
+        script.fail_step(1, errno);
+        assert_eq!(region.rereg(Rereg::new().access(less)).unwrap_err().errno(), errno);
+        assert_eq!((region.is_dead(), region.access()), (false, Access::ALL_REMOTE));
+    }
+    region.rereg(Rereg::new().access(less)).unwrap();
+    assert_eq!(script.object(region.handle()).access, less.bits());
+
+    script.fail_step(1, Errno::NOMEM);
+    let error = region.rereg(Rereg::new().access(Access::ALL_REMOTE)).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(region.is_dead());
+    assert_eq!(region.sge(..), Err(RegionError::Dead));
+    assert_eq!(region.remote(0), Err(RegionError::Dead));
+    assert_eq!(region.read_at(3), Some(1), "the memory is still this process's");
+    assert!(region.rereg(Rereg::new().access(less)).is_err());
+    assert_eq!(region.destroy().unwrap().bytes[3], 1);
+    assert_eq!((freed(&count), context.leaked()), (1, 0));
+}
+
+#[test]
+fn a_change_of_domain_changes_what_is_held() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let other = context.alloc_pd().unwrap();
+    let mut region = pd.allocate::<u8>(8).unwrap();
+    region.rereg(Rereg::new().protection_domain(&other)).unwrap();
+    let (other, error) = other.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(region);
+    other.destroy().unwrap();
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn exchanged_memory_comes_back() {
+    let Bench { script, pd, .. } = &Bench::new();
+    script.allow_translation();
+    let (old, count) = told();
+    let region = pd.register(old, Access::ALL_REMOTE).unwrap();
+    let handle = region.handle();
+    let new = vec![5u64; 4];
+    let start = new.as_ptr().addr() as u64;
+    let (region, old) = region.exchange(new).unwrap();
+    assert_eq!((region.handle(), region.addr(), region.len()), (handle, start, 4));
+    assert_eq!((script.object(handle).start, script.object(handle).length), (start, 32));
+    drop(old);
+    assert_eq!((freed(&count), script.count(UVERBS_OBJECT_MR)), (1, 1));
+    assert_eq!(region.destroy().unwrap(), [5; 4]);
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn an_exchange_that_fails_loses_no_memory() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    // Refused: all is as it was.
+    let region = pd.register(vec![1u8], Access::ALL_REMOTE).unwrap();
+    let failed = region.exchange(vec![2u8]).unwrap_err();
+    assert!(failed.error.is_unsupported());
+    assert_eq!(failed.memory, Some(vec![2]));
+    let region = failed.region.unwrap();
+    assert_eq!((region.read_at(0), script.count(UVERBS_OBJECT_MR)), (Some(1), 1));
+    // Failed in the middle: the region is gone, and both memories come back.
+    script.refuse(REREG, Errno::NOMEM);
+    let failed = region.exchange(vec![2u8]).unwrap_err();
+    assert!(failed.region.is_none());
+    assert_eq!((failed.old, failed.memory), (Some(vec![1]), Some(vec![2])));
+    assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
+    // And it cannot be destroyed: the device may know either memory, so neither is freed.
+    let ((old, first), (new, second)) = (told(), told());
+    let region = pd.register(old, Access::ALL_REMOTE).unwrap();
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    let failed = region.exchange(new).unwrap_err();
+    assert!(failed.region.is_none() && failed.old.is_none() && failed.memory.is_none());
+    drop(failed);
+    assert_eq!((freed(&first), freed(&second), context.leaked()), (0, 0, 1));
+}
+
+#[test]
+fn what_a_kernel_does_not_know_is_unsupported() {
+    let Bench { pd, .. } = &Bench::new();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+    assert!(error.is_unsupported() && error.kernel_errno().is_some(), "{error:?}");
+    let region = pd.registration().on_demand().allocate::<u8>(64).unwrap();
+    let range = region.on_demand(..).unwrap();
+    let error = pd.advise(crate::Advice::PREFETCH, &[range], true).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
+}
+
+#[test]
+fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
+    let Bench { script, pd, .. } = &Bench::new();
+    for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
+        script.fail_step(1, errno);
+        let error = pd.registration().on_demand().allocate::<u8>(64).unwrap_err();
+        assert!(error.is_unsupported(), "{error:?}");
+    }
+}
+
+#[test]
+fn a_window_goes_before_what_it_stands_on() {
+    let bench = Bench::new();
+    let qp = bench.qp(crate::QpType::RC);
+    let Bench { script, context, pd, .. } = &bench;
+    let (memory, count) = told();
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let region = pd.register(memory, access).unwrap();
+    let mut window = pd.alloc_mw(WindowType::Two).unwrap();
+    window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
+    window.settle(WcStatus::SUCCESS);
+    let queue = qp.handle();
+    drop((region, qp));
+    assert_eq!((freed(&count), script.count(UVERBS_OBJECT_MR)), (0, 1));
+    assert!(script.live().iter().any(|(_, handle)| *handle == queue), "held by the window");
+    let start = script.log().len();
+    drop(window);
+    let order: Vec<Op> = script.log().split_off(start);
+    assert_eq!(order.first(), Some(&Op::destroy(UVERBS_OBJECT_MW)));
+    assert!(order.contains(&Op::destroy(UVERBS_OBJECT_MR)));
+    assert_eq!((freed(&count), context.leaked()), (1, 0));
+    assert_eq!(script.complaints(), [""; 0]);
+}

@@ -102,6 +102,8 @@ struct Deviations {
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
     vanished: bool,
+    /// Memory regions take other memory, which rxe's do not.
+    translates: bool,
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
@@ -174,6 +176,11 @@ impl Script {
     /// Destroys an object, as somebody else who has the kernel file may.
     pub(crate) fn steal(&self, handle: u32) {
         self.state().steal(handle);
+    }
+
+    /// Lets memory regions take other memory, as some devices do and rxe does not.
+    pub(crate) fn allow_translation(&self) {
+        self.state().deviations.translates = true;
     }
 
     /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.

@@ -45,6 +45,7 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("atomic_write", Has::Since(KernelName::V6_12), Has::Never),
     ("flush", Has::Since(KernelName::V6_12), Has::Never),
     ("rereg", Has::Since(KernelName::V6_12), Has::Always),
+    ("rereg", Has::Since(KernelName::V6_12), Has::Always),
     ("odp", Has::Since(KernelName::Newest), Has::Never),
     ("odp_implicit", Has::Never, Has::Never),
     ("advise_mr", Has::Since(KernelName::Newest), Has::Never),

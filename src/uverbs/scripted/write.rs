@@ -67,7 +67,11 @@ impl State {
                 let request: mr::ib_uverbs_rereg_mr = attrs::input(to.command, IN)?;
                 self.expect("rereg_mr", request.mr_handle, UVERBS_OBJECT_MR)?;
                 if request.flags & 1 != 0 {
-                    return Err(Errno::OPNOTSUPP);
+                    if !self.deviations.translates {
+                        return Err(Errno::OPNOTSUPP);
+                    }
+                    let region = self.object(request.mr_handle);
+                    (region.start, region.length) = (request.start, request.length);
                 }
                 if request.flags & 2 != 0 {
                     let pd = self.expect("rereg_mr", request.pd_handle, UVERBS_OBJECT_PD)?;
