@@ -111,6 +111,10 @@ impl QpControl {
 
     fn explain(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {
         match error.errno() {
+            Errno::INVAL if from == QpState::SQD => error.detail(format!(
+                "the kernel refuses {attr:?} in state SQD; until query says that the send queue is \
+                 drained, ERR may be the only way out"
+            )),
             Errno::INVAL => error.detail(format!(
                 "the kernel refuses {attr:?} in state {from}; a port, an index into its tables, or \
                  a limit of the device may be wrong"

@@ -5,6 +5,7 @@ use super::{QpState, QueuePair};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::pd::Sharing;
+use rustix::io::Errno;
 use std::sync::Arc;
 
 impl<S: Sharing> QueuePair<S> {
@@ -29,7 +30,15 @@ impl<S: Sharing> QueuePair<S> {
         self.check_cqs(VERB, cqs)?;
         let attr = QpAttr::new().state(QpState::RESET);
         for _ in 0..self.qp.file().provider.resets() {
-            self.control.apply(VERB, &attr)?;
+            match self.control.apply(VERB, &attr) {
+                // rxe lets a send queue that is being drained go nowhere but to ERR.
+                Err(error) if error.errno() == Errno::INVAL => {
+                    self.control.apply(VERB, &QpAttr::new().state(QpState::ERR))?;
+                    self.qp.set_state(QpState::ERR);
+                    self.control.apply(VERB, &attr)?;
+                }
+                answer => answer?,
+            }
             self.qp.set_state(QpState::RESET);
         }
         for cq in cqs {

@@ -16,13 +16,17 @@ mod errors;
 mod events;
 mod leaks;
 mod limits;
+mod mcast;
+mod modify;
 mod mr;
 mod mw;
 mod pair;
 mod pattern;
 mod pd;
+mod port;
 mod qp;
 mod rc;
+mod reset;
 mod srq;
 mod uc;
 mod ud;
@@ -51,11 +55,15 @@ fn main() -> ExitCode {
         events::trials(),
         leaks::trials(),
         limits::trials(),
+        mcast::trials(),
+        modify::trials(),
         mr::trials(),
         mw::trials(),
         pd::trials(),
+        port::trials(),
         qp::trials(),
         rc::trials(),
+        reset::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

@@ -1,0 +1,131 @@
+//! Ports, their tables, and the device's limits.
+
+use crate::env;
+use crate::pair::PORT;
+use crate::verdict::{Verdict, trials};
+use uverbs::{AtomicCap, DeviceCaps, Errno, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType};
+
+trials![
+    port_is_active_and_sane,
+    ports_that_do_not_exist,
+    table_and_entries_agree,
+    default_identifier_is_routable_where_one_is,
+    partition_keys,
+    limits_are_those_that_hold,
+    device_and_discovery_agree,
+];
+
+fn port_is_active_and_sane() -> Verdict {
+    let attr = env::open()?.query_port(PORT)?;
+    assert!(attr.state == PortState::ACTIVE, "{attr:?}");
+    assert!(attr.active_mtu >= Mtu::MTU_256 && attr.active_mtu <= attr.max_mtu, "{attr:?}");
+    assert!(attr.gid_table_len > 0 && attr.pkey_table_len > 0 && attr.max_msg_size > 0, "{attr:?}");
+    assert!(attr.active_speed.name().is_some() && attr.active_width.lanes().is_some(), "{attr:?}");
+    if attr.link_layer == LinkLayer::ETHERNET {
+        assert!(attr.grh_required && attr.lid == 0, "{attr:?}");
+    }
+    Ok(())
+}
+
+fn ports_that_do_not_exist() -> Verdict {
+    let context = env::open()?;
+    let count = context.device().port_count();
+    for port in [0, 255] {
+        for error in [
+            context.query_port(port).map(drop).unwrap_err(),
+            context.query_gid(port, 0).map(drop).unwrap_err(),
+            context.query_pkey(port, 0).map(drop).unwrap_err(),
+            context.default_gid(port).map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.errno(), Errno::INVAL, "{error}");
+            let expected =
+                format!("port {port}; {} has ports 1 to {count}", context.device().name());
+            assert_eq!(error.message(), expected);
+        }
+    }
+    Ok(())
+}
+
+fn table_and_entries_agree() -> Verdict {
+    let context = env::open()?;
+    let table = context.gid_table()?;
+    assert!(!table.is_empty());
+    for entry in &table {
+        assert_eq!(context.query_gid(entry.port as u8, entry.index)?, *entry);
+        assert!(!entry.gid.is_zero() && entry.gid_type.name().is_some(), "{entry:?}");
+    }
+    // Every slot of the port that the table leaves out is empty.
+    let length = context.query_port(PORT)?.gid_table_len;
+    for index in 0..length.min(64) {
+        let listed = table.iter().any(|entry| entry.port == 1 && entry.index == index);
+        assert_eq!(context.query_gid(PORT, index)?.gid.is_zero(), !listed, "index {index}");
+    }
+    let error = context.query_gid(PORT, length).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains(&format!("{length} entries")), "{error}");
+    Ok(())
+}
+
+fn default_identifier_is_routable_where_one_is() -> Verdict {
+    let context = env::open()?;
+    let chosen = context.default_gid(PORT)?;
+    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+        assert_eq!(chosen.index, 0);
+        return Ok(());
+    }
+    let table = context.gid_table()?;
+    let v2 = || table.iter().filter(|entry| entry.gid_type == GidType::ROCE_V2);
+    if v2().any(|entry| entry.gid.ip().is_ipv4()) {
+        assert!(chosen.gid.ip().is_ipv4(), "{chosen:?} of {table:?}");
+    }
+    if v2().next().is_some() {
+        assert_eq!(chosen.gid_type, GidType::ROCE_V2, "{chosen:?} of {table:?}");
+    }
+    Ok(())
+}
+
+fn partition_keys() -> Verdict {
+    let context = env::open()?;
+    let length = context.query_port(PORT)?.pkey_table_len;
+    // The default partition, with full membership.
+    assert_eq!(context.query_pkey(PORT, 0)?, 0xffff);
+    let error = context.query_pkey(PORT, length).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn limits_are_those_that_hold() -> Verdict {
+    let context = env::open()?;
+    let limits = context.query_device()?;
+    let pd = context.alloc_pd()?;
+    assert!(context.create_cq(limits.max_cqe() + 1).build().is_err());
+    let cq = context.create_cq(1).build()?;
+    let qp = |wr, sge| pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
+    assert!(qp(1, limits.max_sge() + 1).is_err());
+    qp(1, limits.max_sge())?;
+    assert!(qp(limits.max_qp_wr() + 1, 1).is_err());
+    assert!(limits.max_mr_size() >= 1 << 30 && limits.page_size_cap() & 4096 != 0, "{limits:?}");
+    assert!(limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0, "{limits:?}");
+    assert!(limits.max_pkeys() > 0 && limits.max_ah() > 0 && limits.max_pd() > 0, "{limits:?}");
+    Ok(())
+}
+
+fn device_and_discovery_agree() -> Verdict {
+    let context = env::open()?;
+    let (attr, device) = (context.query_device()?, context.device());
+    assert_eq!(attr.node_guid(), device.node_guid());
+    assert_eq!(attr.sys_image_guid(), device.sys_image_guid());
+    assert_eq!(u32::from(attr.phys_port_cnt()), device.port_count());
+    if device.driver() == Some(uverbs::device::DriverId::RXE) {
+        assert!(attr.caps().contains(DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_MGT_EXTENSIONS));
+        assert_eq!(attr.atomic_cap(), AtomicCap::DEVICE);
+        assert_eq!((attr.timestamp_mask(), attr.core_clock_khz()), (None, None));
+        assert_eq!((attr.rss_caps(), attr.max_dm_size()), (None, 0));
+        // Since Linux 6.15, never of the whole address space.
+        if let Some(odp) = attr.odp_caps() {
+            assert!(odp.rc.contains(OdpOps::SEND | OdpOps::READ) && !odp.implicit, "{odp:?}");
+            assert!(odp.xrc.is_empty(), "{odp:?}");
+        }
+    }
+    Ok(())
+}
