@@ -85,7 +85,7 @@ impl Context {
                 provider,
                 epoch,
                 events,
-                keys: Keys::new(),
+                keys: Keys::new(epoch),
                 completion_vectors,
                 optional_access: support
                     .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
@@ -162,7 +162,7 @@ impl Context {
                 provider: file.provider.clone(),
                 epoch,
                 events,
-                keys: Keys::new(),
+                keys: Keys::new(epoch),
                 completion_vectors: file.completion_vectors,
                 optional_access: file.optional_access,
                 leaked: AtomicU64::new(0),

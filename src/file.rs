@@ -65,6 +65,7 @@ impl File {
     }
 
     pub(crate) fn register(&self, verb: &'static str, kind: Kind) -> Result<Registration> {
+        self.check_fork(verb)?;
         self.keys.register(kind).ok_or_else(|| {
             Error::new(verb, Errno::NFILE).detail("2^24 objects of this context are alive")
         })

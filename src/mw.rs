@@ -95,6 +95,9 @@ struct Pending {
 /// memory is leaked rather than freed (see [`Context::leaked`](crate::Context::leaked)).
 ///
 /// Dropping a window deallocates it, bound or not.
+///
+/// rxe grants a window's rights to the whole region (at least up to Linux 7.2): it compares a
+/// peer's addresses with the bounds of the region instead of the window's.
 #[doc(alias = "ibv_mw")]
 #[derive(Debug)]
 pub struct MemoryWindow {

@@ -54,7 +54,8 @@ impl<S: Sharing> ParentDomain<S> {
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(self) -> std::result::Result<(), (Self, crate::Error)> {
         const HELD: &str = "something made from the parent domain is still alive";
-        crate::object::destroy_sole(self.0.inner, "dealloc_parent_domain", HELD, |_| Ok(()))
+        const VERB: &str = "dealloc_parent_domain";
+        crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
             .map_err(|(inner, error)| (ParentDomain(ProtectionDomain::of(inner)), error))
     }
 }

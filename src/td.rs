@@ -61,7 +61,7 @@ impl ThreadDomain {
     #[doc(alias = "ibv_dealloc_td")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a parent domain or a queue still uses the thread domain";
-        destroy_sole(self.inner, "dealloc_td", HELD, |_| Ok(()))
+        destroy_sole(self.inner, "dealloc_td", HELD, |td| td.file.check_fork("dealloc_td"))
             .map_err(|(inner, error)| (ThreadDomain { inner }, error))
     }
 }

@@ -5,6 +5,7 @@
 //! a secret of the context, a slot and the slot's generation, so that events of dead objects, of
 //! other contexts and of other processes are told apart from live ones.
 
+use crate::mem::fork::Epoch;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,14 +58,16 @@ struct Slots {
 #[derive(Debug)]
 pub(crate) struct Keys {
     secret: u64,
+    epoch: Epoch,
     slots: Mutex<Slots>,
 }
 
 impl Keys {
-    pub(crate) fn new() -> Arc<Keys> {
-        // The standard library's hasher is seeded from the system's randomness.
-        let secret = RandomState::new().build_hasher().finish() << (SLOT_BITS + GENERATION_BITS);
-        Arc::new(Keys { secret, slots: Mutex::default() })
+    pub(crate) fn new(epoch: Epoch) -> Arc<Keys> {
+        // Never zero, or small numbers of others would look like ours.
+        let secret = random().max(1);
+        let secret = u64::from(secret) << (SLOT_BITS + GENERATION_BITS);
+        Arc::new(Keys { secret, epoch, slots: Mutex::default() })
     }
 
     /// A fresh key; `None` when 2^24 objects are alive.
@@ -107,6 +110,16 @@ impl Keys {
     }
 }
 
+/// The secret of a context. Asked of the kernel each time: children of one process that share its
+/// kernel file also inherit the state of any generator in memory.
+fn random() -> u16 {
+    let mut bytes = [0u8; 2];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(2) => u16::from_ne_bytes(bytes),
+        _ => RandomState::new().build_hasher().finish() as u16,
+    }
+}
+
 /// Keeps a key alive; dropping it retires the key.
 #[derive(Debug)]
 pub(crate) struct Registration {
@@ -123,6 +136,10 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // Whoever held the lock when the process forked does not exist in the child.
+        if self.keys.epoch.is_over() {
+            return;
+        }
         let mut slots = self.keys.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let Slots { all, free } = &mut *slots;
         if let Some(slot) = all.get_mut(self.index as usize) {
@@ -142,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_key_lives_as_long_as_its_registration() {
-        let keys = Keys::new();
+        let keys = Keys::new(Epoch::current().unwrap());
         let cq = keys.register(Kind::Cq).unwrap();
         let key = cq.key();
         assert_eq!(keys.resolve(key.0), Resolved::Live(Kind::Cq, key));
@@ -155,7 +172,7 @@ mod tests {
 
     #[test]
     fn keys_of_others_are_foreign() {
-        let keys = Keys::new();
+        let keys = Keys::new(Epoch::current().unwrap());
         let mine = keys.register(Kind::Srq).unwrap();
         let other = mine.key().0 ^ 1 << 63;
         assert_eq!(keys.resolve(other), Resolved::Foreign(other));
@@ -165,11 +182,29 @@ mod tests {
 
     #[test]
     fn a_worn_out_slot_is_not_reused() {
-        let keys = Keys::new();
+        let keys = Keys::new(Epoch::current().unwrap());
         let first = keys.register(Kind::Qp).unwrap();
         keys.slots.lock().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
         drop(first);
         let second = keys.register(Kind::Qp).unwrap();
         assert_eq!(second.key().0 & ((1 << SLOT_BITS) - 1), 1);
+    }
+
+    /// The lock may be held by a thread that the child does not have.
+    #[test]
+    fn a_forked_child_does_not_wait_for_a_lock() {
+        let keys = Keys::new(Epoch::current().unwrap());
+        let mut registration = keys.register(Kind::Cq);
+        let held = keys.slots.lock().unwrap();
+        crate::mem::fork::in_child(|| drop(registration.take()));
+        drop(held);
+    }
+
+    #[test]
+    fn secrets_differ() {
+        let epoch = Epoch::current().unwrap();
+        let secrets: std::collections::BTreeSet<_> =
+            (0..64).map(|_| Keys::new(epoch).secret).collect();
+        assert!(secrets.len() > 32 && !secrets.contains(&0));
     }
 }

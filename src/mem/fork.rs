@@ -6,10 +6,12 @@
 //! a system call.
 
 use memmap2::{MmapOptions, MmapRaw};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-static PAGE: OnceLock<MmapRaw> = OnceLock::new();
+/// The wiped page, null before first use. No lock guards it: one that another thread held at the
+/// moment of a fork would never be released in the child.
+static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// Ordinary memory: the child inherits the value, so epochs never repeat along a line of descent.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
@@ -45,16 +47,22 @@ impl Epoch {
 }
 
 fn word() -> rustix::io::Result<&'static AtomicU32> {
-    let page = match PAGE.get() {
-        Some(page) => page,
-        None => {
-            let page = wiped_page()?;
-            PAGE.get_or_init(|| page)
-        }
-    };
+    let mut word = PAGE.load(Ordering::Acquire);
+    if word.is_null() {
+        let page = wiped_page()?;
+        let ours = page.as_mut_ptr().cast::<AtomicU32>();
+        // If another thread was faster, this page goes with its owner.
+        word = match PAGE.compare_exchange(word, ours, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                std::mem::forget(page);
+                ours
+            }
+            Err(theirs) => theirs,
+        };
+    }
     // SAFETY: the page is never unmapped, is page aligned, and is only ever accessed through this
     // atomic (the kernel zeroes it in a child before the child runs).
-    Ok(unsafe { AtomicU32::from_ptr(page.as_mut_ptr().cast()) })
+    Ok(unsafe { &*word })
 }
 
 fn wiped_page() -> rustix::io::Result<MmapRaw> {
@@ -68,6 +76,42 @@ fn wiped_page() -> rustix::io::Result<MmapRaw> {
         rustix::mm::madvise(page.as_mut_ptr().cast(), length, rustix::mm::Advice::LinuxWipeOnFork)
     }?;
     Ok(page)
+}
+
+/// Runs `check` in a forked child, and panics with its message if it panics there.
+#[cfg(test)]
+pub(crate) fn in_child(check: impl FnOnce()) {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::ForkResult;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    let (mut reader, mut writer) = UnixStream::pair().expect("a pair of sockets");
+    // SAFETY: the child runs `check`, which takes no lock that another thread of the tests takes,
+    // and leaves without returning.
+    let child = match unsafe { nix::unistd::fork() }.expect("a child") {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            // Whoever waits for a lock that nobody holds shall not wait for ever.
+            nix::unistd::alarm::set(10);
+            let check = std::panic::AssertUnwindSafe(check);
+            let code = match std::panic::catch_unwind(check) {
+                Ok(()) => 0,
+                Err(payload) => {
+                    let text = payload.downcast_ref::<String>().map(String::as_str);
+                    let text = text.or(payload.downcast_ref::<&str>().copied());
+                    let _ = writer.write_all(text.unwrap_or("a panic").as_bytes());
+                    1
+                }
+            };
+            // SAFETY: ends the process without running what belongs to the parent.
+            unsafe { nix::libc::_exit(code) }
+        }
+    };
+    drop(writer);
+    let mut message = String::new();
+    reader.read_to_string(&mut message).expect("the child's last words");
+    let status = waitpid(child, None).expect("the child's end");
+    assert_eq!(status, WaitStatus::Exited(child, 0), "in the child: {message}");
 }
 
 #[cfg(test)]
@@ -87,5 +131,23 @@ mod tests {
         let here = Epoch::current().unwrap();
         let elsewhere = Epoch { word: here.word, value: here.value.wrapping_add(1) };
         assert!(elsewhere.is_over());
+    }
+
+    #[test]
+    fn no_epoch_repeats_along_a_line_of_descent() {
+        let grandparent = Epoch::current().unwrap();
+        in_child(|| {
+            assert!(grandparent.is_over());
+            in_child(|| assert!(grandparent.is_over(), "before this process has an epoch"));
+            let parent = Epoch::current().unwrap();
+            assert!(grandparent.is_over() && !parent.is_over());
+            in_child(|| {
+                assert!(grandparent.is_over() && parent.is_over());
+                let own = Epoch::current().unwrap();
+                assert!(grandparent.is_over() && parent.is_over() && !own.is_over());
+            });
+            assert!(!parent.is_over());
+        });
+        assert!(!grandparent.is_over());
     }
 }

@@ -38,18 +38,15 @@ impl Mapping {
         Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
     }
 
-    /// Anonymous memory in place of a file's, for a kernel that is played by a test.
-    #[cfg(test)]
-    pub(crate) fn anonymous(length: usize, epoch: Epoch) -> Result<Mapping, Errno> {
-        let raw = MmapOptions::new()
-            .len(length)
-            .map_anon()
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        Ok(Mapping { raw: ManuallyDrop::new(raw.into()), epoch })
-    }
-
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.raw.as_mut_ptr()
+    }
+
+    /// Whether the caller runs in a child of the process that made the mapping. What it writes
+    /// there, the parent's device reads.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.epoch.is_over()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -59,7 +56,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.epoch.is_over() {
+        if self.is_inherited() {
             return;
         }
         // SAFETY: dropped once, here, and not used afterwards.

@@ -74,15 +74,30 @@ impl Ring {
         self.word(CONSUMER_INDEX).load(Ordering::Acquire) & self.mask
     }
 
-    /// Hands all elements before `index` to the kernel.
+    /// Whether the caller runs in a child of the process that mapped the queue, and must leave it
+    /// alone.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.mapping.is_inherited()
+    }
+
+    /// Hands all elements before `index` to the kernel. Does nothing in a forked child, whatever
+    /// guard of its parent's the child still holds.
     #[inline]
     pub(crate) fn publish_producer(&self, index: u32) {
+        if self.is_inherited() {
+            return;
+        }
         self.word(PRODUCER_INDEX).store(index & self.mask, Ordering::Release);
     }
 
-    /// Hands all slots before `index` back to the kernel.
+    /// Hands all slots before `index` back to the kernel. Does nothing in a forked child, whatever
+    /// guard of its parent's the child still holds.
     #[inline]
     pub(crate) fn publish_consumer(&self, index: u32) {
+        if self.is_inherited() {
+            return;
+        }
         self.word(CONSUMER_INDEX).store(index & self.mask, Ordering::Release);
     }
 

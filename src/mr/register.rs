@@ -6,6 +6,7 @@
 
 use super::{MemoryRegion, MrInner};
 use crate::access::Access;
+use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mem::region::{AddressSpace, Backing, Borrowed, DmaBuf, RawRange, StableBytes};
 use crate::number::{Lkey, Rkey};
@@ -325,7 +326,7 @@ impl RegionBuilder {
         let backing = unsafe { Backing::everything() };
         self.on_demand().enter(backing).map_err(|(_, error)| match error.kernel_errno() {
             // A device that pages on demand, but not all of the address space, says EINVAL.
-            Some(Errno::INVAL) => Error::from_kernel(VERB, Errno::OPNOTSUPP)
+            Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
                 .detail("the device does not page a whole address space on demand"),
             _ => error,
         })
@@ -389,6 +390,12 @@ impl RegionBuilder {
         })))
     }
 
+    /// Whether the device advertises paging on demand.
+    fn pages_on_demand(&self) -> bool {
+        let context = Context { file: self.pd.file().clone() };
+        context.query_device().is_ok_and(|device| device.odp_caps().is_some())
+    }
+
     /// Registers what `backing` stands for.
     fn enter<T, M>(
         self,
@@ -413,7 +420,8 @@ impl RegionBuilder {
         let made = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = made {
-            return Err((backing, explain(error, length, self.access)));
+            let advertised = self.access.contains(Access::ON_DEMAND) && self.pages_on_demand();
+            return Err((backing, explain(error, length, self.access, advertised)));
         }
         let object = Object::new(file.clone(), Class::MR, resp.mr_handle, backing);
         Ok(MemoryRegion::of(Arc::new(MrInner {
@@ -480,15 +488,16 @@ pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Resul
 }
 
 /// Says what a refusal of the kernel is likely to mean, and what to do about it.
-fn explain(error: Error, length: u64, access: Access) -> Error {
+fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> Error {
     let on_demand = access.contains(Access::ON_DEMAND);
     match error.errno() {
+        // Linux 6.1 says EINVAL.
+        Errno::INVAL | Errno::OPNOTSUPP if on_demand && !pages_on_demand => {
+            Error::new(VERB, Errno::OPNOTSUPP).detail("the device pages nothing on demand")
+        }
         Errno::NOMEM | Errno::PERM if !on_demand => {
             let limit = getrlimit(Resource::Memlock).current;
             error.detail(out_of_memory(length, limit))
-        }
-        Errno::OPNOTSUPP if on_demand => {
-            error.detail(format!("no paging on demand on this device, or not with {access:?}"))
         }
         Errno::OPNOTSUPP => {
             error.detail(format!("the device knows no memory regions with access {access:?}"))

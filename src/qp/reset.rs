@@ -30,8 +30,8 @@ impl<S: Sharing> QueuePair<S> {
         let attr = QpAttr::new().state(QpState::RESET);
         for _ in 0..self.qp.file().provider.resets() {
             self.control.apply(VERB, &attr)?;
+            self.qp.set_state(QpState::RESET);
         }
-        self.qp.set_state(QpState::RESET);
         for cq in cqs {
             cq.retire(self.qp.qpn.0);
         }

@@ -54,6 +54,9 @@ impl<S: Sharing> SendQueue<S> {
     /// Shows what was pushed to the device, and makes the device look.
     #[inline]
     fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
+        if self.qp.file().epoch.is_over() {
+            return Err(PostError::Forked);
+        }
         self.ring.publish(cursor);
         match &self.ring {
             SendRing::Rxe(_) => self.kick(),

@@ -1,5 +1,6 @@
 //! What the library promises where no device is needed, on a kernel that the test plays.
 
+mod control;
 mod creation;
 mod events;
 

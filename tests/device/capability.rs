@@ -21,6 +21,8 @@ macro_rules! capabilities {
 capabilities! {
     /// Address handles.
     Ah = "ah";
+    /// Advice on pages that will be needed.
+    AdviseMr = "advise_mr";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
@@ -29,12 +31,30 @@ capabilities! {
     CqResize = "cq_resize";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
+    /// An event when a queue pair in an error state is through with its shared receive queue.
+    LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
+    /// Memory windows of type 1.
+    Mw1 = "mw1";
+    /// Memory windows of type 2.
+    Mw2 = "mw2";
     /// Multicast groups.
     Multicast = "multicast";
+    /// Memory that is paged on demand.
+    Odp = "odp";
+    /// A whole address space that is paged on demand.
+    OdpImplicit = "odp_implicit";
+    /// An event at the responder when a peer had not the right.
+    QpAccessEvent = "qp_access_event";
     /// Reliable connections.
     Rc = "rc";
+    /// Accesses that the device may reorder.
+    RelaxedOrdering = "relaxed_ordering";
+    /// Memory regions whose rights or domain change in place.
+    Rereg = "rereg";
+    /// Memory regions whose memory changes in place.
+    ReregTranslation = "rereg_translation";
     /// Shared receive queues.
     Srq = "srq";
     /// An event when few receives are left.

@@ -16,6 +16,8 @@ mod errors;
 mod events;
 mod leaks;
 mod limits;
+mod mr;
+mod mw;
 mod pair;
 mod pattern;
 mod pd;
@@ -49,6 +51,8 @@ fn main() -> ExitCode {
         events::trials(),
         leaks::trials(),
         limits::trials(),
+        mr::trials(),
+        mw::trials(),
         pd::trials(),
         qp::trials(),
         rc::trials(),

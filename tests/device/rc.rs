@@ -307,8 +307,9 @@ fn rings_wrap_around() -> Verdict {
 
 fn full_send_queue() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { depth: 9, ..Config::rc() })?;
-    let depth = a.qp.caps().max_send_wr.min(b.qp.caps().max_recv_wr);
-    let capacity = a.qp.caps().max_send_wr;
+    let capacity = a.qp.send_batch()?.room();
+    assert!(capacity >= a.qp.caps().max_send_wr);
+    let depth = capacity.min(b.qp.recv_batch()?.room());
     let sges = [a.sge(0..8)];
     // More rounds than slots, so that the end of the queue is met everywhere.
     for round in 0..2 * u64::from(capacity) {
@@ -336,8 +337,9 @@ fn full_send_queue() -> Verdict {
 
 fn full_receive_queue() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let depth = pair.b.qp.caps().max_recv_wr;
-    for n in 0..depth {
+    let room = pair.b.qp.recv_batch()?.room();
+    assert!(room >= pair.b.qp.caps().max_recv_wr);
+    for n in 0..room {
         pair.b.recv(n.into(), 0..64)?;
     }
     assert_eq!(pair.b.recv(99, 0..64), Err(PostError::Full));

@@ -10,9 +10,10 @@ use crate::session::{Machine, Session};
 use crate::suite::{self, Ground, Scope, Suite};
 use crate::summary::{Place, Summary};
 use crate::workspace::{Profile, Workspace};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,7 @@ fn native(
     scope: &Scope<'_>,
     summary: &mut Summary,
 ) -> Result<()> {
-    if !std::path::Path::new("/sys/class/infiniband").join(device).exists() {
+    if !Path::new("/sys/class/infiniband").join(device).exists() {
         bail!("--native {device}: this machine has no such RDMA device");
     }
     let start = Instant::now();
@@ -173,7 +174,7 @@ fn run_suites(
     machine: &Machine<'_>,
     suites: &[Suite],
     scope: &Scope<'_>,
-    logs: &std::path::Path,
+    logs: &Path,
     place: &mut Place,
 ) {
     let ground = Ground { device: machine.device, kernel: machine.kernel };
@@ -210,8 +211,8 @@ fn run_suites(
 /// `cargo ci bundle`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BundleArguments {
-    /// Where to put the binary
-    path: std::path::PathBuf,
+    /// Where to put the binary [default: uverbs-device-tests in the target directory's `lab`]
+    path: Option<PathBuf>,
 }
 
 /// Copies the static device suite to a path.
@@ -222,11 +223,15 @@ pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     let Some(suite) = suites.iter().find(|suite| suite.name == "device") else {
         bail!("{} has no device suite to bundle", workspace.root().display());
     };
-    fs::copy(&suite.binary, &arguments.path)?;
+    let path = match &arguments.path {
+        Some(path) => path.clone(),
+        None => workspace.lab_directory()?.join(suite.program()),
+    };
+    fs::copy(&suite.binary, &path).with_context(|| format!("write {}", path.display()))?;
     println!(
         "{}: static, for any x86_64 Linux. UVERBS_TEST_DEVICE names the device and UVERBS_NATIVE=1 \
          keeps its tests from changing the machine.",
-        arguments.path.display()
+        path.display()
     );
     Ok(ExitCode::SUCCESS)
 }

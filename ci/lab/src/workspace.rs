@@ -110,9 +110,16 @@ impl Workspace {
         Ok(own)
     }
 
+    /// The lab's part of the target directory.
+    pub(crate) fn lab_directory(&self) -> Result<PathBuf> {
+        let directory = self.metadata.target_directory.join("lab");
+        std::fs::create_dir_all(&directory)?;
+        Ok(directory)
+    }
+
     /// A directory for what suites print, kept until the next run.
     pub(crate) fn log_directory(&self) -> Result<PathBuf> {
-        let logs = self.metadata.target_directory.join("lab/log");
+        let logs = self.lab_directory()?.join("log");
         std::fs::create_dir_all(&logs)?;
         Ok(logs)
     }

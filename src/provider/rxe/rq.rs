@@ -37,6 +37,10 @@ impl RecvRing {
 
     #[inline]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+        // A batch may be older than the fork.
+        if self.ring.is_inherited() {
+            return Err(PostError::Forked);
+        }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }

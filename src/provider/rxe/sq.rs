@@ -49,6 +49,10 @@ impl SendRing {
 
     #[inline]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        // A batch may be older than the fork.
+        if self.ring.is_inherited() {
+            return Err(PostError::Forked);
+        }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }

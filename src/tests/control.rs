@@ -1,0 +1,231 @@
+//! Control of queue pairs: states, reset, multicast.
+
+use super::{Bench, poll_ids, ring, ring_recv, wc};
+use crate::uverbs::scripted::{Op, Role};
+use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, Recv, SendWr};
+use std::net::Ipv4Addr;
+use uverbs_uapi::object::UVERBS_OBJECT_QP;
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_DETACH_MCAST, IB_USER_VERBS_CMD_QUERY_QP,
+};
+
+const QUERY: Op = Op::Write(IB_USER_VERBS_CMD_QUERY_QP);
+const ATTACH: Op = Op::Write(IB_USER_VERBS_CMD_ATTACH_MCAST);
+const DETACH: Op = Op::Write(IB_USER_VERBS_CMD_DETACH_MCAST);
+
+fn times(bench: &Bench, op: Op) -> usize {
+    bench.script.log().into_iter().filter(|logged| *logged == op).count()
+}
+
+#[test]
+fn a_change_of_state_holds_for_posting_at_once() {
+    let bench = Bench::new();
+    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
+    qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1))).unwrap();
+    assert_eq!(qp.state(), QpState::INIT);
+    assert!(qp.recv_batch().is_ok());
+    assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::INIT));
+    qp.modify(&QpAttr::new().state(QpState::RTR)).unwrap();
+    qp.modify(&QpAttr::new().state(QpState::RTS).sq_psn(crate::Psn(0))).unwrap();
+    assert!(qp.send_batch().is_ok());
+}
+
+#[test]
+fn what_the_kernel_would_refuse_does_not_reach_it() {
+    let bench = Bench::new();
+    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
+    let error = qp.modify(&attr).unwrap_err();
+    assert_eq!(error.message(), "RC from RESET to INIT: missing access");
+    let error = qp.modify(&attr.timeout(32)).unwrap_err();
+    assert_eq!(error.message(), "timeout 32 is above the maximum of 31");
+    assert_eq!(times(&bench, Op::MODIFY_QP), 0);
+    assert_eq!(qp.state(), QpState::RESET);
+}
+
+#[test]
+fn a_refusal_by_the_kernel_leaves_the_state() {
+    let bench = Bench::new();
+    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    bench.script.refuse(Op::MODIFY_QP, Errno::PERM);
+    let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1 << 31));
+    let error = qp.modify(&attr).unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::PERM));
+    assert!(error.message().contains("CAP_NET_RAW"), "{error}");
+    assert_eq!(qp.state(), QpState::RESET);
+}
+
+#[test]
+fn a_state_that_the_device_changed_is_learned() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    bench.script.set_qp_state(qp.handle(), QpState::SQE.0);
+    // A change that is legal from what was last known needs no question.
+    let before = times(&bench, QUERY);
+    qp.modify(&QpAttr::new().qkey(Qkey(2))).unwrap();
+    assert_eq!(times(&bench, QUERY), before);
+    assert_eq!(qp.query().unwrap().state, QpState::SQE);
+    assert_eq!(qp.state(), QpState::SQE);
+
+    // One that is not is checked against what the kernel says.
+    bench.script.set_qp_state(qp.handle(), QpState::RESET.0);
+    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1));
+    qp.modify(&init).unwrap();
+    assert_eq!(qp.state(), QpState::INIT);
+    bench.script.set_qp_state(qp.handle(), QpState::ERR.0);
+    let error = qp.modify(&QpAttr::new().sqd_async_notify(true)).unwrap_err();
+    assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
+}
+
+#[test]
+fn reset_is_not_a_modification() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::RC);
+    let error = qp.modify(&QpAttr::new().state(QpState::RESET)).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("QueuePair::reset"), "{error}");
+    assert_eq!(times(&bench, Op::MODIFY_QP), 0);
+}
+
+#[test]
+fn reset_takes_exactly_the_queue_pair_s_completion_queues() {
+    let mut bench = Bench::new();
+    let mut recv_cq = bench.context.create_cq(4).build().unwrap();
+    let mut stranger = bench.context.create_cq(4).build().unwrap();
+    let mut qp = bench.pd.create_qp(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
+    let message = |result: crate::Result<()>| result.unwrap_err().message().to_owned();
+    assert!(
+        message(qp.reset(&mut [&mut bench.cq])).contains("receive completion queue is missing")
+    );
+    assert!(message(qp.reset(&mut [&mut recv_cq])).contains("send completion queue is missing"));
+    assert!(message(qp.reset(&mut [])).contains("missing"));
+    let error = qp.reset(&mut [&mut bench.cq, &mut recv_cq, &mut stranger]).unwrap_err();
+    assert!(error.message().contains("is not one of"), "{error}");
+    assert_eq!(times(&bench, Op::MODIFY_QP), 0);
+    qp.reset(&mut [&mut recv_cq, &mut bench.cq]).unwrap();
+}
+
+#[test]
+fn reset_forgets_completions_of_the_one_queue_pair_only() {
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::RC);
+    let other = bench.qp(QpType::RC);
+    let (own, others, cq) = (qp.qpn().0, other.qpn().0, bench.cq.handle());
+    for (qpn, id) in [(own, 1), (others, 2), (own, 3), (others, 4), (own, 5)] {
+        bench.script.complete(cq, wc(qpn, id));
+    }
+    assert_eq!(bench.cq.poll().unwrap().next().map(|completion| completion.wr_id()), Some(1));
+    qp.reset(&mut [&mut bench.cq]).unwrap();
+    assert_eq!(qp.state(), QpState::RESET);
+    // What completes after the reset counts again, although it has the same number.
+    bench.script.complete(cq, wc(own, 6));
+    assert_eq!(poll_ids(&mut bench.cq), [2, 4, 6]);
+    bench.script.complete(cq, wc(own, 7));
+    assert_eq!(poll_ids(&mut bench.cq), [7]);
+}
+
+#[test]
+fn rings_go_on_where_they_were_after_a_reset() {
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::RC);
+    let handle = qp.handle();
+    for round in 0..5u64 {
+        for n in 0..3 {
+            let mut batch = qp.send_batch().unwrap();
+            batch.push(SendWr::send(&[]).id(round * 3 + n)).unwrap();
+            ring(batch).unwrap();
+            let mut batch = qp.recv_batch().unwrap();
+            batch.push(Recv { wr_id: 100 + round * 3 + n, sges: &[] }).unwrap();
+            ring_recv(batch);
+        }
+        // The kernel skips what it has not done, up to our producer index.
+        for role in [Role::Send, Role::Recv] {
+            let mut ids = Vec::new();
+            while let Some(wqe) = bench.script.take(handle, role) {
+                ids.push(u64::from_le_bytes(wqe[..8].try_into().unwrap()));
+            }
+            let first = round * 3 + if role == Role::Recv { 100 } else { 0 };
+            assert_eq!(ids, [first, first + 1, first + 2]);
+        }
+        qp.reset(&mut [&mut bench.cq]).unwrap();
+        super::bring_up(&bench.script, &qp);
+    }
+}
+
+#[test]
+fn a_reset_that_fails_changes_nothing() {
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::RC);
+    let own = qp.qpn().0;
+    bench.script.complete(bench.cq.handle(), wc(own, 1));
+    bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
+    assert_eq!(qp.reset(&mut [&mut bench.cq]).unwrap_err().errno(), Errno::NOMEM);
+    assert_eq!(qp.state(), QpState::RTS);
+    assert_eq!(poll_ids(&mut bench.cq), [1]);
+}
+
+fn group(n: u8) -> Gid {
+    Gid::from(Ipv4Addr::new(239, 0, 0, n))
+}
+
+#[test]
+fn a_membership_ends_once_and_holds_its_queue_pair() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    let one = qp.attach_mcast(group(1), 0).unwrap();
+    let two = qp.attach_mcast(group(2), 0).unwrap();
+    let error = qp.attach_mcast(group(1), 0).unwrap_err();
+    assert_eq!(error.errno(), Errno::EXIST);
+    assert_eq!(times(&bench, ATTACH), 2);
+    let (qp, error) = qp.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    assert!(error.message().contains("multicast"), "{error}");
+    one.detach().unwrap();
+    assert_eq!(times(&bench, DETACH), 1);
+    // The group can be joined again.
+    drop(qp.attach_mcast(group(1), 0).unwrap());
+    assert_eq!(times(&bench, DETACH), 2);
+    drop(qp);
+    assert_eq!(bench.script.count(UVERBS_OBJECT_QP), 1);
+    drop(two);
+    assert_eq!((times(&bench, DETACH), bench.script.count(UVERBS_OBJECT_QP)), (3, 0));
+    assert_eq!(bench.context.leaked(), 0);
+}
+
+#[test]
+fn a_membership_that_cannot_end_comes_back() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    let membership = qp.attach_mcast(group(1), 0).unwrap();
+    bench.script.refuse(DETACH, Errno::NOMEM);
+    let (membership, error) = membership.detach().unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert_eq!(qp.attach_mcast(group(1), 0).unwrap_err().errno(), Errno::EXIST);
+    bench.script.allow(DETACH);
+    membership.detach().unwrap();
+    qp.destroy().unwrap();
+}
+
+#[test]
+fn a_membership_ends_with_its_device() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    let membership = qp.attach_mcast(group(1), 0).unwrap();
+    bench.script.vanish();
+    membership.detach().unwrap();
+    drop(qp);
+    assert_eq!(bench.context.leaked(), 0);
+}
+
+#[test]
+fn only_datagram_queue_pairs_join_and_only_multicast_groups() {
+    let bench = Bench::new();
+    let rc = bench.qp(QpType::RC);
+    let error = rc.attach_mcast(group(1), 0).unwrap_err();
+    assert_eq!(error.message(), "a queue pair of type RC; only UD has groups");
+    let ud = bench.qp(QpType::UD);
+    let error = ud.attach_mcast(Ipv4Addr::new(10, 0, 0, 1).into(), 0).unwrap_err();
+    assert_eq!(error.message(), "::ffff:10.0.0.1 is not a multicast address");
+    assert_eq!(times(&bench, ATTACH), 0);
+}

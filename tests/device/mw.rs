@@ -1,0 +1,400 @@
+//! Memory windows: keys of their own, that work while they are bound and not after, and what they
+//! keep alive.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::leaks::rounds;
+use crate::pair::{Config, Pair, Side};
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, supported, trials};
+use std::time::{Duration, Instant};
+use uverbs::device::DriverId;
+use uverbs::{
+    Access, Errno, MemoryRegion, MemoryWindow, ObjectKind, QpType, Remote, Rereg, Rkey, SendWr,
+    WcOpcode, WcStatus, WindowType,
+};
+
+trials![
+    types_are_allocated_and_destroyed,
+    type_2_opens_its_range_only,
+    type_2_counts_from_zero,
+    type_2_ends_with_a_local_invalidate,
+    type_2_ends_with_the_peer_s_invalidate,
+    type_2_is_for_the_peer_of_its_queue_pair,
+    type_1_moves_and_is_unbound,
+    key_is_told_in_the_same_batch,
+    write_needs_the_right_to,
+    what_does_not_fit_is_refused,
+    other_domains_and_contexts_are_refused,
+    one_binding_at_a_time,
+    failed_binding_leaves_the_window_as_it_was,
+    bound_window_holds_its_region,
+    any_order_of_dropping_is_quick,
+    region_whose_window_was_said_to_be_free_is_leaked,
+    windows_leave_nothing,
+];
+
+const SIZE: usize = 3 * 4096;
+const BIND: u64 = 77;
+
+fn allocate(side: &Side, window_type: WindowType) -> Verdict<(MemoryRegion<u8>, MemoryWindow)> {
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let mut region = side.pd.registration().access(access).allocate::<u8>(SIZE)?;
+    region.copy_from(0, &pattern::bytes(pattern::POISON, SIZE))?;
+    let capability = match window_type {
+        WindowType::One => Capability::Mw1,
+        WindowType::Two => Capability::Mw2,
+    };
+    Ok((region, supported(side.pd.alloc_mw(window_type), capability)?))
+}
+
+/// Binds a window to 4096 bytes in the middle of a region, and waits until it is done.
+fn bind(
+    side: &mut Side,
+    window: &mut MemoryWindow,
+    region: &MemoryRegion<u8>,
+    access: Access,
+) -> Verdict {
+    let binding = window.bind(&side.qp, region, 4096..8192, access)?;
+    assert_eq!(binding.rkey(), window.rkey());
+    side.send(SendWr::bind_mw(binding).id(BIND).signaled())?;
+    let done = side.expect(BIND, WcOpcode::BIND_MW)?;
+    window.settle(done.status);
+    assert!(window.is_bound());
+    Ok(())
+}
+
+fn read_write() -> Access {
+    Access::REMOTE_READ | Access::REMOTE_WRITE
+}
+
+/// Lets `a` write `length` bytes to `addr` with `rkey`; how that ended.
+fn write(pair: &mut Pair, rkey: Rkey, addr: u64, length: usize) -> Verdict<WcStatus> {
+    pair.a.fill(0..length, 5);
+    let sges = [pair.a.sge(0..length)];
+    pair.a.send(SendWr::write(Remote { addr, rkey }, &sges).id(1).signaled())?;
+    Ok(pair.a.wait()?.status)
+}
+
+fn content(region: &MemoryRegion<u8>) -> Verdict<Vec<u8>> {
+    let mut bytes = vec![0; region.byte_len()];
+    region.copy_to(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn types_are_allocated_and_destroyed() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let one = supported(pd.alloc_mw(WindowType::One), Capability::Mw1)?;
+    let two = supported(pd.alloc_mw(WindowType::Two), Capability::Mw2)?;
+    assert_ne!(one.rkey(), two.rkey());
+    assert_eq!((one.window_type(), two.window_type()), (WindowType::One, WindowType::Two));
+    assert!(!one.is_bound() && !two.is_bound());
+    let count = || supported(context.handles(ObjectKind::MW), Capability::InfoHandles);
+    assert_eq!(count()?.len(), 2);
+    let (pd, error) = pd.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    one.destroy().map_err(|(_, error)| error)?;
+    drop(two);
+    assert_eq!(count()?, []);
+    pd.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn type_2_opens_its_range_only() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    let before = window.rkey();
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    assert_ne!(window.rkey(), before);
+    let middle = region.addr() + 4096;
+    assert_eq!(write(&mut pair, window.rkey(), middle, 4096)?, WcStatus::SUCCESS);
+    let bytes = content(&region)?;
+    pattern::check(&bytes[4096..8192], 5);
+    let poison = pattern::bytes(pattern::POISON, SIZE);
+    assert!(bytes[..4096] == poison[..4096] && bytes[8192..] == poison[8192..]);
+
+    pair.a.poison(0..4096);
+    let sges = [pair.a.sge(0..4096)];
+    let remote = Remote { addr: middle, rkey: window.rkey() };
+    pair.a.send(SendWr::read(remote, &sges).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::READ)?;
+    pair.a.check(0..4096, 5);
+
+    // rxe looks at the bounds of the region only.
+    let rxe = env::device().driver() == Some(DriverId::RXE);
+    let first = if rxe { region.addr() + SIZE as u64 - 4096 } else { middle };
+    let status = write(&mut pair, window.rkey(), first + 1, 4096)?;
+    assert_eq!(status, WcStatus::REM_ACCESS_ERR, "beyond the end");
+    Ok(())
+}
+
+fn type_2_counts_from_zero() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write() | Access::ZERO_BASED)?;
+    assert_eq!(write(&mut pair, window.rkey(), 100, 50)?, WcStatus::SUCCESS);
+    pattern::check(&content(&region)?[4196..4246], 5);
+    Ok(())
+}
+
+fn type_2_ends_with_a_local_invalidate() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    for _ in 0..3 {
+        bind(&mut pair.b, &mut window, &region, read_write())?;
+        assert_eq!(write(&mut pair, window.rkey(), region.addr() + 4096, 8)?, WcStatus::SUCCESS);
+        let error = window.bind(&pair.b.qp, &region, .., read_write()).unwrap_err();
+        assert_eq!(error.errno(), Errno::BUSY, "bound twice");
+        pair.b.send(SendWr::local_inv(window.rkey()).id(3).signaled())?;
+        pair.b.expect(3, WcOpcode::LOCAL_INV)?;
+        window.invalidated();
+        assert!(!window.is_bound());
+    }
+    let status = write(&mut pair, window.rkey(), region.addr() + 4096, 8)?;
+    assert_eq!(status, WcStatus::REM_ACCESS_ERR, "through a window that is gone");
+    region.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn type_2_ends_with_the_peer_s_invalidate() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    pair.b.recv(4, 0..64)?;
+    let sges = [pair.a.sge(0..8)];
+    pair.a.send(SendWr::send_inv(&sges, window.rkey()).id(5).signaled())?;
+    pair.a.expect(5, WcOpcode::SEND)?;
+    let done = pair.b.expect(4, WcOpcode::RECV)?;
+    assert_eq!(done.invalidated, Some(window.rkey()));
+    window.invalidated();
+    region.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn type_2_is_for_the_peer_of_its_queue_pair() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    let mut other = Pair::on(pair.a.context.clone(), pair.b.context.clone(), Config::rc())?;
+    other.connect()?;
+    let status = write(&mut other, window.rkey(), region.addr() + 4096, 8)?;
+    assert_eq!(status, WcStatus::REM_ACCESS_ERR);
+    assert_eq!(write(&mut pair, window.rkey(), region.addr() + 4096, 8)?, WcStatus::SUCCESS);
+    Ok(())
+}
+
+fn type_1_moves_and_is_unbound() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::One)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    let first = window.rkey();
+    assert_eq!(write(&mut pair, first, region.addr() + 4096, 8)?, WcStatus::SUCCESS);
+    let (elsewhere, spare) = allocate(&pair.b, WindowType::One)?;
+    bind(&mut pair.b, &mut window, &elsewhere, read_write())?;
+    drop(spare);
+    assert_ne!(window.rkey(), first);
+    let target = elsewhere.addr() + 4096;
+    assert_eq!(write(&mut pair, window.rkey(), target, 8)?, WcStatus::SUCCESS);
+    pattern::check(&content(&elsewhere)?[4096..4104], 5);
+    region.destroy().map_err(|(_, error)| error)?;
+
+    let binding = window.unbind(&pair.b.qp)?;
+    pair.b.send(SendWr::bind_mw(binding).id(BIND).signaled())?;
+    let done = pair.b.expect(BIND, WcOpcode::BIND_MW)?;
+    window.settle(done.status);
+    assert!(!window.is_bound());
+    assert_eq!(write(&mut pair, window.rkey(), target, 8)?, WcStatus::REM_ACCESS_ERR);
+    elsewhere.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn key_is_told_in_the_same_batch() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    let binding = window.bind(&pair.b.qp, &region, 4096..8192, read_write())?;
+    pair.b.memory.copy_from(0, &binding.rkey().0.to_be_bytes())?;
+    let sges = [pair.b.sge(0..4)];
+    pair.a.recv(1, 0..4)?;
+    pair.b.send_all(&[
+        SendWr::bind_mw(binding).id(BIND).signaled(),
+        SendWr::send(&sges).id(2).signaled(),
+    ])?;
+    let done = pair.b.expect(BIND, WcOpcode::BIND_MW)?;
+    window.settle(done.status);
+    pair.b.expect(2, WcOpcode::SEND)?;
+    pair.a.expect(1, WcOpcode::RECV)?;
+    let told: [u8; 4] = pair.a.read(0..4).try_into().map_err(|_| Stop::fail("four bytes"))?;
+    let rkey = Rkey(u32::from_be_bytes(told));
+    assert_eq!(rkey, window.rkey());
+    assert_eq!(write(&mut pair, rkey, region.addr() + 4096, 100)?, WcStatus::SUCCESS);
+    Ok(())
+}
+
+fn write_needs_the_right_to() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, Access::REMOTE_READ)?;
+    let status = write(&mut pair, window.rkey(), region.addr() + 4096, 8)?;
+    assert_eq!(status, WcStatus::REM_ACCESS_ERR);
+    assert!(content(&region)? == pattern::bytes(pattern::POISON, SIZE));
+    Ok(())
+}
+
+fn what_does_not_fit_is_refused() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let qp = &pair.b.qp;
+    let (region, mut one) = allocate(&pair.b, WindowType::One)?;
+    let (_, mut two) = allocate(&pair.b, WindowType::Two)?;
+    let read = Access::REMOTE_READ;
+    let unbindable = pair.b.pd.allocate::<u8>(64)?;
+    let errors = [
+        two.bind(qp, &region, ..SIZE + 1, read).unwrap_err(),
+        two.bind(qp, &region, 5..5, read).unwrap_err(),
+        two.bind(qp, &region, .., Access::LOCAL_WRITE).unwrap_err(),
+        one.bind(qp, &region, .., read | Access::ZERO_BASED).unwrap_err(),
+        two.bind(qp, &unbindable, .., read).unwrap_err(),
+        two.unbind(qp).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert_eq!(error.verb(), "bind_mw");
+    }
+    Ok(())
+}
+
+fn other_domains_and_contexts_are_refused() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    let (foreign, _) = allocate(&pair.a, WindowType::Two)?;
+    let access = Access::REMOTE_READ;
+    for error in [
+        window.bind(&pair.a.qp, &region, .., access).unwrap_err(),
+        window.bind(&pair.b.qp, &foreign, .., access).unwrap_err(),
+    ] {
+        assert!(error.message().contains("another context"), "{error}");
+    }
+    let domain = pair.b.context.alloc_pd()?;
+    let cq = pair.b.context.create_cq(1).build()?;
+    let qp = domain.create_qp(&cq, &cq, QpType::RC).build()?;
+    let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+    let elsewhere = domain.registration().access(rights).allocate::<u8>(64)?;
+    for error in [
+        window.bind(&qp, &region, .., access).unwrap_err(),
+        window.bind(&pair.b.qp, &elsewhere, .., access).unwrap_err(),
+    ] {
+        assert!(error.message().contains("protection domain"), "{error}");
+    }
+    Ok(())
+}
+
+fn one_binding_at_a_time() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    let before = window.rkey();
+    let binding = window.bind(&pair.b.qp, &region, .., read_write())?;
+    assert_eq!(window.rkey(), binding.rkey());
+    let error = window.bind(&pair.b.qp, &region, .., read_write()).unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    let (region, error) = region.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY, "a binding to it may be on its way");
+    // It was never posted.
+    window.settle(WcStatus::WR_FLUSH_ERR);
+    assert_eq!((window.rkey(), window.is_bound()), (before, false));
+    region.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn failed_binding_leaves_the_window_as_it_was() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    let key = window.rkey();
+    // Said to be free, it is bound a second time, which no device does.
+    window.invalidated();
+    let binding = window.bind(&pair.b.qp, &region, .., read_write())?;
+    pair.b.send(SendWr::bind_mw(binding).id(BIND).signaled())?;
+    let done = pair.b.wait()?;
+    // rxe flushes the request that failed, too.
+    let failures = [WcStatus::MW_BIND_ERR, WcStatus::WR_FLUSH_ERR];
+    assert!(done.wr_id == BIND && failures.contains(&done.status), "{done:?}");
+    window.settle(done.status);
+    assert_eq!((window.rkey(), window.is_bound()), (key, false));
+    window.destroy().map_err(|(_, error)| error)?;
+    region.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn bound_window_holds_its_region() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    let (mut region, error) = region.destroy().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
+    let error = region.rereg(Rereg::new().access(Access::LOCAL_WRITE)).unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    let addr = region.addr() + 4096;
+    drop(region);
+    assert_eq!(write(&mut pair, window.rkey(), addr, 64)?, WcStatus::SUCCESS);
+    drop(window);
+    let left = supported(pair.b.context.handles(ObjectKind::MR), Capability::InfoHandles)?;
+    assert_eq!(left, [pair.b.memory.handle()], "the region went with its window");
+    assert_eq!(pair.b.context.leaked(), 0);
+    Ok(())
+}
+
+fn any_order_of_dropping_is_quick() -> Verdict {
+    let idle = env::device().resources()?;
+    for window_type in [WindowType::One, WindowType::Two] {
+        for order in 0..6 {
+            let mut pair = Pair::new(Config::rc())?;
+            let context = pair.b.context.clone();
+            let (region, mut window) = allocate(&pair.b, window_type)?;
+            bind(&mut pair.b, &mut window, &region, read_write())?;
+            let start = Instant::now();
+            match order {
+                0 => drop((pair, region, window)),
+                1 => drop((pair, window, region)),
+                2 => drop((region, pair, window)),
+                3 => drop((region, window, pair)),
+                4 => drop((window, pair, region)),
+                _ => drop((window, region, pair)),
+            }
+            // rxe waits for the window when the queue pair goes first, but for 50 seconds.
+            let took = start.elapsed();
+            assert!(took < Duration::from_secs(10), "{window_type:?}, order {order}: {took:?}");
+            assert_eq!(context.leaked(), 0, "{window_type:?}, order {order}");
+        }
+    }
+    assert_eq!(env::device().resources()?, idle);
+    Ok(())
+}
+
+fn region_whose_window_was_said_to_be_free_is_leaked() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let context = pair.b.context.clone();
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    let addr = region.addr() + 4096;
+    window.invalidated();
+    let (region, error) = region.destroy().unwrap_err();
+    assert!(error.kernel_errno().is_some(), "the kernel let go of it: {error}");
+    drop(region);
+    assert_eq!(context.leaked(), 1);
+    // The peer still reaches the memory, which therefore must still be there.
+    assert_eq!(write(&mut pair, window.rkey(), addr, 4096)?, WcStatus::SUCCESS);
+    drop(window);
+    Ok(())
+}
+
+fn windows_leave_nothing() -> Verdict {
+    rounds(&[ObjectKind::MW, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        Ok(Box::new(move || {
+            drop(supported(pd.alloc_mw(WindowType::One), Capability::Mw1)?);
+            let window = supported(pd.alloc_mw(WindowType::Two), Capability::Mw2)?;
+            window.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
+}
