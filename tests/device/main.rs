@@ -14,6 +14,8 @@ mod device;
 mod env;
 mod errors;
 mod events;
+mod fork;
+mod handshake;
 mod leaks;
 mod limits;
 mod mr;
@@ -21,8 +23,10 @@ mod mw;
 mod pair;
 mod pattern;
 mod pd;
+mod port;
 mod qp;
 mod rc;
+mod remote;
 mod srq;
 mod uc;
 mod ud;
@@ -49,13 +53,17 @@ fn main() -> ExitCode {
         device::trials(),
         errors::trials(),
         events::trials(),
+        fork::trials(),
+        handshake::trials(),
         leaks::trials(),
         limits::trials(),
         mr::trials(),
         mw::trials(),
         pd::trials(),
+        port::trials(),
         qp::trials(),
         rc::trials(),
+        remote::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

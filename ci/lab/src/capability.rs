@@ -45,6 +45,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("atomic_write", Has::Since(KernelName::V6_12), Has::Never),
     ("flush", Has::Since(KernelName::V6_12), Has::Never),
     ("rereg", Has::Since(KernelName::V6_12), Has::Always),
+    ("last_wqe_event", Has::Since(KernelName::V6_12), Has::Always),
+    ("qp_access_event", Has::Since(KernelName::Newest), Has::Always),
     ("odp", Has::Since(KernelName::Newest), Has::Never),
     ("odp_implicit", Has::Never, Has::Never),
     ("advise_mr", Has::Since(KernelName::Newest), Has::Never),
