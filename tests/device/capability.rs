@@ -19,28 +19,30 @@ macro_rules! capabilities {
 }
 
 capabilities! {
-    /// Address handles.
-    Ah = "ah";
     /// Advice on pages that will be needed.
     AdviseMr = "advise_mr";
+    /// Address handles.
+    Ah = "ah";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
     /// Making a completion queue larger or smaller.
     CqResize = "cq_resize";
+    /// Making writes visible or persistent.
+    Flush = "flush";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
     /// An event when a queue pair in an error state is through with its shared receive queue.
     LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
+    /// Multicast groups.
+    Multicast = "multicast";
     /// Memory windows of type 1.
     Mw1 = "mw1";
     /// Memory windows of type 2.
     Mw2 = "mw2";
-    /// Multicast groups.
-    Multicast = "multicast";
     /// Memory that is paged on demand.
     Odp = "odp";
     /// A whole address space that is paged on demand.
@@ -55,6 +57,8 @@ capabilities! {
     Rereg = "rereg";
     /// Memory regions whose memory changes in place.
     ReregTranslation = "rereg_translation";
+    /// Time: long runs are wanted.
+    Soak = "soak";
     /// Shared receive queues.
     Srq = "srq";
     /// An event when few receives are left.

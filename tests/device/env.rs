@@ -40,3 +40,8 @@ pub(crate) fn second() -> Verdict<Device> {
         }
     }
 }
+
+/// Skips tests that take their time.
+pub(crate) fn soak() -> Verdict {
+    require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
+}

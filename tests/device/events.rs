@@ -24,6 +24,7 @@ trials![
     limit_is_reported_once,
     last_receive_is_reported,
     first_message_is_reported,
+    drained_queue_is_reported,
     access_error_is_reported_to_the_responder,
     destroyed_completion_queue_leaves_no_event,
     destroyed_shared_receive_queue_leaves_no_event,
@@ -228,6 +229,27 @@ fn first_message_is_reported() -> Verdict {
     let event = event(&pair.b.context)?;
     assert_eq!((event.kind, event.source), (EventType::COMM_EST, EventSource::Qp(pair.b.qp.key())));
     Ok(())
+}
+
+/// Lets a's queue pair raise an event.
+fn drain(a: &Side) -> Verdict {
+    Ok(a.qp.modify(&QpAttr::new().state(QpState::SQD).sqd_async_notify(true))?)
+}
+
+fn drained_queue_is_reported() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for seed in 0..3 {
+        pair.message(seed, 1000)?;
+        drain(&pair.a)?;
+        let event = event(&pair.a.context)?;
+        assert_eq!(
+            (event.kind, event.source),
+            (EventType::SQ_DRAINED, EventSource::Qp(pair.a.qp.key()))
+        );
+        assert_eq!(pair.a.qp.query()?.state, QpState::SQD);
+        pair.a.qp.modify(&QpAttr::new().state(QpState::RTS))?;
+    }
+    pair.message(9, 1000)
 }
 
 fn access_error_is_reported_to_the_responder() -> Verdict {

@@ -14,6 +14,8 @@ mod device;
 mod env;
 mod errors;
 mod events;
+mod fork;
+mod handshake;
 mod leaks;
 mod limits;
 mod mcast;
@@ -26,6 +28,7 @@ mod pd;
 mod port;
 mod qp;
 mod rc;
+mod remote;
 mod reset;
 mod srq;
 mod uc;
@@ -53,6 +56,8 @@ fn main() -> ExitCode {
         device::trials(),
         errors::trials(),
         events::trials(),
+        fork::trials(),
+        handshake::trials(),
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
@@ -64,6 +69,7 @@ fn main() -> ExitCode {
         qp::trials(),
         rc::trials(),
         reset::trials(),
+        remote::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

@@ -1,8 +1,13 @@
 //! Reliable connections: messages, remote memory, queues.
 
+use crate::capability::Capability;
 use crate::pair::{Config, Pair};
-use crate::verdict::{Verdict, trials};
-use uverbs::{PostError, SendWr, Sge, WcOpcode};
+use crate::verdict::{Verdict, require, trials};
+use std::time::{Duration, Instant};
+use uverbs::{
+    Access, DeviceCaps, FlushLevel, MemoryRegion, ParentDomain, Placement, PostError, QpType,
+    SendWr, Sge, WcOpcode, WcStatus,
+};
 
 trials![
     messages_of_every_size,
@@ -30,6 +35,10 @@ trials![
     shared_completion_queue_for_two_pairs,
     dropped_pair_leaves_no_completions,
     two_devices,
+    flush_of_a_range,
+    flush_of_a_region,
+    batch_rung_with_its_thread_domain,
+    long_run,
 ];
 
 fn messages_of_every_size() -> Verdict {
@@ -400,7 +409,7 @@ fn fence_waits_for_reads() -> Verdict {
 fn shared_completion_queue_for_two_pairs() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     // A second queue pair on the queue of the first, which is busy meanwhile.
-    let second = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, uverbs::QpType::RC).build()?;
+    let second = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     pair.message(1, 100)?;
     drop(second);
     pair.message(2, 100)
@@ -419,7 +428,7 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
         pair.a.expect(n, WcOpcode::SEND)?;
     }
     // All three have completed at b, too, and nobody has looked.
-    let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, uverbs::QpType::RC).build()?;
+    let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     drop(std::mem::replace(&mut pair.b.qp, replacement));
     pair.b.expect_silence()
 }
@@ -432,6 +441,99 @@ fn two_devices() -> Verdict {
     for seed in 0..5 {
         pair.message(seed, 3000)?;
         std::mem::swap(&mut pair.a, &mut pair.b);
+    }
+    Ok(())
+}
+
+/// A pair whose memory may be flushed to global visibility.
+fn flushable() -> Verdict<(Pair, MemoryRegion<u8>)> {
+    let access = Access::ALL_REMOTE | Access::FLUSH_GLOBAL;
+    let pair = Pair::unconnected(Config { access, ..Config::rc() })?;
+    let caps = pair.b.context.query_device()?.caps();
+    require(caps.contains(DeviceCaps::FLUSH_GLOBAL), Capability::Flush, "not advertised")?;
+    let mut pair = pair;
+    pair.connect()?;
+    let region = pair.b.pd.registration().access(access).allocate::<u8>(8192)?;
+    Ok((pair, region))
+}
+
+fn flush(length: u32, level: FlushLevel) -> Verdict {
+    let (mut pair, region) = flushable()?;
+    let a = &mut pair.a;
+    a.fill(0..4000, 6);
+    let sges = [a.sge(0..4000)];
+    let remote = region.remote(10)?;
+    a.send_all(&[
+        SendWr::write(remote, &sges).id(1),
+        SendWr::flush(remote, length, Placement::GLOBAL, level).id(2).signaled(),
+    ])?;
+    a.expect(2, WcOpcode::FLUSH)?;
+    let mut bytes = vec![0; 4000];
+    region.copy_to(10, &mut bytes)?;
+    crate::pattern::check(&bytes, 6);
+    // The pair's own memory was registered without the right.
+    let remote = pair.b.remote(0);
+    let wr = SendWr::flush(remote, 8, Placement::GLOBAL, level);
+    pair.a.send(wr.id(3))?;
+    pair.a.expect_failure(3, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn flush_of_a_range() -> Verdict {
+    flush(4000, FlushLevel::RANGE)
+}
+
+fn flush_of_a_region() -> Verdict {
+    flush(0, FlushLevel::REGION)
+}
+
+#[allow(unsafe_code, reason = "ringing is")]
+fn batch_rung_with_its_thread_domain() -> Verdict {
+    let mut pair = Pair::unconnected(Config::rc())?;
+    let context = pair.a.context.clone();
+    let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
+    let domain = ParentDomain::builder(&pair.a.pd).thread_domain(&td).build()?;
+    let mut qp = domain.create_qp(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
+    // Connected in place of the pair's own queue pair.
+    let (at_a, at_b) = (
+        qp.endpoint(crate::pair::PORT, pair.a.gid.index)?,
+        pair.b.qp.endpoint(crate::pair::PORT, pair.b.gid.index)?,
+    );
+    qp.handshake(&at_b)?;
+    pair.b.qp.handshake(&at_a)?;
+    pair.b.poison(0..100);
+    pair.b.recv(1, 0..100)?;
+    pair.a.fill(0..100, 12);
+    let sges = [pair.a.sge(0..100)];
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::send(&sges).id(2).signaled())?;
+    // SAFETY: nothing is sent.
+    let refused = unsafe { batch.ring(&mut other) };
+    assert_eq!(refused, Err(PostError::ForeignThreadDomain));
+    pair.a.expect_silence()?;
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::send(&sges).id(3).signaled())?;
+    // SAFETY: the memory is the pair's, which outlives the queue pair.
+    unsafe { batch.ring(&mut td) }?;
+    pair.a.expect(3, WcOpcode::SEND)?;
+    pair.b.expect(1, WcOpcode::RECV)?;
+    pair.b.check(0..100, 12);
+    Ok(())
+}
+
+/// Messages of all sizes for a minute.
+fn long_run() -> Verdict {
+    crate::env::soak()?;
+    let mut pair = Pair::new(Config { depth: 5, ..Config::rc() })?;
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut seed = 0;
+    while Instant::now() < end {
+        let length = (seed as usize).wrapping_mul(7919) % 100_000;
+        pair.message(seed, length)?;
+        seed += 1;
+        if seed % 100 == 0 {
+            std::mem::swap(&mut pair.a, &mut pair.b);
+        }
     }
     Ok(())
 }

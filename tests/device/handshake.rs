@@ -1,0 +1,130 @@
+//! Connecting the common way: endpoints are exchanged, and both sides shake hands.
+
+use crate::env;
+use crate::pair::{PATIENCE, PORT};
+use crate::verdict::{Stop, Verdict, trials};
+use std::time::Instant;
+use uverbs::{
+    CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType, QueuePair,
+    Recv, SendWr, WcStatus,
+};
+
+trials![
+    reliable_connection,
+    unreliable_connection,
+    smaller_mtu_is_agreed_on,
+    endpoint_comes_first,
+    no_way_back,
+    endpoint_of_an_identifier_that_is_not_there,
+    options_are_applied,
+];
+
+struct Side {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion<u64>,
+}
+
+fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let memory = pd.allocate::<u64>(512)?;
+    let cq = context.create_cq(8).build()?;
+    let qp = pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+    let endpoint = qp.endpoint(PORT, context.default_gid(PORT)?.index)?;
+    Ok((Side { qp, cq, memory }, endpoint))
+}
+
+fn complete(cq: &mut CompletionQueue) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(completion) = cq.poll()?.next() {
+            assert_eq!(completion.status(), WcStatus::SUCCESS);
+            return Ok(());
+        }
+        std::thread::yield_now();
+    }
+    Err(Stop::fail("no completion"))
+}
+
+/// Sends one message from a to b.
+#[allow(unsafe_code, reason = "ringing is")]
+fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
+    a.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
+    let sges = [b.memory.sge(..)?];
+    let mut batch = b.qp.recv_batch()?;
+    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    // SAFETY: the region lives as long as the queue pair, and is read only after completion.
+    unsafe { batch.ring() };
+    let sges = [a.memory.sge(..)?];
+    let mut batch = a.qp.send_batch()?;
+    batch.push(SendWr::send(&sges).signaled())?;
+    // SAFETY: as above.
+    unsafe { batch.ring() }?;
+    complete(&mut a.cq)?;
+    complete(&mut b.cq)?;
+    assert_eq!(b.memory.read_at(3), Some(0x0123_4567_89ab_cdef));
+    Ok(())
+}
+
+fn reliable_connection() -> Verdict {
+    let ((mut a, at_a), (mut b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
+    assert_eq!((at_a.qpn, at_b.qpn), (a.qp.qpn(), b.qp.qpn()));
+    assert_ne!(at_a.psn, at_b.psn, "two sequence numbers that are random");
+    a.qp.handshake(&at_b)?;
+    b.qp.handshake(&at_a)?;
+    assert_eq!((a.qp.state(), a.qp.query()?.state), (QpState::RTS, QpState::RTS));
+    exchange(&mut a, &mut b)?;
+    exchange(&mut b, &mut a)
+}
+
+fn unreliable_connection() -> Verdict {
+    let ((mut a, at_a), (mut b, at_b)) = (side(QpType::UC)?, side(QpType::UC)?);
+    a.qp.handshake(&at_b)?;
+    b.qp.handshake(&at_a)?;
+    exchange(&mut a, &mut b)
+}
+
+fn smaller_mtu_is_agreed_on() -> Verdict {
+    let ((mut a, mut at_a), (mut b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
+    at_a.mtu = Mtu::MTU_256;
+    b.qp.handshake(&at_a)?;
+    assert_eq!(b.qp.query()?.path_mtu, Mtu::MTU_256);
+    a.qp.handshake(&Endpoint { mtu: Mtu::MTU_256, ..at_b })?;
+    exchange(&mut a, &mut b)
+}
+
+fn endpoint_comes_first() -> Verdict {
+    let ((_a, at_a), context) = (side(QpType::RC)?, env::open()?);
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let error = qp.handshake(&at_a).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("endpoint"), "{error}");
+    Ok(())
+}
+
+fn no_way_back() -> Verdict {
+    let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
+    a.qp.handshake(&at_b)?;
+    assert_eq!(a.qp.handshake(&at_b).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(a.qp.query()?.state, QpState::RTS);
+    Ok(())
+}
+
+fn endpoint_of_an_identifier_that_is_not_there() -> Verdict {
+    let (a, _) = side(QpType::RC)?;
+    let length = a.qp.context().query_port(PORT)?.gid_table_len;
+    assert_eq!(a.qp.endpoint(PORT, length).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(a.qp.endpoint(99, 0).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn options_are_applied() -> Verdict {
+    let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
+    let options = Handshake::new().timeout(17).retry_count(3).rnr_retry(2).min_rnr_timer(9);
+    a.qp.handshake_with(&at_b, &options)?;
+    let info = a.qp.query()?;
+    assert_eq!((info.timeout, info.retry_count, info.rnr_retry, info.min_rnr_timer), (17, 3, 2, 9));
+    Ok(())
+}
