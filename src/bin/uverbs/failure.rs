@@ -80,6 +80,12 @@ impl Failure {
         self.shown
     }
 
+    /// Says more about what happened.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        self.message += more;
+        self
+    }
+
     /// Says what to do about it, unless something more precise was said before.
     pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice.get_or_insert(advice.into());

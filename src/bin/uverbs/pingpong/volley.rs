@@ -15,6 +15,10 @@ use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
 /// After how many polls in vain to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
 
+/// Completions to look at before the queue gets their places back. It needs so much room beyond
+/// what can be under way, as what they lead to completes meanwhile.
+pub(crate) const MOST_POLLED: u32 = 16;
+
 /// What the run is to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Volley {
@@ -70,8 +74,6 @@ impl Volley {
                 progress.send(qp)?;
             }
         }
-        // As many as can be in the queue at once: it is given back to the device after that.
-        let most = if self.kind == Kind::Srq { qps as u32 + self.rx_depth } else { 2 };
         let start = Instant::now();
         let mut watch = Watch { seen: 0, since: start };
         while progress.received < self.iters || progress.sent < self.iters {
@@ -85,7 +87,7 @@ impl Volley {
             loop {
                 let mut completions = cq.poll().map_err(|error| Failure::run(error.to_string()))?;
                 let mut found = 0;
-                while found < most {
+                while found < MOST_POLLED {
                     let Some(completion) = completions.next() else { break };
                     found += 1;
                     if !completion.is_success() {
