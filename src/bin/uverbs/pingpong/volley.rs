@@ -9,8 +9,9 @@ use super::kind::Kind;
 use super::layout::Layout;
 use super::queues::{Posting, Queues, RECV, SEND, SLOT_SHIFT, WHAT};
 use crate::failure::{Failure, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
-use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
+use uverbs::{Completion, CompletionChannel, Errno, MemoryRegion, Notify, PostError, WcStatus};
 
 /// After how many polls in vain to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
@@ -78,7 +79,7 @@ impl Volley {
         let mut watch = Watch { seen: 0, since: start };
         while progress.received < self.iters || progress.sent < self.iters {
             if let Some(channel) = channel {
-                if channel.wait(Some(self.timeout))?.is_none() {
+                if !sleep(channel, self.timeout)? {
                     return Err(progress.stalled());
                 }
                 cq.req_notify(Notify::Next)?;
@@ -211,6 +212,26 @@ impl<C: Content> Progress<'_, C> {
                 failure.advice("the connection broke: see what the other side says")
             }
             _ => failure,
+        }
+    }
+}
+
+/// Waits for an event and takes it; `false` if none came in time.
+///
+/// The peer takes longer than this side to come here, so that looking for an event before sleeping
+/// would be a system call in vain.
+fn sleep(channel: &CompletionChannel, timeout: Duration) -> Result<bool> {
+    let timeout = Timespec::try_from(timeout).ok();
+    loop {
+        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => return Ok(false),
+            Ok(_) => {
+                if channel.try_next()?.is_some() {
+                    return Ok(true);
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Failure::device(format!("cannot wait for events: {errno}"))),
         }
     }
 }
