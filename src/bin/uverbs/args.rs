@@ -3,14 +3,36 @@
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use std::time::Duration;
 
-const EXIT_STATUSES: &str = "\
+macro_rules! exit_statuses {
+    () => {
+        "\
 Exit status:
   0  all went well
   1  the run failed: a byte arrived wrong, a request failed, the peer went silent
   2  the command line is wrong
   3  the local device cannot be used: none there, no provider, no permission, port down, no such
      GID, no route, not enough memory
-  4  the peer cannot be reached over TCP, or is no ping-pong of the same kind";
+  4  the peer cannot be reached over TCP, or is no ping-pong of the same kind"
+    };
+}
+
+const EXIT_STATUSES: &str = exit_statuses!();
+
+/// What clap shows below the options of a ping-pong.
+const PINGPONG: &str = concat!(
+    "\
+Start it without HOST on one side: that is the server, and it waits. Then start it on the other
+side with the server's name or address. Both need the same kind, --size and --iters. Either side
+may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong; over
+Ethernet those need -g with the index of a GID.
+
+The messages of a client that validates all differ, and a server sends back what it got. A server
+that validates checks them, too; or, if the client does not validate or is rdma-core's, what such
+a client sends.
+
+",
+    exit_statuses!()
+);
 
 /// RDMA devices: what there are, and whether messages get across.
 #[derive(Debug, Parser)]
@@ -44,17 +66,11 @@ pub(crate) struct DevinfoArgs {
     pub(crate) devices: Vec<String>,
 }
 
-const PEERS: &str = "\
-Start it without HOST on one side: that is the server, and it waits. Then start it with the
-server's host name or address on the other. Both sides need the same kind, --size and --iters.
-Either side may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or
-ibv_srq_pingpong; over Ethernet those need -g with the index of a GID.";
-
 #[derive(Debug, Subcommand)]
-#[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+#[command(after_help = PINGPONG)]
 pub(crate) enum PingpongArgs {
     /// Over a reliable connection
-    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    #[command(after_help = PINGPONG)]
     Rc {
         #[command(flatten)]
         options: Options,
@@ -62,7 +78,7 @@ pub(crate) enum PingpongArgs {
         path: PathOptions,
     },
     /// Over an unreliable connection
-    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    #[command(after_help = PINGPONG)]
     Uc {
         #[command(flatten)]
         options: Options,
@@ -70,13 +86,13 @@ pub(crate) enum PingpongArgs {
         path: PathOptions,
     },
     /// With unreliable datagrams
-    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    #[command(after_help = PINGPONG)]
     Ud {
         #[command(flatten)]
         options: Options,
     },
     /// Over several reliable connections that share a receive queue
-    #[command(before_help = PEERS, after_help = EXIT_STATUSES)]
+    #[command(after_help = PINGPONG)]
     Srq {
         #[command(flatten)]
         options: Options,
@@ -95,22 +111,22 @@ pub(crate) struct Options {
     /// Host name or address of the server; without it, be the server
     #[arg(value_name = "HOST")]
     pub(crate) host: Option<String>,
-    /// RDMA device; the first one that can be opened unless given
+    /// RDMA device [default: the first with a provider]
     #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Port of the device
     #[arg(short, long, value_name = "PORT", default_value_t = 1,
         value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) ib_port: u8,
-    /// Index of the GID to send from: it chooses address, VLAN and RoCE version. Unless given, the
-    /// best of the port's
+    /// GID to send from, by its index: it chooses address, VLAN and RoCE version [default: an IPv4
+    /// one of RoCE v2 where there is one]
     #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
     pub(crate) gid_index: Option<u8>,
     /// TCP port for exchanging addresses
     #[arg(short, long, value_name = "PORT", default_value_t = 18515,
         value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// Bytes of a message; 4096 unless given, with datagrams 1024
+    /// Bytes of a message [default: 4096, with ud 1024]
     #[arg(short, long, value_name = "BYTES",
         value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: Option<u32>,
@@ -130,18 +146,14 @@ pub(crate) struct Options {
     #[arg(short, long)]
     pub(crate) events: bool,
     /// Check every byte that arrives
-    ///
-    /// Messages of a client that validates all differ, and the server sends back what it got. A
-    /// server that validates checks them too, or, if the client does not validate or is
-    /// rdma-core's, what such a client sends.
-    #[arg(short = 'c', long, alias = "chk", verbatim_doc_comment)]
+    #[arg(short = 'c', long, alias = "chk")]
     pub(crate) validate: bool,
     /// Give up after so many seconds without progress
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
-    /// A server: seconds to wait for a client, 300 unless given. A client: seconds to go on trying
-    /// while nobody listens, 0 unless given
+    /// How long a server waits for a client, and a client for a server to listen [default: 300 and
+    /// 0]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86_400))]
     wait: Option<u64>,
     /// Print one JSON object

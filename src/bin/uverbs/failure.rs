@@ -80,6 +80,12 @@ impl Failure {
         self.shown
     }
 
+    /// Says more about what happened.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        self.message += more;
+        self
+    }
+
     /// Says what to do about it, unless something more precise was said before.
     pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice.get_or_insert(advice.into());
@@ -124,9 +130,8 @@ impl From<uverbs::Error> for Failure {
 fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
     let advice = match (verb, errno) {
         ("open_device", Errno::ACCESS) => {
-            "let this user read and write the node in /dev/infiniband (distributions ship a udev \
-             rule that lets everybody; safe, because the kernel checks each request), or run as \
-             root"
+            "as root: `chmod 666 /dev/infiniband/uverbs*` (safe, as the kernel checks each \
+             request), or run as root"
         }
         ("open_device", Errno::PERM) => {
             "run in the network namespace that the device belongs to: `rdma system` tells whether \

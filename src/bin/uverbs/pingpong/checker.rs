@@ -225,9 +225,9 @@ mod tests {
     #[test]
     fn a_message_of_another_queue_pair_is_noticed() {
         let (mut client, mut server) = pair(2);
-        server.incoming(0, &client.outgoing(0).to_vec()).unwrap();
+        server.incoming(0, client.outgoing(0)).unwrap();
         client.outgoing(0);
-        assert!(server.incoming(1, &client.outgoing(0).to_vec()).is_err());
+        assert!(server.incoming(1, client.outgoing(0)).is_err());
     }
 
     #[test]

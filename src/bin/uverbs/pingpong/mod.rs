@@ -138,7 +138,9 @@ impl<'a> Side<'a> {
             exchange.as_server(&told, connect)?
         };
         self.say("remote address:", &remote);
-        let took = volley.run(&mut self.queues, &mut content)?;
+        let took = volley
+            .run(&mut self.queues, &mut content)
+            .map_err(|failure| self.port.with_events(failure))?;
         let checker = checker(content);
         let peer = exchange.peer();
         exchange.finish();

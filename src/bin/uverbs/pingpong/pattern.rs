@@ -15,6 +15,8 @@ pub(crate) const POISON: u8 = 0xdb;
 /// zeros, and with validation all of them set the first byte of each page to zero.
 pub(crate) const PLAIN: u8 = 0x7b;
 
+const _: () = assert!(PLAIN < 0x80 && POISON != PLAIN && POISON != 0);
+
 /// At the start of each page stands a zero: what rdma-core's programs look for with `-c`.
 const PAGE: usize = 4096;
 
@@ -103,7 +105,6 @@ mod tests {
             assert!(long[1] >= 0x80);
             assert!(message(0x12_3456, index, 1)[0] >= 0x80);
         }
-        assert!(PLAIN < 0x80 && POISON != PLAIN && POISON != 0);
     }
 
     #[test]

@@ -106,6 +106,14 @@ impl Port {
         })
     }
 
+    /// Adds what the device reported meanwhile: it may be the cause.
+    pub(crate) fn with_events(&self, mut failure: Failure) -> Failure {
+        while let Ok(Some(event)) = self.context.try_next_event() {
+            failure = failure.and(&format!("; the device reported: {}", event.kind));
+        }
+        failure
+    }
+
     /// Checks that messages of `size` bytes can be sent in packets of `mtu`.
     pub(crate) fn check_size(&self, kind: Kind, size: u32, mtu: Option<PathMtu>) -> Result<()> {
         let name = self.device().name();

@@ -4,6 +4,7 @@ use super::address::Address;
 use super::kind::Kind;
 use super::layout::Layout;
 use super::port::Port;
+use super::volley::MOST_POLLED;
 use crate::args::PathMtu;
 use crate::failure::{Failure, Result};
 use uverbs::{
@@ -65,7 +66,9 @@ impl Queues {
         let pd = context.alloc_pd()?;
         let memory = pd.try_allocate::<u8>(layout.byte_len())?;
         let channel = shape.events.then(|| context.create_comp_channel()).transpose()?;
-        let mut cq = context.create_cq(rx_depth.saturating_add(qps));
+        // A queue pair has a send and a receive under way at most, and there are no fewer receives
+        // than queue pairs.
+        let mut cq = context.create_cq(rx_depth.saturating_add(qps + MOST_POLLED));
         if let Some(channel) = &channel {
             cq = cq.channel(channel);
         }

@@ -9,11 +9,16 @@ use super::kind::Kind;
 use super::layout::Layout;
 use super::queues::{Posting, Queues, RECV, SEND, SLOT_SHIFT, WHAT};
 use crate::failure::{Failure, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
-use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
+use uverbs::{Completion, CompletionChannel, Errno, MemoryRegion, Notify, PostError, WcStatus};
 
 /// After how many polls in vain to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
+
+/// Completions to look at before the queue gets their places back. It needs so much room beyond
+/// what can be under way, as what they lead to completes meanwhile.
+pub(crate) const MOST_POLLED: u32 = 16;
 
 /// What the run is to be.
 #[derive(Clone, Copy, Debug)]
@@ -70,13 +75,11 @@ impl Volley {
                 progress.send(qp)?;
             }
         }
-        // As many as can be in the queue at once: it is given back to the device after that.
-        let most = if self.kind == Kind::Srq { qps as u32 + self.rx_depth } else { 2 };
         let start = Instant::now();
         let mut watch = Watch { seen: 0, since: start };
         while progress.received < self.iters || progress.sent < self.iters {
             if let Some(channel) = channel {
-                if channel.wait(Some(self.timeout))?.is_none() {
+                if !sleep(channel, self.timeout)? {
                     return Err(progress.stalled());
                 }
                 cq.req_notify(Notify::Next)?;
@@ -85,7 +88,7 @@ impl Volley {
             loop {
                 let mut completions = cq.poll().map_err(|error| Failure::run(error.to_string()))?;
                 let mut found = 0;
-                while found < most {
+                while found < MOST_POLLED {
                     let Some(completion) = completions.next() else { break };
                     found += 1;
                     if !completion.is_success() {
@@ -209,6 +212,26 @@ impl<C: Content> Progress<'_, C> {
                 failure.advice("the connection broke: see what the other side says")
             }
             _ => failure,
+        }
+    }
+}
+
+/// Waits for an event and takes it; `false` if none came in time.
+///
+/// The peer takes longer than this side to come here, so that looking for an event before sleeping
+/// would be a system call in vain.
+fn sleep(channel: &CompletionChannel, timeout: Duration) -> Result<bool> {
+    let timeout = Timespec::try_from(timeout).ok();
+    loop {
+        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => return Ok(false),
+            Ok(_) => {
+                if channel.try_next()?.is_some() {
+                    return Ok(true);
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Failure::device(format!("cannot wait for events: {errno}"))),
         }
     }
 }

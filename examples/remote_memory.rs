@@ -1,0 +1,77 @@
+//! Writes to a peer's memory, counts up a number there, and reads both back: one-sided operations,
+//! of which the peer's program notices nothing. Both ends are in this process, each with a queue
+//! pair of its own.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use uverbs::{CompletionQueue, Context, QpType, QueuePair, SendWr, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome<()> {
+    let device = devices()?.into_iter().find(|device| device.is_supported());
+    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let pd = context.alloc_pd()?;
+    let mut cq = context.create_cq(4).build()?;
+    let mut requester = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let responder = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let gid = context.default_gid(1)?.index;
+    let (here, there) = (requester.endpoint(1, gid)?, responder.endpoint(1, gid)?);
+    requester.handshake(&there)?;
+    responder.handshake(&here)?;
+
+    // The peer learns the address and the key of memory that it may reach.
+    let theirs = pd.allocate::<u64>(8)?;
+    let mut ours = pd.allocate::<u64>(8)?;
+    for place in 0..8 {
+        ours.write_at(place, 100 + place as u64)?;
+    }
+
+    let (whole, first) = ([ours.sge(..)?], [ours.sge(..8)?]);
+    let start = theirs.remote(0)?;
+    perform(&mut requester, &mut cq, "write", SendWr::write(start, &whole))?;
+    perform(&mut requester, &mut cq, "fetch and add", SendWr::fetch_add(start, 11, &first))?;
+    println!("before the addition there was {:?}", ours.read_at(0));
+
+    perform(&mut requester, &mut cq, "read", SendWr::read(start, &whole))?;
+    let values: Vec<u64> = (0..8).filter_map(|place| ours.read_at(place)).collect();
+    println!("afterwards there is {values:?}");
+    Ok(())
+}
+
+/// Posts a request and waits until it is done.
+fn perform(
+    qp: &mut QueuePair,
+    cq: &mut CompletionQueue,
+    what: &str,
+    wr: SendWr<'_>,
+) -> Outcome<()> {
+    let mut batch = qp.send_batch()?;
+    batch.push(wr.signaled())?;
+    // SAFETY: the caller's regions outlive this call, which ends when the request is done, and
+    // nobody borrows their memory.
+    unsafe { batch.ring() }?;
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        if let Some(completion) = cq.poll()?.next() {
+            println!("{what}: {}", completion.status());
+            return match completion.is_success() {
+                true => Ok(()),
+                false => Err(format!("{what} failed").into()),
+            };
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{what} took too long").into());
+        }
+    }
+}
