@@ -101,36 +101,58 @@ fn lab(arguments: &DemoArguments) -> Result<()> {
 fn show(event: &Event) {
     // A reader that has gone does not change whether the data is intact.
     let _closed = match event {
-        Event::Stdout(bytes) => std::io::stdout().write_all(bytes),
-        Event::Stderr(bytes) => std::io::stderr().write_all(bytes),
+        Event::Stdout(_, bytes) => std::io::stdout().write_all(bytes),
+        Event::Stderr(_, bytes) => std::io::stderr().write_all(bytes),
         Event::Exit(..) => Ok(()),
     };
 }
 
+/// A process of the exchange.
+struct Side {
+    name: &'static str,
+    process: u32,
+    /// What it printed since its last whole line.
+    pending: Vec<u8>,
+    ended: bool,
+}
+
+impl Side {
+    /// Shows whole lines with the side's name before them.
+    fn print(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            print!("{}: {}", self.name, String::from_utf8_lossy(&line));
+        }
+    }
+}
+
 /// Runs both sides in the guest; what either prints is shown as it comes.
 fn exchange(vm: &mut Vm, server: Vec<String>, client: Vec<String>) -> Result<()> {
-    let mut running = Vec::new();
-    for (side, command) in [("server", server), ("client", client)] {
+    let mut sides = Vec::new();
+    for (name, command) in [("server", server), ("client", client)] {
         let process = vm.start(&Order { command, ..Order::default() })?;
         vm.end_input(process)?;
-        running.push((side, process));
+        sides.push(Side { name, process, pending: Vec::new(), ended: false });
     }
     let deadline = Instant::now() + PATIENCE;
-    while !running.is_empty() {
-        match vm.next_event(deadline)? {
-            Some(Event::Exit(ended, ending)) => {
-                let Some(index) = running.iter().position(|(_, process)| *process == ended) else {
-                    continue;
-                };
-                let (side, _) = running.remove(index);
-                if ending.status() != 0 {
-                    bail!("the {side} ended with status {}", ending.status());
+    while !sides.iter().all(|side| side.ended) {
+        let Some(event) = vm.next_event(deadline)? else {
+            return Err(vm.failure(&format!("no end after {} s", PATIENCE.as_secs())));
+        };
+        let (Event::Stdout(process, _) | Event::Stderr(process, _) | Event::Exit(process, _)) =
+            event;
+        let Some(side) = sides.iter_mut().find(|side| side.process == process) else { continue };
+        match event {
+            Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => side.print(&bytes),
+            Event::Exit(_, ending) => {
+                if !side.pending.is_empty() {
+                    side.print(b"\n");
                 }
-            }
-            Some(event) => show(&event),
-            None => {
-                let text = format!("no end after {} s", PATIENCE.as_secs());
-                return Err(vm.failure(&text));
+                side.ended = true;
+                if ending.status() != 0 {
+                    bail!("the {} ended with status {}", side.name, ending.status());
+                }
             }
         }
     }

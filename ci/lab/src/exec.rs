@@ -128,8 +128,8 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
     let ending = vm.wait(process, Duration::from_secs(arguments.timeout), &mut |event| {
         // A reader that has gone is noticed by the guest's process only when it ends.
         let _closed = match event {
-            Event::Stdout(bytes) => stdout().write_all(bytes).and_then(|()| stdout().flush()),
-            Event::Stderr(bytes) => stderr().write_all(bytes),
+            Event::Stdout(_, bytes) => stdout().write_all(bytes).and_then(|()| stdout().flush()),
+            Event::Stderr(_, bytes) => stderr().write_all(bytes),
             Event::Exit(..) => Ok(()),
         };
     })?;

@@ -281,8 +281,8 @@ fn judge(
 fn collect(vm: &mut Vm, order: &Order, patience: Duration) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let ending = vm.run(order, patience, |event| match event {
-        Event::Stdout(bytes) => stdout.extend_from_slice(bytes),
-        Event::Stderr(bytes) => stderr.extend_from_slice(bytes),
+        Event::Stdout(_, bytes) => stdout.extend_from_slice(bytes),
+        Event::Stderr(_, bytes) => stderr.extend_from_slice(bytes),
         Event::Exit(..) => {}
     });
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -302,7 +302,7 @@ fn follow(vm: &mut Vm, order: &Order, scope: &Scope<'_>) -> (Result<Ending>, Str
             let deadline = end.min(heard + scope.silence);
             match vm.next_event(deadline)? {
                 Some(Event::Exit(ended, ending)) if ended == process => return Ok(ending),
-                Some(Event::Stdout(bytes)) => {
+                Some(Event::Stdout(_, bytes)) => {
                     stdout.extend_from_slice(&bytes);
                     while let Some(length) = stdout[shown..].iter().position(|byte| *byte == b'\n')
                     {
@@ -313,7 +313,7 @@ fn follow(vm: &mut Vm, order: &Order, scope: &Scope<'_>) -> (Result<Ending>, Str
                         shown += length + 1;
                     }
                 }
-                Some(Event::Stderr(bytes)) => stderr.extend_from_slice(&bytes),
+                Some(Event::Stderr(_, bytes)) => stderr.extend_from_slice(&bytes),
                 Some(Event::Exit(..)) => {}
                 None if Instant::now() >= end => {
                     return Err(

@@ -49,9 +49,9 @@ pub(crate) struct Plan<'a> {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// It wrote to its standard output.
-    Stdout(Vec<u8>),
+    Stdout(u32, Vec<u8>),
     /// It wrote to its standard error.
-    Stderr(Vec<u8>),
+    Stderr(u32, Vec<u8>),
     /// It ended.
     Exit(u32, Ending),
 }
@@ -409,8 +409,8 @@ fn receive(from: &mut UnixStream) -> Arrival {
             Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
         },
         Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => Arrival::Event(Event::Stdout(frame.payload)),
-        Kind::Stderr => Arrival::Event(Event::Stderr(frame.payload)),
+        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
+        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
             Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
             Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
