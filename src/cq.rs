@@ -150,7 +150,7 @@ impl CqBuilder {
         let object = Object::new(file.clone(), Class::CQ, handle, ());
         let ring = file
             .provider
-            .cq_ring(&answer, &*file.kernel)
+            .cq_ring(&answer, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         Ok(CompletionQueue {
             inner: Arc::new(CqInner { object, retired: Inbox::new(), registration, channel }),
@@ -279,7 +279,7 @@ impl CompletionQueue {
         // to poll, and says so by staying empty.
         self.ring = file
             .provider
-            .cq_ring(&answer, &*file.kernel)
+            .cq_ring(&answer, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
         // Positions in the old ring say nothing about the new one; what was pending still is.
         let pending = u64::from(self.ring.pending());
