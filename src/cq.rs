@@ -143,7 +143,7 @@ impl CqBuilder {
         let object = Object::new(file.clone(), Class::CQ, handle, ());
         let ring = file
             .provider
-            .cq_ring(&answer, &*file.kernel)
+            .cq_ring(&answer, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         let (watch, consumer) = ring.watch();
         let retirements = Retirements::new(watch, consumer);
@@ -259,7 +259,7 @@ impl CompletionQueue {
             })?;
             // The old ring is dead whatever happens now; without a new one nothing is added to
             // what it holds.
-            self.ring = file.provider.cq_ring(&answer, &*file.kernel).map_err(|errno| {
+            self.ring = file.provider.cq_ring(&answer, file.kernel.mapper()).map_err(|errno| {
                 Error::new(VERB, errno).detail("the new queue could not be mapped")
             })?;
             Ok(self.ring.watch())

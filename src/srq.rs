@@ -133,7 +133,7 @@ impl SrqBuilder {
         let object = Object::new(file.clone(), Class::SRQ, handle, ());
         let ring = file
             .provider
-            .srq_ring(&answer, granted_sge, &*file.kernel)
+            .srq_ring(&answer, granted_sge, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner { object, registration, pd }),
@@ -224,7 +224,7 @@ impl SharedReceiveQueue {
         self.ring.close();
         self.ring = file
             .provider
-            .resized_srq_ring(mi, self.max_sge, &*file.kernel)
+            .resized_srq_ring(mi, self.max_sge, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
         self.max_wr = self.ring.capacity();
         Ok(())

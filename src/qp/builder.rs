@@ -161,12 +161,13 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let unmapped = |errno: Errno| Error::new(VERB, errno).detail("a queue could not be mapped");
         let limits =
             SendLimits { max_sge: granted.max_send_sge, max_inline: granted.max_inline_data };
-        let send = file.provider.send_ring(&answer, limits, &*file.kernel).map_err(unmapped)?;
+        let send =
+            file.provider.send_ring(&answer, limits, file.kernel.mapper()).map_err(unmapped)?;
         let recv = match &self.srq {
             Some(_) => None,
             None => Some(
                 file.provider
-                    .recv_ring(&answer, granted.max_recv_sge, &*file.kernel)
+                    .recv_ring(&answer, granted.max_recv_sge, file.kernel.mapper())
                     .map_err(unmapped)?,
             ),
         };

@@ -4,12 +4,9 @@ use super::{QpInner, QpType};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
 use crate::td::ThreadDomain;
-use crate::uverbs::invoke_write::write;
 use crate::wr::{Payload, PostError, SendOp, SendWr};
 use std::marker::PhantomData;
 use std::sync::Arc;
-use uverbs_uapi::wr::{ib_uverbs_post_send, ib_uverbs_post_send_resp, ib_uverbs_send_wr};
-use uverbs_uapi::write::IB_USER_VERBS_CMD_POST_SEND;
 
 /// The send queue of a queue pair.
 ///
@@ -59,20 +56,10 @@ impl<S: Sharing> SendQueue<S> {
         }
         self.ring.publish(cursor);
         match &self.ring {
-            SendRing::Rxe(_) => self.kick(),
+            SendRing::Rxe(_) => {
+                self.qp.file().kernel.kick(self.qp.object.handle()).map_err(PostError::Kernel)
+            }
         }
-    }
-
-    /// rxe's doorbell: a post command without requests.
-    fn kick(&self) -> Result<(), PostError> {
-        let mut resp = ib_uverbs_post_send_resp::default();
-        let request = ib_uverbs_post_send {
-            qp_handle: self.qp.object.handle(),
-            wqe_size: size_of::<ib_uverbs_send_wr>() as u32,
-            ..Default::default()
-        };
-        let mut command = write(IB_USER_VERBS_CMD_POST_SEND, &request).answer(&mut resp);
-        self.qp.file().kernel.execute(&mut command).map_err(PostError::Kernel)
     }
 }
 

@@ -6,18 +6,21 @@
 use super::command::{Command, MAX_ATTRS, Value};
 use super::invoke_write::write;
 use super::kernel::Kernel;
+use super::kick::{self, WrittenKick};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use uverbs_uapi::comp_channel::{
     ib_uverbs_create_comp_channel, ib_uverbs_create_comp_channel_resp,
 };
 use uverbs_uapi::ioctl::{
     RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, ib_uverbs_attr, ib_uverbs_ioctl_hdr,
 };
+use uverbs_uapi::wr::ib_uverbs_post_send_resp;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -27,11 +30,13 @@ pub(crate) struct UverbsFd {
     fd: OwnedFd,
     driver: u32,
     epoch: Epoch,
+    /// The kernel takes no more commands by `write(2)`, see [`Kernel::kick`].
+    unwritable: AtomicBool,
 }
 
 impl UverbsFd {
     pub(crate) fn new(fd: OwnedFd, driver: u32, epoch: Epoch) -> Self {
-        UverbsFd { fd, driver, epoch }
+        UverbsFd { fd, driver, epoch, unwritable: AtomicBool::new(false) }
     }
 }
 
@@ -93,6 +98,26 @@ impl Kernel for UverbsFd {
             }
         }
         Ok(())
+    }
+
+    fn kick(&self, qp_handle: u32) -> Result<(), Errno> {
+        if !self.unwritable.load(Ordering::Relaxed) {
+            let mut resp = ib_uverbs_post_send_resp::default();
+            // The kernel writes to `resp`, which outlives the call.
+            let response = std::ptr::from_mut(&mut resp).expose_provenance() as u64;
+            match rustix::io::write(&self.fd, WrittenKick::new(qp_handle, response).as_bytes()) {
+                Ok(_) => return Ok(()),
+                // The file was opened with other credentials than the caller has: it gave up
+                // privileges since, or inherited or was sent the file. Ioctls do not mind.
+                Err(Errno::ACCESS) => self.unwritable.store(true, Ordering::Relaxed),
+                Err(errno) => return Err(errno),
+            }
+        }
+        kick::by_ioctl(|command| self.execute(command), qp_handle)
+    }
+
+    fn mapper(&self) -> &dyn Mapper {
+        self
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -1,6 +1,7 @@
 //! The seam between the library and whoever answers its ioctls.
 
 use super::command::Command;
+use super::kick;
 use crate::mem::mapping::Mapper;
 use rustix::io::Errno;
 use std::fmt::Debug;
@@ -11,6 +12,15 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Runs a command; its outputs are filled in on success.
     fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno>;
+
+    /// Makes rxe look at the send queue of a queue pair. Allocates nothing: this is the doorbell
+    /// of a data path.
+    fn kick(&self, qp_handle: u32) -> Result<(), Errno> {
+        kick::by_ioctl(|command| self.execute(command), qp_handle)
+    }
+
+    /// Where providers get mappings from.
+    fn mapper(&self) -> &dyn Mapper;
 
     /// The file itself.
     fn fd(&self) -> BorrowedFd<'_>;

@@ -7,5 +7,6 @@ pub(crate) mod command;
 pub(crate) mod fd;
 pub(crate) mod invoke_write;
 pub(crate) mod kernel;
+pub(crate) mod kick;
 #[cfg(test)]
 pub(crate) mod scripted;

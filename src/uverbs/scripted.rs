@@ -316,6 +316,10 @@ impl Kernel for ScriptedKernel {
         self.script.state().run(op, command)
     }
 
+    fn mapper(&self) -> &dyn Mapper {
+        self
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -38,6 +38,7 @@ const LINKS: &[(&str, &str)] = &[
     ("bin", "usr/bin"),
     ("init", "lab/lab-init"),
     ("lab/lab-launch", "lab-init"),
+    ("usr/sbin/lab-count", "/lab/lab-init"),
     ("lib", "usr/lib"),
     ("lib64", "usr/lib64"),
     ("sbin", "usr/sbin"),

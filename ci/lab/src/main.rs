@@ -4,6 +4,7 @@
 
 mod accel;
 mod apt;
+mod bench;
 mod cache;
 mod capability;
 mod checks;
@@ -56,6 +57,8 @@ enum Verb {
     Shell(exec::MachineArguments),
     /// Show it working: fetch, boot the newest kernel, and exchange messages between two processes
     Demo(demo::DemoArguments),
+    /// Measure the ping-pong of this workspace and that of rdma-core, in turns
+    Bench(bench::BenchArguments),
     /// Run host checks and the device suites, and summarise
     Test(test::TestArguments),
     /// Make one static test binary for machines without Rust
@@ -90,6 +93,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Exec(arguments) => exec::exec(&arguments),
         Verb::Shell(arguments) => exec::shell(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
+        Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Test(arguments) => test::test(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {

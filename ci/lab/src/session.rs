@@ -70,6 +70,11 @@ impl Session {
         Ok(session)
     }
 
+    /// What machines run on.
+    pub(crate) fn accelerator(&self) -> Accelerator {
+        self.accelerator
+    }
+
     /// A kernel that `open` has fetched.
     pub(crate) fn kernel(&self, name: KernelName) -> Result<Kernel> {
         Kernel::find(name, &self.cache)?

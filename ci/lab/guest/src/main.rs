@@ -1,13 +1,14 @@
 //! PID 1 of the lab's virtual machines: mounts, loads modules, makes links, then starts what the
 //! host orders over the channel and reports how it ended. The host end is `vm.rs` of `lab`.
 //!
-//! The same file serves under two more names: `lab-launch` puts limits and a user on a process
-//! before it becomes the ordered program, and `modprobe` loads modules, for the kernel's own
-//! requests and for tests that run as root.
+//! The same file serves under three more names: `lab-launch` puts limits and a user on a process
+//! before it becomes the ordered program, `lab-count` counts a program's system calls, and
+//! `modprobe` loads modules, for the kernel's own requests and for tests that run as root.
 
 #![forbid(unsafe_code)]
 
 mod channel;
+mod count;
 mod launch;
 mod link;
 mod modules;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     let name = env::args().next().unwrap_or_default();
     match Path::new(&name).file_name().and_then(|name| name.to_str()) {
         Some("lab-launch") => launch::become_ordered(),
+        Some("lab-count") => count::count(),
         Some("modprobe") => modules::modprobe(env::args().skip(1)),
         _ if std::process::id() == 1 => {
             if let Err(failure) = serve() {

@@ -1,0 +1,107 @@
+//! `lab-count`: runs a program and says how many system calls it made, with all of its threads and
+//! children.
+//!
+//! The last line of standard error is `lab-count: N system calls`. Used by `bench.rs` of `lab`,
+//! which takes the difference between a short run and a long one.
+
+use crate::Failure;
+use nix::errno::Errno;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::{env, fs};
+
+/// Tells the copy of this program that becomes the counted one.
+const BECOME: &str = "--become";
+
+/// `lab-count COMMAND…`; ends with the command's status.
+pub(crate) fn count() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.as_slice() {
+        [word, program, rest @ ..] if word == BECOME => {
+            // Only what is traced from its first instruction is counted whole.
+            if let Err(error) = ptrace::traceme() {
+                eprintln!("lab-count: be traced: {error}");
+                return ExitCode::from(126);
+            }
+            let error = Command::new(program).args(rest).exec();
+            eprintln!("{program}: {error}");
+            ExitCode::from(127)
+        }
+        [_, ..] => match trace(&arguments) {
+            Ok((status, calls)) => {
+                eprintln!("lab-count: {calls} system calls");
+                ExitCode::from(status)
+            }
+            Err(failure) => {
+                eprintln!("lab-count: {failure}");
+                ExitCode::from(126)
+            }
+        },
+        [] => {
+            eprintln!("lab-count COMMAND…");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn trace(command: &[String]) -> Result<(u8, u64), Failure> {
+    let child = Command::new(fs::read_link("/proc/self/exe")?)
+        .arg0("lab-count")
+        .arg(BECOME)
+        .args(command)
+        .spawn()?;
+    let child = Pid::from_raw(child.id().try_into()?);
+    // Stopped at its exec, or it never got there.
+    match waitpid(child, None)? {
+        WaitStatus::Stopped(..) => {}
+        ended => return Err(format!("the program did not start: {ended:?}").into()),
+    }
+    ptrace::setoptions(
+        child,
+        Options::PTRACE_O_TRACESYSGOOD
+            | Options::PTRACE_O_TRACECLONE
+            | Options::PTRACE_O_TRACEFORK
+            | Options::PTRACE_O_TRACEVFORK
+            | Options::PTRACE_O_TRACEEXEC
+            | Options::PTRACE_O_EXITKILL,
+    )?;
+    resume(child, None)?;
+    let mut calls = 0;
+    // Whether a thread is inside a system call.
+    let mut inside = BTreeMap::new();
+    loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::PtraceSyscall(thread)) => {
+                let inside: &mut bool = inside.entry(thread).or_default();
+                *inside = !*inside;
+                calls += u64::from(*inside);
+                resume(thread, None)?;
+            }
+            Ok(WaitStatus::PtraceEvent(thread, ..)) => resume(thread, None)?,
+            // The first stop of a new thread is no signal of its own.
+            Ok(WaitStatus::Stopped(thread, Signal::SIGSTOP)) => resume(thread, None)?,
+            Ok(WaitStatus::Stopped(thread, signal)) => resume(thread, Some(signal))?,
+            Ok(WaitStatus::Exited(ended, status)) if ended == child => {
+                return Ok((u8::try_from(status & 0xff)?, calls));
+            }
+            Ok(WaitStatus::Signaled(ended, signal, _)) if ended == child => {
+                return Ok((128 + signal as u8, calls));
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn resume(thread: Pid, signal: Option<Signal>) -> Result<(), Failure> {
+    match ptrace::syscall(thread, signal) {
+        // It was killed meanwhile, which the next wait will tell.
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,138 @@
+//! `cargo ci bench`: how this workspace's ping-pong does beside rdma-core's, in the same machine.
+//!
+//! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
+//! gives a ratio, and the median of the ratios is what counts. Being slower is a result and no
+//! failure.
+
+mod pingpong;
+mod score;
+
+use crate::device::DeviceName;
+use crate::fetch::Needs;
+use crate::kernel::KernelName;
+use crate::progress;
+use crate::session::{Machine, Session};
+use crate::vm::{Event, Vm};
+use crate::workspace::Profile;
+use anyhow::{Result, bail};
+use clap::Args;
+use lab_guest::order::Order;
+use pingpong::{Operation, Program};
+use score::{Row, Score};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long one ping-pong may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `cargo ci bench`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArguments {
+    /// The device to measure on
+    #[arg(value_enum, default_value = "rxe")]
+    device: DeviceName,
+    /// The kernel to boot
+    #[arg(long, value_enum, default_value = "newest")]
+    kernel: KernelName,
+    /// Pairs of runs for each operation
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Measure only operations whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Print one JSON object in place of the table
+    #[arg(long)]
+    json: bool,
+    /// Show the kernel's console
+    #[arg(long)]
+    console: bool,
+}
+
+/// Measures, and prints what came out.
+pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    let operations: Vec<Operation> = Operation::all()
+        .into_iter()
+        .filter(|operation| {
+            arguments.only.as_ref().is_none_or(|text| operation.name().contains(text))
+        })
+        .collect();
+    if operations.is_empty() {
+        bail!("no operation has {:?} in its name", arguments.only.as_deref().unwrap_or_default());
+    }
+    let needs = Needs { kernels: vec![arguments.kernel], peers: true };
+    let session = Session::open(&needs, arguments.console)?;
+    let program = session.workspace.static_program("uverbs", "uverbs", Profile::Release)?;
+    let mut vm = session.boot(&Machine {
+        kernel: arguments.kernel,
+        device: arguments.device,
+        programs: &[("uverbs".to_owned(), program)],
+        overlays: &[],
+        peers: true,
+    })?;
+    let mut rows = Vec::new();
+    for operation in &operations {
+        rows.push(measure(&mut vm, operation, arguments.runs)?);
+    }
+    let score = Score {
+        kernel: vm.greeting.release.clone(),
+        device: arguments.device.label().to_owned(),
+        accelerator: session.accelerator().label().to_owned(),
+        runs: arguments.runs,
+        rows,
+    };
+    vm.power_off()?;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&score)?);
+    } else {
+        print!("{score}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(vm: &mut Vm, operation: &Operation, runs: u32) -> Result<Row> {
+    let spinner = progress::spinner(operation.name());
+    let time = |vm: &mut Vm, program| -> Result<f64> {
+        let output = exchange(vm, program, operation, operation.iterations, false)?;
+        program.microseconds(&output)
+    };
+    // The first run of either warms up what both use.
+    time(vm, Program::Theirs)?;
+    let mut pairs = Vec::new();
+    for _ in 0..runs {
+        pairs.push([time(vm, Program::Ours)?, time(vm, Program::Theirs)?]);
+    }
+    let mut calls = [0.0; 2];
+    for (calls, program) in calls.iter_mut().zip([Program::Ours, Program::Theirs]) {
+        let counted = operation.counted_iterations();
+        let mut totals = [0.0; 2];
+        for (total, iterations) in totals.iter_mut().zip(counted) {
+            *total = pingpong::system_calls(&exchange(vm, program, operation, iterations, true)?)?;
+        }
+        // Each of the two sides sent one message per iteration.
+        *calls = (totals[1] - totals[0]) / (2.0 * (counted[1] - counted[0]) as f64);
+    }
+    spinner.finish_and_clear();
+    Ok(Row::new(operation, &pairs, calls))
+}
+
+/// Runs both sides to their end and answers what they printed.
+fn exchange(
+    vm: &mut Vm,
+    program: Program,
+    operation: &Operation,
+    iterations: u64,
+    counted: bool,
+) -> Result<String> {
+    let command = program.script(operation, iterations, counted);
+    let mut output = Vec::new();
+    let ending = vm.run(&Order { command, ..Order::default() }, PATIENCE, |event| match event {
+        Event::Stdout(bytes) | Event::Stderr(bytes) => output.extend_from_slice(bytes),
+        Event::Exit(..) => {}
+    })?;
+    let output = String::from_utf8_lossy(&output).into_owned();
+    if ending.status() != 0 {
+        let name = operation.name();
+        bail!("{name} of {program:?} ended with status {}:\n{output}", ending.status());
+    }
+    Ok(output)
+}

@@ -1,0 +1,174 @@
+//! The two programs that are compared: how each is started, and how what it prints is read.
+
+use anyhow::{Result, bail};
+
+/// Whose ping-pong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    /// `uverbs pingpong` of this workspace.
+    Ours,
+    /// rdma-core's `ibv_*_pingpong`.
+    Theirs,
+}
+
+/// Something that both can do.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    /// The transport as both spell it.
+    pub(super) kind: &'static str,
+    /// Messages under way at once.
+    pub(super) queue_pairs: u32,
+    pub(super) size: u32,
+    pub(super) events: bool,
+    /// How many messages go there and back in a run that is timed.
+    pub(super) iterations: u64,
+}
+
+impl Operation {
+    /// Latency with one message under way, by size and by how completions are waited for, then
+    /// the rate with many under way.
+    pub(super) fn all() -> Vec<Operation> {
+        let mut all = Vec::new();
+        for (kind, queue_pairs, sizes) in [
+            ("rc", 1, &[(2, 3000), (4096, 2000), (65536, 300)][..]),
+            ("srq", 16, &[(2, 6000), (4096, 4000)][..]),
+        ] {
+            for events in [false, true] {
+                for &(size, iterations) in sizes {
+                    all.push(Operation { kind, queue_pairs, size, events, iterations });
+                }
+            }
+        }
+        all
+    }
+
+    pub(super) fn name(&self) -> String {
+        let waiting = if self.events { "events" } else { "polled" };
+        let size = match self.size {
+            size if size % 1024 == 0 => format!("{} KiB", size / 1024),
+            size => format!("{size} B"),
+        };
+        match self.queue_pairs {
+            1 => format!("{} {waiting} {size}", self.kind),
+            many => format!("{} ×{many} {waiting} {size}", self.kind),
+        }
+    }
+
+    /// Lengths of the two runs whose system calls are counted: long enough that what happens once
+    /// cancels, short enough for a program that stops at each call.
+    pub(super) fn counted_iterations(&self) -> [u64; 2] {
+        [self.iterations / 10, self.iterations / 3]
+    }
+}
+
+/// Starts the server, waits until it listens, runs the client, and shows what both printed. The
+/// port is 18515.
+const SCRIPT: &str = r#"
+$SERVER >/tmp/server 2>&1 &
+server=$!
+until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A' || ! kill -0 $server
+do sleep 0.02
+done
+$CLIENT >/tmp/client 2>&1
+status=$?
+[ $status = 0 ] || kill $server
+wait $server || status=1
+cat /tmp/server /tmp/client
+exit $status
+"#;
+
+impl Program {
+    /// The command that runs both sides, under the counter of system calls if so wanted.
+    pub(super) fn script(
+        self,
+        operation: &Operation,
+        iterations: u64,
+        counted: bool,
+    ) -> Vec<String> {
+        let Operation { kind, queue_pairs, size, .. } = operation;
+        let mut side = match self {
+            Program::Ours => format!("uverbs pingpong {kind}"),
+            Program::Theirs => format!("ibv_{kind}_pingpong"),
+        };
+        if counted {
+            side.insert_str(0, "lab-count ");
+        }
+        // Both know the same letters.
+        side.push_str(&format!(" -p 18515 -g 1 -m 1024 -s {size} -n {iterations}"));
+        if *queue_pairs > 1 {
+            side.push_str(&format!(" -q {queue_pairs}"));
+        }
+        if operation.events {
+            side.push_str(" -e");
+        }
+        let script = SCRIPT
+            .replace("$SERVER", &format!("{side} -d rxe0"))
+            .replace("$CLIENT", &format!("{side} -d rxe1 10.0.0.1"));
+        vec!["sh".into(), "-c".into(), script]
+    }
+
+    /// Microseconds per iteration. Both sides have a clock of their own and neither is more
+    /// right, so this is their mean.
+    pub(super) fn microseconds(self, output: &str) -> Result<f64> {
+        let unit = match self {
+            Program::Ours => "µs per iteration",
+            Program::Theirs => "usec/iter",
+        };
+        match numbers_before(output, unit).as_slice() {
+            [server, client] => Ok((server + client) / 2.0),
+            found => bail!("{} times in place of two in:\n{output}", found.len()),
+        }
+    }
+}
+
+/// System calls of both sides together.
+pub(super) fn system_calls(output: &str) -> Result<f64> {
+    match numbers_before(output, "system calls").as_slice() {
+        [server, client] => Ok(server + client),
+        found => bail!("{} counts in place of two in:\n{output}", found.len()),
+    }
+}
+
+/// The numbers that stand directly before a unit.
+fn numbers_before(text: &str, unit: &str) -> Vec<f64> {
+    text.match_indices(unit)
+        .filter_map(|(at, _)| text[..at].split_whitespace().next_back()?.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_times_are_averaged() {
+        let theirs = "4096000 bytes in 0.01 seconds = 3000.50 Mbit/sec\n\
+                      500 iters in 0.01 seconds = 20.50 usec/iter\n\
+                      500 iters in 0.01 seconds = 21.50 usec/iter\n";
+        assert_eq!(Program::Theirs.microseconds(theirs).unwrap(), 21.0);
+        let ours = "500 iterations in 0.010 s: 20.00 µs per iteration\n\
+                    500 iterations in 0.011 s: 22.00 µs per iteration\n";
+        assert_eq!(Program::Ours.microseconds(ours).unwrap(), 21.0);
+        assert!(Program::Ours.microseconds(theirs).is_err());
+    }
+
+    #[test]
+    fn counts_add_up() {
+        let output = "lab-count: 120 system calls\nnoise\nlab-count: 30 system calls\n";
+        assert_eq!(system_calls(output).unwrap(), 150.0);
+        assert!(system_calls("lab-count: 120 system calls\n").is_err());
+    }
+
+    #[test]
+    fn sides_differ_by_device_and_host_only() {
+        let operation =
+            Operation { kind: "srq", queue_pairs: 16, size: 2, events: true, iterations: 9 };
+        assert_eq!(operation.name(), "srq ×16 events 2 B");
+        let script = Program::Ours.script(&operation, 7, true).pop().unwrap();
+        let side = "lab-count uverbs pingpong srq -p 18515 -g 1 -m 1024 -s 2 -n 7 -q 16 -e";
+        assert!(script.contains(&format!("\n{side} -d rxe0 >")), "{script}");
+        assert!(script.contains(&format!("\n{side} -d rxe1 10.0.0.1 >")), "{script}");
+        let script = Program::Theirs.script(&operation, 7, false).pop().unwrap();
+        assert!(script.contains("\nibv_srq_pingpong -p 18515"), "{script}");
+    }
+}
