@@ -52,46 +52,46 @@ impl Shared {
         self.map.len() == 0
     }
 
-    /// The bytes `range` as words: a head, aligned 64-bit words, a tail.
-    fn address(&self, range: &Range<usize>) -> Option<usize> {
+    /// Where `range` lies in this process, if it is inside.
+    fn address(&self, range: &Range<usize>) -> Option<*mut u8> {
         (range.start <= range.end && range.end <= self.map.len())
-            .then(|| self.map.as_mut_ptr() as usize + range.start)
+            .then(|| self.map.as_mut_ptr().wrapping_add(range.start))
     }
 
-    fn byte(&self, address: usize) -> &AtomicU8 {
+    fn byte(&self, address: *mut u8) -> &AtomicU8 {
         // SAFETY: callers pass addresses inside the mapping, which lives as long as `self`; all
         // accesses of this process to it are atomic.
-        unsafe { AtomicU8::from_ptr(address as *mut u8) }
+        unsafe { AtomicU8::from_ptr(address) }
     }
 
-    fn half(&self, address: usize) -> &AtomicU32 {
+    fn half(&self, address: *mut u8) -> &AtomicU32 {
         // SAFETY: as for `byte`; callers pass multiples of 4.
-        unsafe { AtomicU32::from_ptr(address as *mut u32) }
+        unsafe { AtomicU32::from_ptr(address.cast()) }
     }
 
-    fn word(&self, address: usize) -> &AtomicU64 {
+    fn word(&self, address: *mut u8) -> &AtomicU64 {
         // SAFETY: as for `byte`; callers pass multiples of 8.
-        unsafe { AtomicU64::from_ptr(address as *mut u64) }
+        unsafe { AtomicU64::from_ptr(address.cast()) }
     }
 
     /// Reads `to.len()` bytes from `offset`; `None` if they are not all inside.
     #[must_use]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Option<()> {
         let mut address = self.address(&(offset..offset.checked_add(to.len())?))?;
-        let head = address.wrapping_neg() % 8;
+        let head = address.addr().wrapping_neg() % 8;
         let (head, rest) = to.split_at_mut(head.min(to.len()));
         for byte in head {
             *byte = self.byte(address).load(Ordering::Acquire);
-            address += 1;
+            address = address.wrapping_add(1);
         }
         let mut words = rest.chunks_exact_mut(8);
         for word in &mut words {
             word.copy_from_slice(&self.word(address).load(Ordering::Acquire).to_ne_bytes());
-            address += 8;
+            address = address.wrapping_add(8);
         }
         for byte in words.into_remainder() {
             *byte = self.byte(address).load(Ordering::Acquire);
-            address += 1;
+            address = address.wrapping_add(1);
         }
         Some(())
     }
@@ -100,22 +100,22 @@ impl Shared {
     #[must_use]
     pub fn write(&self, offset: usize, from: &[u8]) -> Option<()> {
         let mut address = self.address(&(offset..offset.checked_add(from.len())?))?;
-        let head = address.wrapping_neg() % 8;
+        let head = address.addr().wrapping_neg() % 8;
         let (head, rest) = from.split_at(head.min(from.len()));
         for byte in head {
             self.byte(address).store(*byte, Ordering::Release);
-            address += 1;
+            address = address.wrapping_add(1);
         }
         let mut words = rest.chunks_exact(8);
         for word in &mut words {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(word);
             self.word(address).store(u64::from_ne_bytes(bytes), Ordering::Release);
-            address += 8;
+            address = address.wrapping_add(8);
         }
         for byte in words.remainder() {
             self.byte(address).store(*byte, Ordering::Release);
-            address += 1;
+            address = address.wrapping_add(1);
         }
         Some(())
     }
@@ -274,7 +274,7 @@ impl GuestMemory {
         let fault = Fault { address, len };
         let (window, memory, offset) = self.find(address).ok_or(fault)?;
         let host = memory.address(&(offset..offset + len)).ok_or(fault)?;
-        if !window.writable || !matches!(len, 4 | 8) || host % len != 0 {
+        if !window.writable || !matches!(len, 4 | 8) || host.addr() % len != 0 {
             return Err(fault);
         }
         let order = Ordering::AcqRel;

@@ -1,0 +1,16 @@
+//! The data path: what work requests do.
+//!
+//! [`doorbell`] hears of new work, [`ring`] finds it and [`wqe`] reads it; [`send`] carries it out on
+//! the requester's side as a [`message`], `respond` on the other side, with [`receive`] for the
+//! receives that it uses; `complete` says how it ended. [`ethernet`] does the same for frames.
+
+mod complete;
+pub mod doorbell;
+pub mod ethernet;
+pub mod message;
+pub mod receive;
+mod respond;
+pub mod ring;
+pub mod send;
+mod umr;
+pub mod wqe;
