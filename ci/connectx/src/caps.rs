@@ -145,7 +145,8 @@ fn ethernet() -> Vec<u8> {
         (ethernet::max_lso_cap, 16),
         (ethernet::rss_ind_tbl_cap, 9),
         (ethernet::self_lb_en_modifiable, 1),
-        (ethernet::wqe_inline_mode, 1),
+        // No headers need be inline.
+        (ethernet::wqe_inline_mode, 2),
     ] {
         cap.set(field, value);
     }

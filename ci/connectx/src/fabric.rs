@@ -3,6 +3,7 @@
 //! Pairs with the requester and responder of [`crate::data`]. Nothing is under way between calls: a
 //! message is carried out at its destination while its sender waits.
 
+use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
 use crate::device::{Options, PortType};
@@ -62,6 +63,9 @@ impl Fabric {
     }
 
     fn run_queue(&mut self, number: usize, queue: u32) {
+        if self.functions[number].device().is_raw(queue) {
+            return self.run_raw(number, queue);
+        }
         for _ in 0..TURN {
             match self.functions[number].device_mut().next_request(queue) {
                 Next::Idle => return,
@@ -79,6 +83,31 @@ impl Fabric {
             }
         }
         self.functions[number].device_mut().wake(queue);
+    }
+
+    fn run_raw(&mut self, number: usize, queue: u32) {
+        for _ in 0..TURN {
+            match self.functions[number].device_mut().next_frames(queue) {
+                Outgoing::Idle => return,
+                Outgoing::Done => {}
+                Outgoing::Frames(frames, domain) => {
+                    for frame in frames {
+                        self.flood(number, &frame, domain);
+                    }
+                }
+            }
+        }
+        self.functions[number].device_mut().wake(queue);
+    }
+
+    /// Brings a frame to every port; each takes what is for it.
+    fn flood(&mut self, from: usize, frame: &[u8], domain: u32) {
+        for to in 0..self.functions.len() {
+            if self.reaches(from, to) {
+                let own = (from == to).then_some(domain);
+                self.functions[to].device_mut().receive_frame(frame, own);
+            }
+        }
     }
 
     /// Brings a message to where it is addressed.

@@ -13,6 +13,11 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 use super::refusal::{Refused, refuse};
 use crate::device::Device;
 
+/// The context of the kernel's own objects.
+const KERNEL: u32 = 0;
+/// The context of objects that every context may use.
+const SHARED: u32 = 0xffff;
+
 /// Carries out a command and returns the whole output; `room` is the length the driver expects.
 pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
     let half = |at: usize| {
@@ -50,7 +55,7 @@ fn run(
     input: &[u8],
     room: usize,
 ) -> Result<Vec<u8>, Refused> {
-    if uid != 0 && op != DESTROY_UCTX {
+    if !matches!(uid, KERNEL | SHARED) && op != DESTROY_UCTX {
         device.objects.uctxs.get(uid)?;
     }
     match op {

@@ -58,7 +58,6 @@ fn block(
     address: u64,
     number: usize,
     token: u8,
-    signed: bool,
     way: Way,
 ) -> Result<[u8; BLOCK], Delivery> {
     if address == 0 || address % 64 != 0 {
@@ -79,10 +78,15 @@ fn block(
         return Err(Delivery::Token);
     }
     let control = xor(&bytes[CONTROL..SIGNATURE]);
-    if signed && (control != 0xff || way == Way::Input && xor(&bytes) != 0xff) {
+    if is_signed(&bytes) && (control != 0xff || way == Way::Input && xor(&bytes) != 0xff) {
         return Err(Delivery::Signature);
     }
     Ok(bytes)
+}
+
+/// A driver signs blocks or leaves both signatures zero.
+fn is_signed(bytes: &[u8; BLOCK]) -> bool {
+    bytes[CONTROL_SIGNATURE] != 0 || bytes[SIGNATURE] != 0
 }
 
 fn next(bytes: &[u8; BLOCK]) -> u64 {
@@ -100,11 +104,10 @@ pub fn read(
     mut address: u64,
     len: usize,
     token: u8,
-    signed: bool,
     to: &mut Vec<u8>,
 ) -> Result<(), Delivery> {
     for number in 0..len.div_ceil(DATA) {
-        let bytes = block(memory, address, number, token, signed, Way::Input)?;
+        let bytes = block(memory, address, number, token, Way::Input)?;
         let take = (len - number * DATA).min(DATA);
         to.extend_from_slice(&bytes[..take]);
         address = next(&bytes);
@@ -121,12 +124,11 @@ pub fn write(
     mut address: u64,
     data: &[u8],
     token: u8,
-    signed: bool,
 ) -> Result<(), Delivery> {
     for (number, data) in data.chunks(DATA).enumerate() {
-        let mut bytes = block(memory, address, number, token, signed, Way::Output)?;
+        let mut bytes = block(memory, address, number, token, Way::Output)?;
         bytes[..data.len()].copy_from_slice(data);
-        if signed {
+        if is_signed(&bytes) {
             bytes[CONTROL_SIGNATURE] = !xor(&bytes[CONTROL..CONTROL_SIGNATURE]);
             bytes[SIGNATURE] = !xor(&bytes[..SIGNATURE]);
         }
@@ -159,14 +161,9 @@ pub(crate) mod tests {
         }
     }
 
-    fn read_back(
-        memory: &GuestMemory,
-        len: usize,
-        token: u8,
-        signed: bool,
-    ) -> Result<Vec<u8>, Delivery> {
+    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, Delivery> {
         let mut data = vec![];
-        read(memory, 0x1000, len, token, signed, &mut data).map(|()| data)
+        read(memory, 0x1000, len, token, &mut data).map(|()| data)
     }
 
     #[test]
@@ -175,8 +172,8 @@ pub(crate) mod tests {
         for signed in [false, true] {
             chain(&memory, 0x1000, &[0; 1300], 7, signed);
             let data: Vec<u8> = (0..1300u32).map(|n| n as u8).collect();
-            write(&memory, 0x1000, &data, 7, signed).unwrap();
-            assert_eq!(read_back(&memory, 1300, 7, signed).unwrap(), data);
+            write(&memory, 0x1000, &data, 7).unwrap();
+            assert_eq!(read_back(&memory, 1300, 7).unwrap(), data);
         }
     }
 
@@ -184,14 +181,15 @@ pub(crate) mod tests {
     fn each_fault_has_its_answer() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 1300], 7, true);
-        assert_eq!(read_back(&memory, 1300, 8, true), Err(Delivery::Token));
-        assert_eq!(read_back(&memory, 1600, 7, true), Err(Delivery::InputPointer));
+        assert_eq!(read_back(&memory, 1300, 8), Err(Delivery::Token));
+        assert_eq!(read_back(&memory, 1600, 7), Err(Delivery::InputPointer));
         memory.write(0x1000, &[6]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7, true), Err(Delivery::Signature));
+        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::Signature));
+        chain(&memory, 0x1000, &[5; 1300], 7, false);
         memory.write(0x1400 + NUMBER as u64 + 3, &[9]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7, false), Err(Delivery::BlockNumber));
-        assert_eq!(write(&memory, 0x1001, &[0; 8], 7, false), Err(Delivery::OutputPointer));
-        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7, false), Err(Delivery::OutputPointer));
+        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::BlockNumber));
+        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(Delivery::OutputPointer));
+        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(Delivery::OutputPointer));
     }
 
     #[test]
@@ -199,6 +197,6 @@ pub(crate) mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 512], 7, false);
         memory.write(0x1000 + NEXT as u64, &0x1000u64.to_be_bytes()).unwrap();
-        assert_eq!(read_back(&memory, 1 << 20, 7, false), Err(Delivery::BlockNumber));
+        assert_eq!(read_back(&memory, 1 << 20, 7), Err(Delivery::BlockNumber));
     }
 }

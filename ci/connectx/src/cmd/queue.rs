@@ -110,7 +110,7 @@ fn carry_out(device: &mut Device, slot: &mut Slot) -> Result<(), Delivery> {
     let mut input = slot.bytes[16..16 + in_len.min(INLINE)].to_vec();
     if in_len > INLINE {
         let rest = in_len - INLINE;
-        mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), signed, &mut input)?;
+        mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
     }
     let mut output = super::dispatch::execute(device, &input, out_len);
     output.resize(out_len, 0);
@@ -118,7 +118,7 @@ fn carry_out(device: &mut Device, slot: &mut Slot) -> Result<(), Delivery> {
     slot.bytes[OUTPUT..OUTPUT + inline].copy_from_slice(&output[..inline]);
     if out_len > INLINE {
         let rest = &output[INLINE..];
-        mailbox::write(&device.memory, slot.u64(48), rest, slot.token(), signed)?;
+        mailbox::write(&device.memory, slot.u64(48), rest, slot.token())?;
     }
     Ok(())
 }

@@ -309,7 +309,7 @@ impl Device {
                 route[28..30].copy_from_slice(&[vector.hop_limit, 17]);
                 route[32..36].copy_from_slice(&source[12..]);
                 route[36..40].copy_from_slice(&vector.gid[12..]);
-                let sum = super::ethernet::checksum(&route[20..40], 0);
+                let sum = super::frame::checksum(&route[20..40], 0);
                 route[30..32].copy_from_slice(&sum.to_be_bytes());
             } else {
                 let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;

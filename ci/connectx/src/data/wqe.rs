@@ -279,6 +279,25 @@ impl<'a> Segments<'a> {
         })
     }
 
+    /// The Ethernet segment, and the headers inline in it.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn ethernet(&mut self) -> Result<(&'a [u8; 16], &'a [u8]), Short> {
+        const START: usize = 14;
+        const INSERT_VLAN: u16 = 1 << 15;
+        let all = self.rest;
+        let head = self.take::<16>()?;
+        let len = u16::from_be_bytes([head[12], head[13]]);
+        if len & INSERT_VLAN != 0 || len == 0 {
+            return Ok((head, &[]));
+        }
+        let end = START + usize::from(len);
+        let inline = all.get(START..end).ok_or(Short)?;
+        self.rest = all.get(end.next_multiple_of(16)..).unwrap_or(&[]);
+        Ok((head, inline))
+    }
+
     /// The data, to the end of the request.
     ///
     /// # Errors

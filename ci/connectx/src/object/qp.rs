@@ -265,7 +265,10 @@ impl Device {
         };
         let pd = context.get32(qpc::pd);
         let uar = context.get32(qpc::uar_page);
-        self.objects.pds.get(pd)?;
+        // A queue that only changes keys may do so for every protection domain.
+        if service != Service::Umr {
+            self.objects.pds.get(pd)?;
+        }
         for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
             self.objects.cqs.get(cqn)?;
         }
@@ -309,7 +312,9 @@ impl Device {
                 }
             };
         }
-        count!(pds, qp.pd);
+        if qp.service != Service::Umr {
+            count!(pds, qp.pd);
+        }
         count!(cqs, qp.send_cq());
         count!(cqs, qp.receive_cq());
         if qp.send.is_some() {

@@ -20,6 +20,13 @@ pub struct Tis {
     transport_domain: u32,
 }
 
+impl Tis {
+    /// The domain whose queues do not hear what is sent through this.
+    pub(crate) fn transport_domain(&self) -> u32 {
+        self.transport_domain
+    }
+}
+
 /// Where frames of a flow go.
 pub struct Tir {
     pub(crate) context: Bits<tirc, Vec<u8>>,
