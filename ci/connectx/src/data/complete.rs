@@ -68,6 +68,7 @@ impl Device {
     /// Reports a send that failed.
     pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, syndrome: Syndrome) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {syndrome:?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);
         cqe.put(32, qp.context.get32(qpc::user_index));
         cqe.put8(54, 0x80 | syndrome as u8);

@@ -162,7 +162,10 @@ impl Device {
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
         }
-        cqe[48..56].copy_from_slice(&(now / crate::segment::NS_PER_TICK).to_be_bytes());
+        // An error has its syndrome where others have the time.
+        if !matches!(cqe[63] >> 4, 0xd | 0xe) {
+            cqe[48..56].copy_from_slice(&(now / crate::segment::NS_PER_TICK).to_be_bytes());
+        }
         cqe[63] = cqe[63] & 0xfe | (cq.producer >> cq.log_size) as u8 & 1;
         let index = u64::from(cq.producer & ((1 << cq.log_size) - 1));
         let at = index * cq.entry + (cq.entry - 64);

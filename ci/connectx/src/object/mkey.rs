@@ -191,8 +191,9 @@ impl Mkey {
         let mut at = address.wrapping_sub(base);
         let mut left = len;
         while left > 0 {
+            // Bits 0 and 1 say that a page is present only where page faults are possible.
             let entry = entries.get((at >> shift) as usize).map(|entry| u64::from_be_bytes(*entry));
-            let Some(entry) = entry.filter(|entry| entry & 3 != 0) else {
+            let Some(entry) = entry.filter(|entry| *entry != 0) else {
                 return Err(format!("page {} is not present", at >> shift));
             };
             let inside = at & (page - 1);
