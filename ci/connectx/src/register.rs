@@ -142,7 +142,7 @@ impl Device {
     }
 
     /// Sets the cable's end of the link.
-    pub(crate) fn set_link(&mut self, up: bool) {
+    pub fn set_link(&mut self, up: bool) {
         let was = self.port.active();
         self.port.link_up = up;
         if was != self.port.active() {

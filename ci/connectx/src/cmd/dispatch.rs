@@ -81,7 +81,7 @@ fn run(
         QUERY_ADAPTER => {
             let mut out = Bits::<query_adapter_out, _>::new(vec![0; query_adapter_out::SIZE]);
             let mut block = out.sub_mut(query_adapter_out::query_adapter_struct);
-            block.set(query_adapter_param_block::ieee_vendor_id, 0x0002_c9);
+            block.set(query_adapter_param_block::ieee_vendor_id, 0x2c9);
             block.set(query_adapter_param_block::vsd_vendor_id, 0x15b3);
             block.set_span(query_adapter_param_block::vsd_contd_psid, b"EMU0000000001\0\0\0");
             Ok(out.into_inner())
@@ -128,13 +128,13 @@ fn run(
         | TO_ERR_QP | TO_RST_QP => device.modify_qp(op, uid, input),
         QUERY_QP => device.query_qp(input),
         CREATE_RMP => device.create_rmp(uid, input),
-        MODIFY_RMP => device.modify_rmp(input),
-        QUERY_RMP => device.query_rmp(input),
-        DESTROY_RMP => device.destroy_rmp(input),
+        MODIFY_RMP => device.modify_rmp(uid, input),
+        QUERY_RMP => device.query_rmp(uid, input),
+        DESTROY_RMP => device.destroy_rmp(uid, input),
         CREATE_XRC_SRQ => device.create_xrc_srq(uid, input),
-        QUERY_XRC_SRQ => device.query_xrc_srq(input),
-        ARM_XRC_SRQ => device.arm_xrc_srq(input),
-        DESTROY_XRC_SRQ => device.destroy_xrc_srq(input),
+        QUERY_XRC_SRQ => device.query_xrc_srq(uid, input),
+        ARM_XRC_SRQ => device.arm_xrc_srq(uid, input),
+        DESTROY_XRC_SRQ => device.destroy_xrc_srq(uid, input),
         ATTACH_TO_MCG => device.attach_to_mcg(input),
         DETACH_FROM_MCG => device.detach_from_mcg(input),
 

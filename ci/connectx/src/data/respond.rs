@@ -3,7 +3,7 @@
 //! Pairs with [`super::send`]. Everything a message names is checked here: queue pair, state,
 //! connection, sequence, rights of the queue pair and of the key.
 
-use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
+use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
@@ -64,14 +64,12 @@ impl Device {
         }
         let expected = qp.context.get32(qpc::next_rcv_psn);
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
-        if qp.service.reliable() {
-            if ahead != 0 {
-                if ahead < PSN_MASK / 2 {
-                    // Something before it is missing; the sender will come again.
-                    return Answer::Lost;
-                }
-                return self.repeat(qpn, message);
+        if qp.service.reliable() && ahead != 0 {
+            if ahead < PSN_MASK / 2 {
+                // Something before it is missing; the sender will come again.
+                return Answer::Lost;
             }
+            return self.repeat(qpn, message);
         }
         let answer = self.act(qpn, message);
         let counts = !matches!(answer, Answer::NotReady(_) | Answer::Lost);
@@ -322,12 +320,5 @@ impl Device {
             at += len;
         }
         Ok(())
-    }
-
-    /// Path of a connected queue pair.
-    pub(crate) fn path(&self, qpn: u32) -> Option<uverbs_uapi::mlx5::prm::Bits<ads, Vec<u8>>> {
-        let qp = self.objects.qps.get(qpn).ok()?;
-        let path = qp.context.sub(qpc::primary_address_path).bytes().to_vec();
-        Some(uverbs_uapi::mlx5::prm::Bits::new(path))
     }
 }

@@ -44,13 +44,6 @@ const WRITE_FAULT: u8 = 2;
 
 const PRODUCER_MASK: u32 = 0xff_ffff;
 
-impl Cq {
-    /// Whether a completion needs an entry of 128 bytes to carry data of its own.
-    pub(crate) fn entry_size(&self) -> u64 {
-        self.entry
-    }
-}
-
 impl Device {
     pub(crate) fn create_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_cq_in, _>::new(input);

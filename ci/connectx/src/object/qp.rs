@@ -127,7 +127,7 @@ impl Qp {
         self.context.get32(qpc::cqn_rcv)
     }
 
-    fn to_state(&mut self, state: State) {
+    fn enter(&mut self, state: State) {
         self.state = state;
         if state == State::Reset {
             if let Some(send) = &mut self.send {
@@ -370,7 +370,7 @@ impl Device {
             return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
         }
         qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
-        qp.to_state(to);
+        qp.enter(to);
         match to {
             // What was posted before is now sent, or flushed.
             ReadyToSend | Error => self.wake(number),

@@ -75,6 +75,20 @@ pub(crate) fn receive_queue(
     Ok(ReceiveQueue::new(buffer, log_size, log_stride, order, context.get(wq::dbr_addr)))
 }
 
+impl Srq {
+    /// The kernel (0) may do what it likes; a user context only with what is its own.
+    fn belongs_to(&self, uid: u32, number: u32) -> Result<(), Refused> {
+        if uid != 0 && uid != self.uid {
+            return refuse!(
+                BadResource,
+                "SRQ {number:#x} belongs to context {}, not {uid}",
+                self.uid
+            );
+        }
+        Ok(())
+    }
+}
+
 impl Device {
     pub(crate) fn create_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_rmp_in, _>::new(input);
@@ -92,29 +106,31 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    fn pool(&mut self, number: u32) -> Result<&mut Srq, Refused> {
+    fn pool(&mut self, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
         let srq = self.objects.srqs.get_mut(number)?;
+        srq.belongs_to(uid, number)?;
         if srq.kind != Kind::Pool {
             return refuse!(BadResource, "SRQ {number:#x} is not a memory pool");
         }
         Ok(srq)
     }
 
-    fn xrc_srq(&mut self, number: u32) -> Result<&mut Srq, Refused> {
+    fn xrc_srq(&mut self, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
         let srq = self.objects.srqs.get_mut(number)?;
+        srq.belongs_to(uid, number)?;
         if srq.kind == Kind::Pool {
             return refuse!(BadResource, "SRQ {number:#x} is not an XRC SRQ");
         }
         Ok(srq)
     }
 
-    pub(crate) fn modify_rmp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         const LIMIT: u64 = 1;
         let input = Bits::<modify_rmp_in, _>::new(input);
         let number = input.get32(modify_rmp_in::rmpn);
         let wanted = input.sub(modify_rmp_in::ctx);
         let select = input.sub(modify_rmp_in::bitmask).bytes().last().copied().unwrap_or(0);
-        let srq = self.pool(number)?;
+        let srq = self.pool(uid, number)?;
         if wanted.get(rmpc::state) != READY {
             return refuse!(BadResourceState, "RMP state {}", wanted.get(rmpc::state));
         }
@@ -125,9 +141,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_rmp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_rmp_in, _>::new(input).get32(query_rmp_in::rmpn);
-        let srq = self.pool(number)?;
+        let srq = self.pool(uid, number)?;
         let (pd, limit) = (srq.pd, srq.limit);
         let mut out = Bits::<query_rmp_out, _>::new(vec![0; query_rmp_out::SIZE]);
         let mut context = out.sub_mut(query_rmp_out::rmp_context);
@@ -138,9 +154,9 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    pub(crate) fn destroy_rmp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_rmp_in, _>::new(input).get32(destroy_rmp_in::rmpn);
-        self.pool(number)?;
+        self.pool(uid, number)?;
         let srq = self.objects.srqs.remove(number)?;
         self.objects.pds.release(srq.pd);
         Ok(vec![])
@@ -180,9 +196,9 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    pub(crate) fn query_xrc_srq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_xrc_srq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_xrc_srq_in, _>::new(input).get32(query_xrc_srq_in::xrc_srqn);
-        let srq = self.xrc_srq(number)?;
+        let srq = self.xrc_srq(uid, number)?;
         let (pd, limit) = (srq.pd, srq.limit);
         let mut out = Bits::<query_xrc_srq_out, _>::new(vec![0; query_xrc_srq_out::SIZE]);
         let mut context = out.sub_mut(query_xrc_srq_out::xrc_srq_context_entry);
@@ -191,17 +207,17 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    pub(crate) fn arm_xrc_srq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn arm_xrc_srq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<arm_xrc_srq_in, _>::new(input);
         let number = input.get32(arm_xrc_srq_in::xrc_srqn);
-        self.xrc_srq(number)?.limit = input.get(arm_xrc_srq_in::lwm) as u16;
+        self.xrc_srq(uid, number)?.limit = input.get(arm_xrc_srq_in::lwm) as u16;
         self.check_limit(number);
         Ok(vec![])
     }
 
-    pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_xrc_srq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_xrc_srq_in, _>::new(input).get32(destroy_xrc_srq_in::xrc_srqn);
-        self.xrc_srq(number)?;
+        self.xrc_srq(uid, number)?;
         let srq = self.objects.srqs.remove(number)?;
         self.objects.pds.release(srq.pd);
         if let Kind::Xrc { xrcd, cqn, .. } = srq.kind {

@@ -57,7 +57,7 @@ impl Session {
         if !self.wire.receive()? {
             return Ok(false);
         }
-        while let Some(mut request) = self.wire.next()? {
+        while let Some(mut request) = self.wire.request()? {
             let answer = answer(&mut request, function);
             if let Err(errno) = answer {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);

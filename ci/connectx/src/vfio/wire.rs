@@ -151,7 +151,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`Broken::Length`] if the stream cannot be followed any further.
-    pub fn next(&mut self) -> Result<Option<Request>, Broken> {
+    pub fn request(&mut self) -> Result<Option<Request>, Broken> {
         let bytes = &self.buffer[self.start..];
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
@@ -238,7 +238,7 @@ mod tests {
         for byte in &bytes {
             client.write_all(&[*byte]).unwrap();
             assert!(wire.receive().unwrap());
-            while let Some(request) = wire.next().unwrap() {
+            while let Some(request) = wire.request().unwrap() {
                 seen.push((request.id, request.wants_reply, request.body));
             }
         }
@@ -267,7 +267,7 @@ mod tests {
         }
         while wire.receive().unwrap() {}
         for id in 0..4 {
-            let request = wire.next().unwrap().unwrap();
+            let request = wire.request().unwrap().unwrap();
             assert_eq!((request.id, request.files.len()), (id, usize::from(id % 2)));
         }
     }
@@ -281,7 +281,7 @@ mod tests {
             bytes[4..8].copy_from_slice(&size.to_ne_bytes());
             client.write_all(&bytes).unwrap();
             wire.receive().unwrap();
-            assert!(matches!(wire.next(), Err(Broken::Length(_))));
+            assert!(matches!(wire.request(), Err(Broken::Length(_))));
         }
     }
 }
