@@ -85,7 +85,9 @@ fn general(options: &Options) -> Vec<u8> {
         (general::max_indirection, 4),
         (general::log_pg_sz, 12),
         (general::fixed_buffer_size, 1),
-        (general::umr_modify_entity_size_disabled, 1),
+        (general::umr_extended_translation_offset, 1),
+        (general::imaicl, 1),
+        (general::umr_modify_entity_size_disabled, options.minimal.into()),
         // Transports.
         (general::rc, 1),
         (general::uc, 1),

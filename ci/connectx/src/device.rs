@@ -33,13 +33,16 @@ pub struct Options {
     pub port_type: PortType,
     /// Whether BlueFlame registers take data.
     pub write_combining: bool,
+    /// Whether keys are only made and destroyed by commands, as on a function with the smallest
+    /// set of capabilities.
+    pub minimal: bool,
     /// Its number on the switch, from which addresses are made.
     pub number: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { port_type: PortType::Ethernet, write_combining: true, number: 0 }
+        Self { port_type: PortType::Ethernet, write_combining: true, minimal: false, number: 0 }
     }
 }
 

@@ -26,6 +26,9 @@ struct Arguments {
     /// Offers no BlueFlame registers.
     #[arg(long)]
     no_wc: bool,
+    /// Has memory registered by commands alone.
+    #[arg(long)]
+    minimal: bool,
     /// What is written to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
@@ -83,6 +86,7 @@ fn main() -> io::Result<()> {
                 Port::Ib => PortType::InfiniBand,
             },
             write_combining: !arguments.no_wc,
+            minimal: arguments.minimal,
             number: 0,
         });
         places.push(Place { listener, session: None });

@@ -60,7 +60,7 @@ fn block(
     token: u8,
     way: Way,
 ) -> Result<[u8; BLOCK], Delivery> {
-    if address == 0 || address % 64 != 0 {
+    if address == 0 || !address.is_multiple_of(64) {
         return Err(way.bad_pointer());
     }
     let mut bytes = [0; BLOCK];

@@ -85,7 +85,7 @@ impl Device {
         }
         if !self.doorbells.write_combining {
             // The rest of a copy that nobody takes.
-            if offset % BUFFER == 0 && from.len() == 8 {
+            if offset.is_multiple_of(BUFFER) && from.len() == 8 {
                 self.ring(uar, word(0), word(4), None);
             }
             return;
@@ -116,7 +116,7 @@ impl Device {
     /// Decides what the gathered writes are: there is no continuation.
     pub fn settle(&mut self) {
         let Some(burst) = self.doorbells.burst.take() else { return };
-        if burst.start % BUFFER != 0 || burst.bytes.len() < 8 {
+        if !burst.start.is_multiple_of(BUFFER) || burst.bytes.len() < 8 {
             log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
             self.doorbells.faults.torn += 1;
             return;

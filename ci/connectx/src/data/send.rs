@@ -55,6 +55,10 @@ impl Device {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
         match qp.state {
             State::ReadyToSend => {}
+            State::SendError => {
+                self.flush_sends(qpn);
+                return Next::Idle;
+            }
             State::Error => {
                 self.flush_sends(qpn);
                 self.flush_receives(qpn);
@@ -106,21 +110,21 @@ impl Device {
     /// Reports a request as failed, and stops the queue pair.
     fn fail(&mut self, qpn: u32, control: &Control, syndrome: Syndrome) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        let datagram = qp.service.datagram();
+        let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.send.as_mut().map_or(0, |ring| {
             let index = ring.next();
             ring.advance(control.blocks());
             index
         });
         self.fail_send(qpn, control.opcode, index, syndrome);
-        if datagram || !self.objects.qps.get(qpn).is_ok_and(|qp| qp.service.reliable()) {
-            // An unreliable service stops sending only.
-            if let Ok(qp) = self.objects.qps.get_mut(qpn) {
-                qp.state = State::SendError;
-            }
-            return;
+        if connected {
+            return self.qp_error(qpn, None);
         }
-        self.qp_error(qpn, None);
+        // An unreliable service stops sending only.
+        if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+            qp.state = State::SendError;
+        }
+        self.wake(qpn);
     }
 
     fn flush_sends(&mut self, qpn: u32) {
@@ -157,7 +161,10 @@ impl Device {
         let mut segments = Segments::new(&control, bytes);
         match control.opcode {
             op::NOP => return Ok(None),
-            op::UMR => return self.umr(qpn, pd, service, segments).map(|()| None),
+            op::UMR => {
+                let key = control.immediate;
+                return self.umr(qpn, service, pd, key, segments).map(|()| None);
+            }
             op::LOCAL_INVAL => {
                 return self.local_invalidate(control.immediate, pd).map(|()| None);
             }
@@ -332,7 +339,7 @@ impl Device {
     }
 
     /// Collects the data of a request.
-    fn gather(&self, qpn: u32, pd: u32, list: &[Gather]) -> Result<Vec<u8>, Syndrome> {
+    pub(crate) fn gather(&self, qpn: u32, pd: u32, list: &[Gather]) -> Result<Vec<u8>, Syndrome> {
         let mut data = Vec::new();
         for entry in list {
             match entry {

@@ -279,6 +279,14 @@ impl<'a> Segments<'a> {
         })
     }
 
+    /// The control segment and the key context of a UMR request.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn umr(&mut self) -> Result<(&'a [u8; 48], &'a [u8; 64]), Short> {
+        Ok((self.take::<48>()?, self.take::<64>()?))
+    }
+
     /// The Ethernet segment, and the headers inline in it.
     ///
     /// # Errors

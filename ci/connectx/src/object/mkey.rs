@@ -241,7 +241,8 @@ impl Device {
             self.objects.pds.get(context.get32(mkc::pd))?;
         }
         let mut translation = list.to_vec();
-        translation.resize(room as usize * 16, 0);
+        // Work requests replace entries in units of 64 bytes, padded if need be.
+        translation.resize((room as usize * 16).next_multiple_of(64), 0);
         let number = self.objects.mkeys.insert(Mkey { context, translation, uid })?;
         let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
         out.set(create_mkey_out::mkey_index, number.into());

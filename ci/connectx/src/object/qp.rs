@@ -265,7 +265,7 @@ impl Device {
         };
         let pd = context.get32(qpc::pd);
         let uar = context.get32(qpc::uar_page);
-        // A queue that only changes keys may do so for every protection domain.
+        // A queue that only changes keys gets its protection domain later.
         if service != Service::Umr {
             self.objects.pds.get(pd)?;
         }
@@ -312,7 +312,7 @@ impl Device {
                 }
             };
         }
-        if qp.service != Service::Umr {
+        if qp.pd != 0 {
             count!(pds, qp.pd);
         }
         count!(cqs, qp.send_cq());
@@ -369,6 +369,12 @@ impl Device {
         if !from.contains(&qp.state) {
             return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
         }
+        let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
+        if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
+            self.objects.pds.hold(late_pd)?;
+            self.own_qp(uid, number)?.pd = late_pd;
+        }
+        let qp = self.own_qp(uid, number)?;
         qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
         qp.enter(to);
         match to {
