@@ -21,7 +21,7 @@ pub const GIDS: usize = 16;
 /// Entries of the partition key table.
 const PKEYS: u64 = 128;
 /// The default partition.
-const DEFAULT_PKEY: u16 = 0xffff;
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 /// Largest Ethernet frame payload, and what it is at first.
 pub const MAX_MTU: u16 = 9978;

@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::object::eq::event;
 use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
+use crate::port::DEFAULT_PKEY;
 
 const REQUEST: u8 = 0x0;
 const RESPONSE_WRITE_IMM: u8 = 0x1;
@@ -116,7 +117,11 @@ impl Device {
         cqe.put(32, mark);
         let immediate = match message.action {
             Action::Send { invalidate: Some(key) } => key,
-            _ => message.immediate.unwrap_or(0),
+            // Where there is no immediate data, datagrams have their partition key.
+            _ => message.immediate.unwrap_or(match message.datagram {
+                Some(_) => DEFAULT_PKEY.into(),
+                None => 0,
+            }),
         };
         cqe.put(36, immediate);
         cqe.put(44, len);

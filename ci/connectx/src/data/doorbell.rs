@@ -24,6 +24,8 @@ pub struct Faults {
     pub record_behind: u64,
     /// BlueFlame data that is not what the ring holds.
     pub differs: u64,
+    /// Writes of a burst that came after it was given up, so that it counted as a doorbell only.
+    pub late: u64,
     /// Doorbells of queues that do not exist, or not on this page.
     pub stray: u64,
 }
@@ -38,13 +40,15 @@ struct Burst {
 pub struct Doorbells {
     write_combining: bool,
     burst: Option<Burst>,
+    /// Where the rest of a burst would go on that was taken for a doorbell.
+    given_up: Option<(u32, u64)>,
     pub(crate) faults: Faults,
 }
 
 impl Doorbells {
     /// Takes data by BlueFlame, or only doorbells.
     pub fn new(write_combining: bool) -> Self {
-        Self { write_combining, burst: None, faults: Faults::default() }
+        Self { write_combining, burst: None, given_up: None, faults: Faults::default() }
     }
 }
 
@@ -90,6 +94,12 @@ impl Device {
             }
             return;
         }
+        if self.doorbells.burst.is_none() && self.doorbells.given_up == Some((uar, offset)) {
+            self.doorbells.faults.late += 1;
+            let next = offset + from.len() as u64;
+            self.doorbells.given_up = (!next.is_multiple_of(64)).then_some((uar, next));
+            return;
+        }
         if let Some(burst) = &mut self.doorbells.burst
             && burst.uar == uar
             && burst.start + burst.bytes.len() as u64 == offset
@@ -125,6 +135,8 @@ impl Device {
         if burst.bytes.len() > 8 && !whole {
             self.doorbells.faults.torn += 1;
         }
+        let end = burst.start + burst.bytes.len() as u64;
+        self.doorbells.given_up = (!whole).then_some((burst.uar, end));
         let (first, second) = (burst.word(0), burst.word(4));
         self.ring(burst.uar, first, second, whole.then_some(burst.bytes));
     }
@@ -160,5 +172,55 @@ impl Device {
             ring.set_data(index, data);
         }
         self.wake(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
+
+    fn burst(device: &mut Device, words: std::ops::Range<u64>, pause_after: Option<u64>) {
+        for word in words {
+            let mut bytes = [0; 8];
+            if word == 0 {
+                // Two segments: 32 bytes, one block.
+                bytes = [0, 0, 0, 0x0a, 0, 0, 0x40, 2];
+            }
+            device.uar_write(20, SEND + word * 8, &bytes);
+            if pause_after == Some(word) {
+                device.settle();
+            }
+        }
+    }
+
+    /// There is no queue behind these doorbells, so each that is understood counts as stray.
+    #[test]
+    fn a_copy_is_one_doorbell_however_it_arrives() {
+        let mut device = Device::new(Options::default(), 1);
+        burst(&mut device, 0..8, None);
+        assert!(!device.gathering());
+        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
+        burst(&mut device, 0..8, Some(0));
+        assert_eq!(device.doorbell_faults(), Faults { stray: 2, late: 7, ..Faults::default() });
+    }
+
+    #[test]
+    fn a_copy_that_stops_short_is_torn() {
+        let mut device = Device::new(Options::default(), 1);
+        burst(&mut device, 0..3, None);
+        burst(&mut device, 0..1, None);
+        device.settle();
+        let want = Faults { stray: 2, torn: 1, ..Faults::default() };
+        assert_eq!(device.doorbell_faults(), want);
+    }
+
+    #[test]
+    fn without_write_combining_only_the_first_word_counts() {
+        let options = Options { write_combining: false, ..Options::default() };
+        let mut device = Device::new(options, 1);
+        burst(&mut device, 0..8, None);
+        assert!(!device.gathering());
+        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
     }
 }

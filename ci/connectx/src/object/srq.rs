@@ -5,7 +5,7 @@
 use uverbs_uapi::mlx5::prm::srqc::{
     arm_xrc_srq_in, create_rmp_in, create_rmp_out, create_xrc_srq_in, create_xrc_srq_out,
     destroy_rmp_in, destroy_xrc_srq_in, modify_rmp_in, query_rmp_in, query_rmp_out,
-    query_xrc_srq_in, query_xrc_srq_out, rmpc, wq, xrc_srqc,
+    query_xrc_srq_in, query_xrc_srq_out, rmp_bitmask, rmpc, wq, xrc_srqc,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
@@ -125,16 +125,15 @@ impl Device {
     }
 
     pub(crate) fn modify_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        const LIMIT: u64 = 1;
         let input = Bits::<modify_rmp_in, _>::new(input);
         let number = input.get32(modify_rmp_in::rmpn);
         let wanted = input.sub(modify_rmp_in::ctx);
-        let select = input.sub(modify_rmp_in::bitmask).bytes().last().copied().unwrap_or(0);
+        let limit_chosen = input.sub(modify_rmp_in::bitmask).is_set(rmp_bitmask::lwm);
         let srq = self.pool(uid, number)?;
         if wanted.get(rmpc::state) != READY {
             return refuse!(BadResourceState, "RMP state {}", wanted.get(rmpc::state));
         }
-        if u64::from(select) & LIMIT != 0 {
+        if limit_chosen {
             srq.limit = wanted.sub(rmpc::wq).get(wq::lwm) as u16;
         }
         self.check_limit(number);

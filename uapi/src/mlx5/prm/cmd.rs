@@ -1,121 +1,48 @@
 //! Command headers, and the commands that bring a function up, query it and shut it down.
 //!
-//! Pairs with mlx5_core's `cmd.c`, `fw.c`, `main.c` and `pagealloc.c`. The layouts are those of `mlx5_ifc.h`.
+//! Pairs with mlx5_core's `cmd.c`, `fw.c`, `main.c` and `pagealloc.c`.
 
 super::layouts! {
-    enable_hca_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        embedded_cpu_function: 0x40, 0x1;
-        function_id_type: 0x43, 0x1;
-        function_id: 0x50, 0x10;
-    }
-    init_hca_in[0x100] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        sw_vhca_id: 0x62, 0xe;
-        sw_owner_id: 0x80, 0x80 bytes;
-    }
-    teardown_hca_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        profile: 0x50, 0x10;
-    }
-    teardown_hca_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        state: 0x7f, 0x1;
-    }
     query_issi_out[0x380] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         current_issi: 0x50, 0x10;
-        supported_issi_dw0: 0x360, 0x20;
     }
     set_issi_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         current_issi: 0x50, 0x10;
     }
     query_pages_in[0x80] {
-        opcode: 0x0, 0x10;
         op_mod: 0x30, 0x10;
-        embedded_cpu_function: 0x40, 0x1;
-        function_id: 0x50, 0x10;
     }
     query_pages_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        embedded_cpu_function: 0x40, 0x1;
-        function_id: 0x50, 0x10;
         num_pages: 0x60, 0x20;
     }
     manage_pages_in[0x80] {
-        opcode: 0x0, 0x10;
         op_mod: 0x30, 0x10;
-        embedded_cpu_function: 0x40, 0x1;
-        function_id: 0x50, 0x10;
         input_num_entries: 0x60, 0x20;
         pas: 0x80, 0x0 tail;
     }
     manage_pages_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         output_num_entries: 0x40, 0x20;
-        pas: 0x80, 0x0 tail;
-    }
-    query_hca_cap_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_function: 0x40, 0x1;
-        ec_vf_function: 0x41, 0x1;
-        function_id_type: 0x43, 0x1;
-        function_id: 0x50, 0x10;
     }
     query_hca_cap_out[0x8080] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         capability: 0x80, 0x8000 bytes;
     }
     set_hca_cap_in[0x8080] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_function: 0x40, 0x1;
-        ec_vf_function: 0x41, 0x1;
-        function_id_type: 0x43, 0x1;
-        function_id: 0x50, 0x10;
         capability: 0x80, 0x8000 bytes;
     }
     query_adapter_out[0x880] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         query_adapter_struct: 0x80, 0x800 of query_adapter_param_block;
     }
     query_adapter_param_block[0x800] {
         ieee_vendor_id: 0xc8, 0x18;
         vsd_vendor_id: 0xf0, 0x10;
-        vsd: 0x100, 0x680 bytes;
         vsd_contd_psid: 0x780, 0x80 bytes;
     }
     access_register_in[0x80] {
-        opcode: 0x0, 0x10;
         op_mod: 0x30, 0x10;
         register_id: 0x50, 0x10;
-        argument: 0x60, 0x20;
-        register_data: 0x80, 0x0 tail;
-    }
-    access_register_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         register_data: 0x80, 0x0 tail;
     }
     query_special_contexts_out[0x100] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        dump_fill_mkey: 0x40, 0x20;
         resd_lkey: 0x60, 0x20;
-        null_mkey: 0x80, 0x20;
-        terminate_scatter_list_mkey: 0xa0, 0x20;
-        repeated_mkey: 0xc0, 0x20;
     }
 }

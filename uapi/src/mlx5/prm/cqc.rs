@@ -1,21 +1,13 @@
 //! Completion queues: their context and commands.
 //!
-//! Pairs with mlx5_core's `cq.c` and mlx5_ib's `cq.c`. The layouts are those of `mlx5_ifc.h`.
+//! Pairs with mlx5_core's `cq.c` and mlx5_ib's `cq.c`.
 
 super::layouts! {
     cqc[0x200] {
         status: 0x0, 0x4;
-        dbr_umem_valid: 0x6, 0x1;
-        apu_cq: 0x7, 0x1;
         cqe_sz: 0x8, 0x3;
-        cc: 0xb, 0x1;
-        scqe_break_moderation_en: 0xd, 0x1;
         oi: 0xe, 0x1;
-        cq_period_mode: 0xf, 0x2;
         cqe_comp_en: 0x11, 0x1;
-        mini_cqe_res_format: 0x12, 0x2;
-        st: 0x14, 0x4;
-        cqe_compression_layout: 0x1e, 0x2;
         page_offset: 0x54, 0x6;
         log_cq_size: 0x63, 0x5;
         uar_page: 0x68, 0x18;
@@ -23,50 +15,30 @@ super::layouts! {
         cq_max_count: 0x90, 0x10;
         c_eqn_or_apu_element: 0xa0, 0x20;
         log_page_size: 0xc3, 0x5;
-        last_notified_index: 0x108, 0x18;
-        last_solicit_index: 0x128, 0x18;
-        consumer_counter: 0x148, 0x18;
         producer_counter: 0x168, 0x18;
         dbr_addr: 0x1c0, 0x40;
     }
     create_cq_in[0x880] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
-        op_mod: 0x30, 0x10;
         cq_context: 0x80, 0x200 of cqc;
         cq_umem_valid: 0x2e0, 0x1;
         pas: 0x880, 0x0 tail;
     }
     create_cq_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         cqn: 0x48, 0x18;
     }
     destroy_cq_in[0x80] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
-        op_mod: 0x30, 0x10;
         cqn: 0x48, 0x18;
     }
     modify_cq_in[0x880] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
         op_mod: 0x30, 0x10;
         cqn: 0x48, 0x18;
         modify_field_select_resize_field_select: 0x60, 0x20;
         cq_context: 0x80, 0x200 of cqc;
-        cq_umem_valid: 0x2e0, 0x1;
-        pas: 0x880, 0x0 tail;
     }
     query_cq_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         cqn: 0x48, 0x18;
     }
     query_cq_out[0x880] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         cq_context: 0x80, 0x200 of cqc;
-        pas: 0x880, 0x0 tail;
     }
 }

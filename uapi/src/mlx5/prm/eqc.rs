@@ -1,13 +1,9 @@
 //! Event queues and the events in them.
 //!
-//! Pairs with mlx5_core's `eq.c`. The layouts are those of `mlx5_ifc.h`.
+//! Pairs with mlx5_core's `eq.c`.
 
 super::layouts! {
     eqc[0x200] {
-        status: 0x0, 0x4;
-        ec: 0xd, 0x1;
-        oi: 0xe, 0x1;
-        st: 0x14, 0x4;
         page_offset: 0x54, 0x6;
         log_eq_size: 0x63, 0x5;
         uar_page: 0x68, 0x18;
@@ -17,33 +13,20 @@ super::layouts! {
         producer_counter: 0x168, 0x18;
     }
     create_eq_in[0x880] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
-        op_mod: 0x30, 0x10;
         eq_context_entry: 0x80, 0x200 of eqc;
         event_bitmask: 0x2c0, 0x100 bytes;
         pas: 0x880, 0x0 tail;
     }
     create_eq_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         eq_number: 0x58, 0x8;
     }
     destroy_eq_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         eq_number: 0x58, 0x8;
     }
     query_eq_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         eq_number: 0x58, 0x8;
     }
     query_eq_out[0x880] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         eq_context_entry: 0x80, 0x200 of eqc;
-        event_bitmask: 0x2c0, 0x40;
-        pas: 0x880, 0x0 tail;
     }
 }

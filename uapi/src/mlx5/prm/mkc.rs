@@ -1,6 +1,6 @@
 //! Memory keys.
 //!
-//! Pairs with mlx5_core's `mr.c` and mlx5_ib's `mr.c` and `umr.c`. The layouts are those of `mlx5_ifc.h`.
+//! Pairs with mlx5_core's `mr.c` and mlx5_ib's `mr.c` and `umr.c`.
 
 super::layouts! {
     mkc[0x200] {
@@ -15,59 +15,35 @@ super::layouts! {
         lw: 0x14, 0x1;
         lr: 0x15, 0x1;
         access_mode_1_0: 0x16, 0x2;
-        ma_translation_mode: 0x1a, 0x2;
         qpn: 0x20, 0x18;
         mkey_7_0: 0x38, 0x8;
         length64: 0x60, 0x1;
         bsf_en: 0x61, 0x1;
-        sync_umr: 0x62, 0x1;
-        expected_sigerr_count: 0x65, 0x1;
         en_rinval: 0x67, 0x1;
         pd: 0x68, 0x18;
         start_addr: 0x80, 0x40;
         len: 0xc0, 0x40;
-        bsf_octword_size: 0x100, 0x20;
-        crossing_target_vhca_id: 0x180, 0x10;
         translations_octword_size: 0x1a0, 0x20;
         relaxed_ordering_read: 0x1d9, 0x1;
         log_page_size: 0x1da, 0x6;
-        pcie_tph_en: 0x1e5, 0x1;
-        pcie_tph_ph: 0x1e6, 0x2;
-        pcie_tph_steering_tag_index: 0x1e8, 0x8;
     }
     create_mkey_in[0x880] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
-        op_mod: 0x30, 0x10;
         pg_access: 0x60, 0x1;
         mkey_umem_valid: 0x61, 0x1;
-        data_direct: 0x62, 0x1;
         memory_key_mkey_entry: 0x80, 0x200 of mkc;
         translations_octword_actual_size: 0x300, 0x20;
         klm_pas_mtt: 0x880, 0x0 tail;
     }
     create_mkey_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         mkey_index: 0x48, 0x18;
     }
     destroy_mkey_in[0x80] {
-        opcode: 0x0, 0x10;
-        uid: 0x10, 0x10;
-        op_mod: 0x30, 0x10;
         mkey_index: 0x48, 0x18;
     }
     query_mkey_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         mkey_index: 0x48, 0x18;
-        pg_access: 0x60, 0x1;
     }
     query_mkey_out[0x980] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         memory_key_mkey_entry: 0x80, 0x200 of mkc;
-        bsf0_klm0_pas_mtt0_1: 0x880, 0x80 bytes;
-        bsf1_klm1_pas_mtt2_3: 0x900, 0x80 bytes;
     }
 }

@@ -1,6 +1,6 @@
 //! The function's virtual port: addresses, state and counters.
 //!
-//! Pairs with mlx5_core's `vport.c`. The layouts are those of `mlx5_ifc.h`.
+//! Pairs with mlx5_core's `vport.c`.
 
 super::layouts! {
     nic_vport_context[0x800] {
@@ -14,40 +14,25 @@ super::layouts! {
         event_on_vlan_change: 0x3d, 0x1;
         event_on_mc_address_change: 0x3e, 0x1;
         event_on_uc_address_change: 0x3f, 0x1;
-        vhca_id_type: 0x40, 0x1;
-        affiliation_criteria: 0x4c, 0x4;
-        affiliated_vhca_id: 0x50, 0x10;
-        sd_group: 0x101, 0x3;
-        sd_group_size: 0x108, 0x8;
         mtu: 0x130, 0x10;
         system_image_guid: 0x140, 0x40;
         port_guid: 0x180, 0x40;
         node_guid: 0x1c0, 0x40;
-        qkey_violation_counter: 0x340, 0x10;
         promisc_uc: 0x780, 0x1;
         promisc_mc: 0x781, 0x1;
         promisc_all: 0x782, 0x1;
         allowed_list_type: 0x785, 0x3;
         allowed_list_size: 0x790, 0x10;
         permanent_address: 0x7a0, 0x40;
-        current_uc_mac_address: 0x800, 0x0 tail;
     }
     query_nic_vport_context_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
         vport_number: 0x50, 0x10;
         allowed_list_type: 0x65, 0x3;
     }
     query_nic_vport_context_out[0x880] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         nic_vport_context: 0x80, 0x800 of nic_vport_context;
     }
     modify_nic_vport_context_in[0x1000] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
         vport_number: 0x50, 0x10;
         field_select: 0x60, 0x20 of modify_nic_vport_field_select;
         nic_vport_context: 0x800, 0x800 of nic_vport_context;
@@ -67,235 +52,81 @@ super::layouts! {
         roce_en: 0x1e, 0x1;
     }
     hca_vport_context[0x1000] {
-        field_select: 0x0, 0x20;
-        sm_virt_aware: 0x100, 0x1;
-        has_smi: 0x101, 0x1;
-        has_raw: 0x102, 0x1;
-        grh_required: 0x103, 0x1;
-        num_port_plane: 0x108, 0x8;
         port_physical_state: 0x110, 0x4;
-        vport_state_policy: 0x114, 0x4;
         port_state: 0x118, 0x4;
         vport_state: 0x11c, 0x4;
         system_image_guid: 0x140, 0x40;
         port_guid: 0x180, 0x40;
         node_guid: 0x1c0, 0x40;
-        cap_mask1: 0x200, 0x20;
-        cap_mask1_field_select: 0x220, 0x20;
-        cap_mask2: 0x240, 0x20;
-        cap_mask2_field_select: 0x260, 0x20;
         lid: 0x300, 0x10;
-        init_type_reply: 0x314, 0x4;
-        lmc: 0x318, 0x3;
         subnet_timeout: 0x31b, 0x5;
         sm_lid: 0x320, 0x10;
-        sm_sl: 0x330, 0x4;
-        qkey_violation_counter: 0x340, 0x10;
-        pkey_violation_counter: 0x350, 0x10;
-    }
-    query_hca_vport_context_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        port_num: 0x4c, 0x4;
-        vport_number: 0x50, 0x10;
     }
     query_hca_vport_context_out[0x1080] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        hca_vport_context: 0x80, 0x1000 of hca_vport_context;
-    }
-    modify_hca_vport_context_in[0x1080] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        port_num: 0x4c, 0x4;
-        vport_number: 0x50, 0x10;
         hca_vport_context: 0x80, 0x1000 of hca_vport_context;
     }
     query_hca_vport_gid_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        port_num: 0x4c, 0x4;
-        vport_number: 0x50, 0x10;
         gid_index: 0x70, 0x10;
     }
     query_hca_vport_gid_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         gids_num: 0x60, 0x10;
-        gid: 0x80, 0x0 tail;
     }
     query_hca_vport_pkey_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        port_num: 0x4c, 0x4;
-        vport_number: 0x50, 0x10;
         pkey_index: 0x70, 0x10;
     }
-    query_hca_vport_pkey_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        pkey: 0x80, 0x0 tail;
-    }
     query_vport_state_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
         vport_number: 0x50, 0x10;
     }
     query_vport_state_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        max_tx_speed: 0x60, 0x10;
         admin_state: 0x78, 0x4;
         state: 0x7c, 0x4;
     }
-    modify_vport_state_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        vport_number: 0x50, 0x10;
-        max_tx_speed: 0x60, 0x10;
-        ingress_connect: 0x70, 0x1;
-        egress_connect: 0x71, 0x1;
-        ingress_connect_valid: 0x72, 0x1;
-        egress_connect_valid: 0x73, 0x1;
-        admin_state: 0x78, 0x4;
-    }
     query_vport_counter_in[0x100] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        port_num: 0x4c, 0x4;
         vport_number: 0x50, 0x10;
-        clear: 0xc0, 0x1;
     }
     query_vport_counter_out[0x1080] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
-        received_errors: 0x80, 0x80 of traffic_counter;
-        transmit_errors: 0x100, 0x80 of traffic_counter;
         received_ib_unicast: 0x180, 0x80 of traffic_counter;
         transmitted_ib_unicast: 0x200, 0x80 of traffic_counter;
-        received_ib_multicast: 0x280, 0x80 of traffic_counter;
-        transmitted_ib_multicast: 0x300, 0x80 of traffic_counter;
-        received_eth_broadcast: 0x380, 0x80 of traffic_counter;
-        transmitted_eth_broadcast: 0x400, 0x80 of traffic_counter;
         received_eth_unicast: 0x480, 0x80 of traffic_counter;
         transmitted_eth_unicast: 0x500, 0x80 of traffic_counter;
-        received_eth_multicast: 0x580, 0x80 of traffic_counter;
-        transmitted_eth_multicast: 0x600, 0x80 of traffic_counter;
-        local_loopback: 0x680, 0x80 of traffic_counter;
     }
     traffic_counter[0x80] {
         packets: 0x0, 0x40;
         octets: 0x40, 0x40;
     }
     alloc_q_counter_out[0x80] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         counter_set_id: 0x58, 0x8;
     }
     dealloc_q_counter_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         counter_set_id: 0x58, 0x8;
     }
     query_q_counter_in[0x100] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        other_vport: 0x40, 0x1;
-        vport_number: 0x50, 0x10;
         clear: 0xc0, 0x1;
-        aggregate: 0xc1, 0x1;
         counter_set_id: 0xf8, 0x8;
     }
     query_q_counter_out[0x800] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         rx_write_requests: 0x80, 0x20;
         rx_read_requests: 0xc0, 0x20;
         rx_atomic_requests: 0x100, 0x20;
-        rx_dct_connect: 0x140, 0x20;
         out_of_buffer: 0x180, 0x20;
-        out_of_sequence: 0x1c0, 0x20;
-        duplicate_request: 0x200, 0x20;
-        rnr_nak_retry_err: 0x240, 0x20;
-        packet_seq_err: 0x280, 0x20;
-        implied_nak_seq_err: 0x2c0, 0x20;
-        local_ack_timeout_err: 0x300, 0x20;
-        req_rnr_retries_exceeded: 0x380, 0x20;
-        resp_local_length_error: 0x3c0, 0x20;
-        req_local_length_error: 0x3e0, 0x20;
-        resp_local_qp_error: 0x400, 0x20;
-        local_operation_error: 0x420, 0x20;
-        resp_local_protection: 0x440, 0x20;
-        req_local_protection: 0x460, 0x20;
-        resp_cqe_error: 0x480, 0x20;
-        req_cqe_error: 0x4a0, 0x20;
-        req_mw_binding: 0x4c0, 0x20;
-        req_bad_response: 0x4e0, 0x20;
-        req_remote_invalid_request: 0x500, 0x20;
-        resp_remote_invalid_request: 0x520, 0x20;
-        req_remote_access_errors: 0x540, 0x20;
-        resp_remote_access_errors: 0x560, 0x20;
-        req_remote_operation_errors: 0x580, 0x20;
-        req_transport_retries_exceeded: 0x5a0, 0x20;
-        cq_overflow: 0x5c0, 0x20;
-        resp_cqe_flush_error: 0x5e0, 0x20;
-        req_cqe_flush_error: 0x600, 0x20;
-        roce_adp_retrans: 0x640, 0x20;
-        roce_adp_retrans_to: 0x660, 0x20;
-        roce_slow_restart: 0x680, 0x20;
-        roce_slow_restart_cnps: 0x6a0, 0x20;
-        roce_slow_restart_trans: 0x6c0, 0x20;
     }
     roce_addr_layout[0x100] {
         source_l3_address: 0x0, 0x80 bytes;
-        vlan_valid: 0x83, 0x1;
-        vlan_id: 0x84, 0xc;
-        source_mac_47_32: 0x90, 0x10;
-        source_mac_31_0: 0xa0, 0x20;
         roce_l3_type: 0xd4, 0x4;
         roce_version: 0xd8, 0x8;
     }
     set_roce_address_in[0x180] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         roce_address_index: 0x40, 0x10;
-        vhca_port_num: 0x5c, 0x4;
         roce_address: 0x80, 0x100 of roce_addr_layout;
     }
     query_roce_address_in[0x80] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         roce_address_index: 0x40, 0x10;
-        vhca_port_num: 0x5c, 0x4;
     }
     query_roce_address_out[0x180] {
-        status: 0x0, 0x8;
-        syndrome: 0x20, 0x20;
         roce_address: 0x80, 0x100 of roce_addr_layout;
     }
-    mad_ifc_in[0x880] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
-        remote_lid: 0x40, 0x10;
-        plane_index: 0x50, 0x8;
-        port: 0x58, 0x8;
-        mad: 0x80, 0x800 bytes;
-    }
     set_l2_table_entry_in[0x200] {
-        opcode: 0x0, 0x10;
-        op_mod: 0x30, 0x10;
         table_index: 0xa8, 0x18;
-        silent_mode_valid: 0xf0, 0x1;
-        silent_mode: 0xf1, 0x1;
-        vlan_valid: 0xf3, 0x1;
-        vlan: 0xf4, 0xc;
         mac_address: 0x100, 0x40;
     }
 }
