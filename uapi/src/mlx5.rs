@@ -7,6 +7,7 @@ pub mod devx;
 pub mod dm;
 pub mod flow;
 pub mod object;
+pub mod prm;
 pub mod uar;
 pub mod var;
 pub mod wqe;

@@ -8,6 +8,7 @@ mod comparison;
 mod expectation;
 mod header;
 mod kernel;
+mod prm;
 mod proof;
 
 use std::env;
@@ -39,7 +40,11 @@ fn run(arguments: &Arguments) -> Conclusion {
         Ok(kernels) => {
             for (release, dir) in kernels {
                 match Kernel::load(&release, &dir) {
-                    Ok(kernel) => trials.extend(header::trials(Arc::new(kernel), &report)),
+                    Ok(kernel) => {
+                        let kernel = Arc::new(kernel);
+                        trials.extend(prm::trials(&kernel));
+                        trials.extend(header::trials(kernel, &report));
+                    }
                     Err(e) => trials.push(Trial::test(release, move || Err(Failed::from(e)))),
                 }
             }

@@ -1,0 +1,133 @@
+//! A queue's buffer in guest memory: a list of pages that reads as one piece.
+//!
+//! Pairs with the `pas` lists of the commands that create queues. The buffer is linear: the rings
+//! in it do the wrapping.
+
+use crate::cmd::refusal::{Refused, refuse};
+use crate::guest::{Fault, GuestMemory};
+
+/// A scattered buffer.
+#[derive(Debug, Clone, Default)]
+pub struct Buffer {
+    shift: u32,
+    offset: u64,
+    len: u64,
+    pages: Vec<u64>,
+}
+
+impl Buffer {
+    /// A buffer of `len` bytes in pages of 2^(12 + `log_page_size`) bytes, beginning
+    /// `page_offset` 64ths of a page into the first. `list` is the command's list of big-endian
+    /// page addresses.
+    ///
+    /// # Errors
+    /// If the list does not cover the buffer, or an address is not that of a page.
+    pub fn new(
+        log_page_size: u64,
+        page_offset: u64,
+        len: u64,
+        list: &[u8],
+    ) -> Result<Self, Refused> {
+        if log_page_size > 31 {
+            return refuse!(BadParam, "log_page_size {log_page_size} is above 31");
+        }
+        let shift = 12 + log_page_size as u32;
+        let offset = page_offset << (shift - 6);
+        let needed = (offset + len).div_ceil(1 << shift);
+        let (entries, _) = list.as_chunks::<8>();
+        if (entries.len() as u64) < needed {
+            return refuse!(
+                BadParam,
+                "{} pages of {:#x} bytes are listed, {needed} needed",
+                entries.len(),
+                1u64 << shift
+            );
+        }
+        let pages: Vec<u64> =
+            entries.iter().take(needed as usize).map(|entry| u64::from_be_bytes(*entry)).collect();
+        if let Some(page) = pages.iter().find(|page| *page & 0xff8 != 0) {
+            return refuse!(BadParam, "page address {page:#x} is not aligned");
+        }
+        let pages = pages.into_iter().map(|page| page & !0xfff).collect();
+        Ok(Self { shift, offset, len, pages })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn pieces(
+        &self,
+        at: u64,
+        len: usize,
+        mut each: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let fault = Fault { address: at, len };
+        if at.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            return Err(fault);
+        }
+        let mut done = 0;
+        while done < len {
+            let place = self.offset + at + done as u64;
+            let page = *self.pages.get((place >> self.shift) as usize).ok_or(fault)?;
+            let inside = place & ((1 << self.shift) - 1);
+            let piece = ((1u64 << self.shift) - inside).min((len - done) as u64) as usize;
+            each(page.checked_add(inside).ok_or(fault)?, done..done + piece)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Reads from byte `at` of the buffer.
+    ///
+    /// # Errors
+    /// [`Fault`] past the end, or where the page is not in guest memory.
+    pub fn read(&self, memory: &GuestMemory, at: u64, to: &mut [u8]) -> Result<(), Fault> {
+        self.pieces(at, to.len(), |address, range| memory.read(address, &mut to[range]))
+    }
+
+    /// Writes to byte `at` of the buffer.
+    ///
+    /// # Errors
+    /// [`Fault`] past the end, or where the page is not in guest memory.
+    pub fn write(&self, memory: &GuestMemory, at: u64, from: &[u8]) -> Result<(), Fault> {
+        self.pieces(at, from.len(), |address, range| memory.write(address, &from[range]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_read_as_one_piece() {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        let list: Vec<u8> =
+            [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
+        let buffer = Buffer::new(0, 63, 8192, &list).unwrap();
+        let data: Vec<u8> = (0..8192u32).map(|n| (n / 7) as u8).collect();
+        buffer.write(&memory, 0, &data).unwrap();
+        let mut back = vec![0; 8192];
+        buffer.read(&memory, 0, &mut back).unwrap();
+        assert_eq!(back, data);
+        let mut byte = [0];
+        memory.read(0x1000, &mut byte).unwrap();
+        assert_eq!(byte[0], data[64]);
+        assert!(buffer.read(&memory, 8185, &mut [0; 8]).is_err());
+    }
+
+    #[test]
+    fn a_list_that_does_not_cover_is_refused() {
+        let list = [0; 16];
+        assert!(Buffer::new(0, 0, 8193, &list).is_err());
+        assert!(Buffer::new(0, 1, 8192, &list).is_err());
+        assert!(Buffer::new(32, 0, 1, &list).is_err());
+        assert!(Buffer::new(0, 0, 1, &0x10u64.to_be_bytes()).is_err());
+    }
+}

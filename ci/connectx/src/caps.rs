@@ -1,0 +1,297 @@
+//! What the function can do, in one table.
+//!
+//! Pairs with QUERY_HCA_CAP and SET_HCA_CAP. A capability is here only if what it promises is
+//! carried out.
+
+use std::collections::BTreeMap;
+
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
+use uverbs_uapi::mlx5::prm::hca_cap::{
+    atomic_caps, cmd_hca_cap as general, flow_table_nic_cap, flow_table_prop_layout,
+    per_protocol_networking_offload_caps as ethernet, roce_cap, virtio_emulation_cap,
+};
+
+use crate::cmd::refusal::{Refused, refuse};
+use crate::device::{Options, PortType};
+use crate::segment::CLOCK_KHZ;
+
+/// Bytes of one group of capabilities.
+const GROUP: usize = 0x1000;
+
+const GENERAL: u16 = 0;
+const ETHERNET: u16 = 1;
+const ATOMIC: u16 = 3;
+const ROCE: u16 = 4;
+const FLOW_TABLE: u16 = 7;
+const VIRTIO_EMULATION: u16 = 0x13;
+
+/// `general_obj_types` bit of virtio network queues, without which VAR pages are not offered.
+const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
+
+/// Bytes of a doorbell (VAR) page, as a power of two.
+pub const LOG_VAR_STRIDE: u64 = 12;
+
+struct Group {
+    max: Vec<u8>,
+    current: Vec<u8>,
+}
+
+/// The capabilities of a function.
+pub struct Caps {
+    groups: BTreeMap<u16, Group>,
+}
+
+fn general(options: &Options) -> Vec<u8> {
+    let mut cap = Bits::<general, _>::new(vec![0; GROUP]);
+    let ethernet = options.port_type == PortType::Ethernet;
+    for (field, value) in [
+        // Object numbers and queue sizes.
+        (general::log_max_srq_sz, 15),
+        (general::log_max_qp_sz, 15),
+        (general::log_max_qp, 17),
+        (general::log_max_srq, 16),
+        (general::log_max_cq_sz, 22),
+        (general::log_max_cq, 16),
+        (general::log_max_eq_sz, 22),
+        (general::log_max_eq, 6),
+        (general::max_num_eqs, 64),
+        (general::log_max_mkey, 17),
+        (general::log_max_pd, 16),
+        (general::log_max_xrcd, 16),
+        (general::log_max_transport_domain, 8),
+        (general::log_max_rmp, 16),
+        (general::log_max_rq, 16),
+        (general::log_max_sq, 16),
+        (general::log_max_tir, 12),
+        (general::log_max_tis, 12),
+        (general::log_max_rqt, 10),
+        (general::log_max_rqt_size, 9),
+        (general::log_max_tis_per_sq, 1),
+        (general::log_max_mcg, 10),
+        (general::max_qp_mcg, 32),
+        (general::log_max_wq_sz, 15),
+        (general::log_max_stride_sz_rq, 9),
+        (general::log_min_stride_sz_rq, 4),
+        (general::log_max_stride_sz_sq, 9),
+        (general::log_min_stride_sz_sq, 6),
+        (general::basic_cyclic_rcv_wqe, 1),
+        (general::max_wqe_sz_sq, 1024),
+        (general::max_wqe_sz_rq, 512),
+        (general::max_sgl_for_optimized_performance, 32),
+        // Memory.
+        (general::log_max_mrw_sz, 40),
+        (general::log_max_klm_list_size, 14),
+        (general::max_indirection, 4),
+        (general::log_pg_sz, 12),
+        (general::fixed_buffer_size, 1),
+        (general::umr_extended_translation_offset, 1),
+        (general::imaicl, 1),
+        (general::umr_modify_entity_size_disabled, options.minimal.into()),
+        // Transports.
+        (general::rc, 1),
+        (general::uc, 1),
+        (general::ud, 1),
+        (general::xrc, 1),
+        (general::log_max_msg, 30),
+        (general::log_max_ra_req_qp, 4),
+        (general::log_max_ra_res_qp, 4),
+        (general::local_ca_ack_delay, 16),
+        (general::atomic, 1),
+        (general::set_deth_sqpn, 1),
+        (general::compact_address_vector, 1),
+        (general::pkv, 1),
+        (general::qkv, 1),
+        (general::pkey_table_size, 0),
+        (general::stat_rate_support, 0xffff),
+        // Completions.
+        (general::cqe_version, 1),
+        (general::cq_oi, 1),
+        (general::cq_moderation, 1),
+        (general::device_frequency_khz, CLOCK_KHZ),
+        (general::device_frequency_mhz, CLOCK_KHZ / 1000),
+        // Doorbells.
+        (general::uar_4k, 1),
+        (general::uar_sz, 5),
+        (general::num_of_uars_per_page, 1),
+        (general::bf, options.write_combining.into()),
+        (general::log_bf_reg_size, 9),
+        // User contexts, and VAR pages.
+        (general::log_max_uctx, 10),
+        (general::log_max_umem, 16),
+        (general::general_obj_types, OBJECT_VIRTIO_NET_Q),
+        // Ports.
+        (general::num_ports, 1),
+        (general::port_type, ethernet.into()),
+        (general::ib_virt, (!ethernet).into()),
+        (general::gid_table_size, if ethernet { 0 } else { 1 }),
+        (general::roce, ethernet.into()),
+        (general::eth_net_offloads, ethernet.into()),
+        (general::nic_flow_table, ethernet.into()),
+        (general::max_tc, 1),
+        (general::log_max_current_uc_list, 7),
+        (general::log_max_current_mc_list, 7),
+        (general::log_max_vlan_list, 5),
+        (general::log_max_l2_table, 8),
+    ] {
+        cap.set(field, value);
+    }
+    cap.into_inner()
+}
+
+fn ethernet() -> Vec<u8> {
+    let mut cap = Bits::<ethernet, _>::new(vec![0; GROUP]);
+    for (field, value) in [
+        (ethernet::csum_cap, 1),
+        (ethernet::vlan_cap, 1),
+        (ethernet::max_lso_cap, 16),
+        (ethernet::rss_ind_tbl_cap, 9),
+        (ethernet::self_lb_en_modifiable, 1),
+        // No headers need be inline.
+        (ethernet::wqe_inline_mode, 2),
+    ] {
+        cap.set(field, value);
+    }
+    cap.into_inner()
+}
+
+fn atomic() -> Vec<u8> {
+    let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
+    // Compare-and-swap, fetch-and-add, and both masked; eight bytes.
+    cap.set(atomic_caps::atomic_operations, 0xf);
+    cap.set(atomic_caps::atomic_size_qp, 8);
+    cap.set(atomic_caps::atomic_size_dc, 8);
+    cap.set(atomic_caps::supported_atomic_req_8B_endianness_mode_1, 1);
+    cap.into_inner()
+}
+
+fn roce() -> Vec<u8> {
+    const V1_AND_V2: u64 = 5;
+    const L3_IPV4_AND_IPV6: u64 = 6;
+    let mut cap = Bits::<roce_cap, _>::new(vec![0; GROUP]);
+    cap.set(roce_cap::roce_version, V1_AND_V2);
+    cap.set(roce_cap::l3_type, L3_IPV4_AND_IPV6);
+    cap.set(roce_cap::roce_address_table_size, crate::port::GIDS as u64);
+    cap.set(roce_cap::r_roce_dest_udp_port, 4791);
+    cap.set(roce_cap::r_roce_min_src_udp_port, 0xc000);
+    cap.set(roce_cap::r_roce_max_src_udp_port, 0xffff);
+    cap.into_inner()
+}
+
+fn flow_tables() -> Vec<u8> {
+    let mut cap = Bits::<flow_table_nic_cap, _>::new(vec![0; GROUP]);
+    for table in [
+        flow_table_nic_cap::flow_table_properties_nic_receive,
+        flow_table_nic_cap::flow_table_properties_nic_receive_rdma,
+        flow_table_nic_cap::flow_table_properties_nic_transmit,
+        flow_table_nic_cap::flow_table_properties_nic_transmit_rdma,
+    ] {
+        let mut table = cap.sub_mut(table);
+        for (field, value) in [
+            (flow_table_prop_layout::ft_support, 1),
+            (flow_table_prop_layout::flow_modify_en, 1),
+            (flow_table_prop_layout::modify_root, 1),
+            (flow_table_prop_layout::identified_miss_table_mode, 1),
+            (flow_table_prop_layout::flow_table_modify, 1),
+            (flow_table_prop_layout::log_max_ft_size, 16),
+            (flow_table_prop_layout::max_ft_level, 64),
+            (flow_table_prop_layout::log_max_ft_num, 8),
+            (flow_table_prop_layout::log_max_destination, 4),
+            (flow_table_prop_layout::log_max_flow, 16),
+        ] {
+            table.set(field, value);
+        }
+    }
+    cap.into_inner()
+}
+
+fn virtio() -> Vec<u8> {
+    let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);
+    cap.set(virtio_emulation_cap::log_doorbell_stride, LOG_VAR_STRIDE);
+    cap.set(virtio_emulation_cap::log_doorbell_bar_size, u64::from(crate::var::BYTES.ilog2()));
+    cap.set(virtio_emulation_cap::doorbell_bar_offset, crate::var::OFFSET);
+    cap.into_inner()
+}
+
+impl Caps {
+    /// What the function can do, nothing restricted yet.
+    pub fn new(options: &Options) -> Self {
+        let mut groups = BTreeMap::new();
+        let mut add = |kind, max: Vec<u8>| {
+            groups.insert(kind, Group { current: max.clone(), max });
+        };
+        add(GENERAL, general(options));
+        add(ATOMIC, atomic());
+        add(VIRTIO_EMULATION, virtio());
+        if options.port_type == PortType::Ethernet {
+            add(ETHERNET, ethernet());
+            add(ROCE, roce());
+            add(FLOW_TABLE, flow_tables());
+        }
+        Self { groups }
+    }
+
+    /// Answers QUERY_HCA_CAP: bit 0 of the modifier asks for current values, the rest is the
+    /// group.
+    ///
+    /// # Errors
+    /// If the function has no such group.
+    pub fn query(&self, op_mod: u16) -> Result<Vec<u8>, Refused> {
+        let Some(group) = self.groups.get(&(op_mod >> 1)) else {
+            return refuse!(BadParam, "capability group {:#x} is not modelled", op_mod >> 1);
+        };
+        let values = if op_mod & 1 == 0 { &group.max } else { &group.current };
+        let mut out = Bits::<query_hca_cap_out, _>::new(vec![0; 16 + GROUP]);
+        out.set_span(query_hca_cap_out::capability, values);
+        Ok(out.into_inner())
+    }
+
+    /// Carries out SET_HCA_CAP.
+    ///
+    /// # Errors
+    /// If the group cannot be set.
+    pub fn set(&mut self, op_mod: u16, input: &[u8]) -> Result<(), Refused> {
+        let input = Bits::<set_hca_cap_in, _>::new(input);
+        let kind = op_mod >> 1;
+        let Some(group) = self.groups.get_mut(&kind) else {
+            return refuse!(BadParam, "capability group {kind:#x} is not modelled");
+        };
+        let values = input.span(set_hca_cap_in::capability);
+        match kind {
+            // The driver sends one field and zeros; the others are not asked to change.
+            ATOMIC => {
+                let field = atomic_caps::atomic_req_8B_endianness_mode;
+                let mode = Bits::<atomic_caps, _>::new(values).get(field);
+                Bits::<atomic_caps, _>::new(&mut group.current[..]).set(field, mode);
+            }
+            GENERAL | ROCE => {
+                if values.len() > GROUP {
+                    return refuse!(BadInputLength, "{} bytes of capabilities", values.len());
+                }
+                group.current[..values.len()].copy_from_slice(values);
+            }
+            _ => return refuse!(BadParam, "capability group {kind:#x} cannot be set"),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setting_the_endianness_of_atomics_keeps_the_atomics() {
+        let mut caps = Caps::new(&Options::default());
+        let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + GROUP]);
+        let mut value = Bits::<atomic_caps, _>::new([0u8; 64]);
+        value.set(atomic_caps::atomic_req_8B_endianness_mode, 1);
+        input.set_span(set_hca_cap_in::capability, &value.into_inner());
+        caps.set(ATOMIC << 1, &input.into_inner()).unwrap();
+        let out = caps.query(ATOMIC << 1 | 1).unwrap();
+        let current = Bits::<atomic_caps, _>::new(&out[16..]);
+        assert_eq!(current.get(atomic_caps::atomic_req_8B_endianness_mode), 1);
+        assert_eq!(current.get(atomic_caps::atomic_size_qp), 8);
+        assert!(caps.query(0x7e).is_err());
+    }
+}

@@ -1,0 +1,202 @@
+//! Mailbox chains: the part of a command's input and output that does not fit its slot.
+//!
+//! Pairs with `mlx5_alloc_cmd_msg` of mlx5_core. A chain is walked for as many blocks as the length
+//! asks for and no further, so a cycle ends; each block says its number and its token.
+
+use crate::guest::GuestMemory;
+
+/// Data bytes of a block.
+pub const DATA: usize = 512;
+/// Bytes of a block.
+pub const BLOCK: usize = 576;
+const NEXT: usize = 560;
+const NUMBER: usize = 568;
+const TOKEN: usize = 573;
+const CONTROL_SIGNATURE: usize = 574;
+const SIGNATURE: usize = 575;
+/// Where the part begins that the control signature covers.
+const CONTROL: usize = 512;
+
+/// What is wrong with the delivery of a command, as opposed to the command.
+#[allow(missing_docs, reason = "the driver's names, MLX5_CMD_DELIVERY_STAT_*")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Delivery {
+    Signature = 0x1,
+    Token = 0x2,
+    BlockNumber = 0x3,
+    OutputPointer = 0x4,
+    InputPointer = 0x5,
+    InputLength = 0x7,
+    OutputLength = 0x8,
+    Descriptor = 0x10,
+}
+
+/// Which way a chain goes: bad pointers are answered differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Input,
+    Output,
+}
+
+impl Way {
+    fn bad_pointer(self) -> Delivery {
+        match self {
+            Way::Input => Delivery::InputPointer,
+            Way::Output => Delivery::OutputPointer,
+        }
+    }
+}
+
+/// XOR of all bytes; over a signed area it is 0xff.
+pub fn xor(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum ^ byte)
+}
+
+fn block(
+    memory: &GuestMemory,
+    address: u64,
+    number: usize,
+    token: u8,
+    way: Way,
+) -> Result<[u8; BLOCK], Delivery> {
+    if address == 0 || !address.is_multiple_of(64) {
+        return Err(way.bad_pointer());
+    }
+    let mut bytes = [0; BLOCK];
+    memory.read(address, &mut bytes).map_err(|_| way.bad_pointer())?;
+    let said = u32::from_be_bytes([
+        bytes[NUMBER],
+        bytes[NUMBER + 1],
+        bytes[NUMBER + 2],
+        bytes[NUMBER + 3],
+    ]);
+    if said as usize != number {
+        return Err(Delivery::BlockNumber);
+    }
+    if bytes[TOKEN] != token {
+        return Err(Delivery::Token);
+    }
+    let control = xor(&bytes[CONTROL..SIGNATURE]);
+    if is_signed(&bytes) && (control != 0xff || way == Way::Input && xor(&bytes) != 0xff) {
+        return Err(Delivery::Signature);
+    }
+    Ok(bytes)
+}
+
+/// A driver signs blocks or leaves both signatures zero.
+fn is_signed(bytes: &[u8; BLOCK]) -> bool {
+    bytes[CONTROL_SIGNATURE] != 0 || bytes[SIGNATURE] != 0
+}
+
+fn next(bytes: &[u8; BLOCK]) -> u64 {
+    let mut next = [0; 8];
+    next.copy_from_slice(&bytes[NEXT..NEXT + 8]);
+    u64::from_be_bytes(next)
+}
+
+/// Appends `len` bytes of the chain at `address` to `to`.
+///
+/// # Errors
+/// What is wrong with the chain.
+pub fn read(
+    memory: &GuestMemory,
+    mut address: u64,
+    len: usize,
+    token: u8,
+    to: &mut Vec<u8>,
+) -> Result<(), Delivery> {
+    for number in 0..len.div_ceil(DATA) {
+        let bytes = block(memory, address, number, token, Way::Input)?;
+        let take = (len - number * DATA).min(DATA);
+        to.extend_from_slice(&bytes[..take]);
+        address = next(&bytes);
+    }
+    Ok(())
+}
+
+/// Writes `data` to the chain at `address`, which the driver has laid out beforehand.
+///
+/// # Errors
+/// What is wrong with the chain; blocks before the fault are written.
+pub fn write(
+    memory: &GuestMemory,
+    mut address: u64,
+    data: &[u8],
+    token: u8,
+) -> Result<(), Delivery> {
+    for (number, data) in data.chunks(DATA).enumerate() {
+        let mut bytes = block(memory, address, number, token, Way::Output)?;
+        bytes[..data.len()].copy_from_slice(data);
+        if is_signed(&bytes) {
+            bytes[CONTROL_SIGNATURE] = !xor(&bytes[CONTROL..CONTROL_SIGNATURE]);
+            bytes[SIGNATURE] = !xor(&bytes[..SIGNATURE]);
+        }
+        memory.write(address, &bytes).map_err(|_| Delivery::OutputPointer)?;
+        address = next(&bytes);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Lays out a chain of blocks at `base`, one per KiB.
+    pub(crate) fn chain(memory: &GuestMemory, base: u64, data: &[u8], token: u8, signed: bool) {
+        let blocks: Vec<_> = data.chunks(DATA).collect();
+        for (number, data) in blocks.iter().enumerate() {
+            let mut bytes = [0; BLOCK];
+            bytes[..data.len()].copy_from_slice(data);
+            let address = base + number as u64 * 1024;
+            let next = if number + 1 < blocks.len() { address + 1024 } else { 0 };
+            bytes[NEXT..NEXT + 8].copy_from_slice(&next.to_be_bytes());
+            bytes[NUMBER..NUMBER + 4].copy_from_slice(&(number as u32).to_be_bytes());
+            bytes[TOKEN] = token;
+            if signed {
+                bytes[CONTROL_SIGNATURE] = !xor(&bytes[CONTROL..CONTROL_SIGNATURE]);
+                bytes[SIGNATURE] = !xor(&bytes[..SIGNATURE]);
+            }
+            memory.write(address, &bytes).unwrap();
+        }
+    }
+
+    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, Delivery> {
+        let mut data = vec![];
+        read(memory, 0x1000, len, token, &mut data).map(|()| data)
+    }
+
+    #[test]
+    fn a_chain_is_read_as_it_was_written() {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        for signed in [false, true] {
+            chain(&memory, 0x1000, &[0; 1300], 7, signed);
+            let data: Vec<u8> = (0..1300u32).map(|n| n as u8).collect();
+            write(&memory, 0x1000, &data, 7).unwrap();
+            assert_eq!(read_back(&memory, 1300, 7).unwrap(), data);
+        }
+    }
+
+    #[test]
+    fn each_fault_has_its_answer() {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        chain(&memory, 0x1000, &[5; 1300], 7, true);
+        assert_eq!(read_back(&memory, 1300, 8), Err(Delivery::Token));
+        assert_eq!(read_back(&memory, 1600, 7), Err(Delivery::InputPointer));
+        memory.write(0x1000, &[6]).unwrap();
+        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::Signature));
+        chain(&memory, 0x1000, &[5; 1300], 7, false);
+        memory.write(0x1400 + NUMBER as u64 + 3, &[9]).unwrap();
+        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::BlockNumber));
+        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(Delivery::OutputPointer));
+        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(Delivery::OutputPointer));
+    }
+
+    #[test]
+    fn a_cycle_ends() {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        chain(&memory, 0x1000, &[5; 512], 7, false);
+        memory.write(0x1000 + NEXT as u64, &0x1000u64.to_be_bytes()).unwrap();
+        assert_eq!(read_back(&memory, 1 << 20, 7), Err(Delivery::BlockNumber));
+    }
+}

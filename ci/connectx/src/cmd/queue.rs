@@ -1,0 +1,124 @@
+//! Command slots: takes a command from guest memory, and puts its answer there.
+//!
+//! Pairs with `struct mlx5_cmd_layout` and `cmd_work_handler` of mlx5_core.
+
+use super::mailbox::{self, Delivery, xor};
+use crate::device::Device;
+
+const SLOT: usize = 64;
+const TRANSPORT_PCI: u8 = 7;
+/// Bytes of input and output that lie in the slot itself.
+const INLINE: usize = 16;
+const OWNER_HARDWARE: u8 = 1;
+const OUTPUT: usize = 32;
+const SIGNATURE: usize = 61;
+const STATUS: usize = 63;
+
+/// The longest input and output taken: the page list of a memory key of 4 GiB.
+const MAX_LEN: usize = 16 << 20;
+
+/// A slot as read.
+struct Slot {
+    bytes: [u8; SLOT],
+}
+
+impl Slot {
+    fn u32(&self, at: usize) -> u32 {
+        let b = &self.bytes;
+        u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from(self.u32(at)) << 32 | u64::from(self.u32(at + 4))
+    }
+
+    fn signed(&self) -> bool {
+        self.bytes[SIGNATURE] != 0
+    }
+
+    fn token(&self) -> u8 {
+        self.bytes[60]
+    }
+}
+
+/// Runs the commands whose bits are set, in the order of their slots.
+pub fn run(device: &mut Device, mut slots: u32) {
+    while slots != 0 {
+        let index = slots.trailing_zeros();
+        slots &= slots - 1;
+        run_slot(device, index);
+    }
+}
+
+fn run_slot(device: &mut Device, index: u32) {
+    let Some(queue) = device.segment.queue() else {
+        log::warn!("command doorbell {index} without a command queue");
+        return;
+    };
+    let address = queue + u64::from(index) * SLOT as u64;
+    let mut slot = Slot { bytes: [0; SLOT] };
+    if device.memory.read(address, &mut slot.bytes).is_err() {
+        log::warn!("command queue at {queue:#x} is not in guest memory");
+        return;
+    }
+    if slot.bytes[STATUS] & OWNER_HARDWARE == 0 {
+        log::warn!("command slot {index} rung but not handed over");
+        return;
+    }
+    // The command that makes the command event queue is not reported there: the driver has freed
+    // its slot by the time it looks.
+    let events = device.command_eq();
+    let delivery = match carry_out(device, &mut slot) {
+        Ok(()) => 0,
+        Err(delivery) => {
+            log::warn!("command slot {index}: {delivery:?}");
+            delivery as u8
+        }
+    };
+    slot.bytes[STATUS] = delivery << 1;
+    if slot.signed() {
+        slot.bytes[SIGNATURE] = 0;
+        slot.bytes[SIGNATURE] = !xor(&slot.bytes);
+    }
+    // The last word holds the ownership bit, and is written last.
+    if device.memory.write(address, &slot.bytes).is_err() {
+        return;
+    }
+    if let Some(eqn) = events
+        && device.command_eq() == Some(eqn)
+    {
+        device.command_done(eqn, index);
+    }
+}
+
+fn carry_out(device: &mut Device, slot: &mut Slot) -> Result<(), Delivery> {
+    let signed = slot.signed();
+    if slot.bytes[0] != TRANSPORT_PCI {
+        return Err(Delivery::Descriptor);
+    }
+    if signed && xor(&slot.bytes) != 0xff {
+        return Err(Delivery::Signature);
+    }
+    let in_len = slot.u32(4) as usize;
+    let out_len = slot.u32(56) as usize;
+    if !(8..=MAX_LEN).contains(&in_len) {
+        return Err(Delivery::InputLength);
+    }
+    if !(8..=MAX_LEN).contains(&out_len) {
+        return Err(Delivery::OutputLength);
+    }
+    let mut input = slot.bytes[16..16 + in_len.min(INLINE)].to_vec();
+    if in_len > INLINE {
+        let rest = in_len - INLINE;
+        mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
+    }
+    let mut output = super::dispatch::execute(device, &input, out_len);
+    output.resize(out_len, 0);
+    let inline = out_len.min(INLINE);
+    slot.bytes[OUTPUT..OUTPUT + inline].copy_from_slice(&output[..inline]);
+    if out_len > INLINE {
+        let rest = &output[INLINE..];
+        mailbox::write(&device.memory, slot.u64(48), rest, slot.token())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! The data path: what work requests do.
+//!
+//! [`doorbell`] hears of new work, [`ring`] finds it and [`wqe`] reads it; `send` carries it out on
+//! the requester's side as a [`message`], `respond` on the other side, with [`receive`] for the
+//! receives that it uses; `complete` says how it ended. `ethernet` does the same for frames, with `frame` for what is in one.
+
+mod complete;
+pub mod doorbell;
+pub(crate) mod ethernet;
+mod frame;
+pub mod message;
+pub mod receive;
+mod respond;
+pub mod ring;
+pub(crate) mod send;
+mod umr;
+pub mod wqe;

@@ -1,0 +1,192 @@
+//! Completions: how work requests and receives are reported.
+//!
+//! Pairs with `struct mlx5_cqe64`.
+
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+
+use super::message::{Action, Message, Syndrome};
+use crate::device::Device;
+use crate::object::eq::event;
+use crate::object::qp::{Service, State};
+use crate::object::srq::Kind;
+use crate::port::DEFAULT_PKEY;
+
+const REQUEST: u8 = 0x0;
+const RESPONSE_WRITE_IMM: u8 = 0x1;
+const RESPONSE_SEND: u8 = 0x2;
+const RESPONSE_SEND_IMM: u8 = 0x3;
+const RESPONSE_SEND_INV: u8 = 0x4;
+const REQUEST_ERROR: u8 = 0xd;
+const RESPONSE_ERROR: u8 = 0xe;
+
+const SOLICITED: u8 = 2;
+/// An object that asked for no index of its own.
+const NO_INDEX: u32 = 0xff_ffff;
+
+/// A completion under construction.
+pub(crate) struct Cqe([u8; 64]);
+
+impl Cqe {
+    pub(crate) fn new(opcode: u8) -> Self {
+        let mut bytes = [0; 64];
+        bytes[63] = opcode << 4;
+        Self(bytes)
+    }
+
+    pub(crate) fn put(&mut self, at: usize, value: u32) -> &mut Self {
+        self.0[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    pub(crate) fn put16(&mut self, at: usize, value: u16) -> &mut Self {
+        self.0[at..at + 2].copy_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    pub(crate) fn put8(&mut self, at: usize, value: u8) -> &mut Self {
+        self.0[at] = value;
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> [u8; 64] {
+        self.0
+    }
+}
+
+impl Device {
+    /// Reports a send that succeeded.
+    pub(crate) fn complete_send(&mut self, qpn: u32, opcode: u8, index: u16, len: u32) {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        let mut cqe = Cqe::new(REQUEST);
+        cqe.put(32, qp.context.get32(qpc::user_index));
+        cqe.put(44, len);
+        cqe.put(56, u32::from(opcode) << 24 | qpn);
+        cqe.put16(60, index);
+        let cqn = qp.send_cq();
+        self.complete(cqn, cqe.bytes(), false);
+    }
+
+    /// Reports a send that failed.
+    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, syndrome: Syndrome) {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {syndrome:?}");
+        let mut cqe = Cqe::new(REQUEST_ERROR);
+        cqe.put(32, qp.context.get32(qpc::user_index));
+        cqe.put8(54, 0x80 | syndrome as u8);
+        cqe.put8(55, syndrome as u8);
+        cqe.put(56, u32::from(opcode) << 24 | qpn);
+        cqe.put16(60, index);
+        let cqn = qp.send_cq();
+        self.complete(cqn, cqe.bytes(), false);
+    }
+
+    /// The queue and the mark of completions of receives.
+    fn receive_target(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
+        if let Some(srqn) = srqn
+            && let Ok(srq) = self.objects.srqs.get(srqn)
+            && let Kind::Xrc { cqn, user_index, .. } = srq.kind
+        {
+            return Some((cqn, if user_index == NO_INDEX { srqn } else { user_index }));
+        }
+        let qp = self.objects.qps.get(qpn).ok()?;
+        Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))
+    }
+
+    /// Reports a receive that succeeded.
+    pub(crate) fn complete_receive(&mut self, message: &Message, qpn: u32, index: u16, len: u32) {
+        let Some((cqn, mark)) = self.receive_target(qpn, message.srqn) else { return };
+        let opcode = match (message.action, message.immediate) {
+            (Action::Send { invalidate: Some(_) }, _) => RESPONSE_SEND_INV,
+            (Action::Send { .. }, None) => RESPONSE_SEND,
+            (Action::Send { .. }, Some(_)) => RESPONSE_SEND_IMM,
+            _ => RESPONSE_WRITE_IMM,
+        };
+        let mut cqe = Cqe::new(opcode);
+        let mut flags = u32::from(message.sl & 0xf) << 24 | message.source_qpn;
+        if let Some(datagram) = &message.datagram
+            && datagram.route.is_some()
+        {
+            flags |= 1 << 28;
+            // On Ethernet there is no service level here, but the kind of header.
+            if message.source_lid == 0 {
+                flags = flags & !(0xf << 24) | u32::from(datagram.l3) << 24;
+            }
+        }
+        cqe.put16(22, message.source_lid);
+        cqe.put(24, flags);
+        cqe.put(32, mark);
+        let immediate = match message.action {
+            Action::Send { invalidate: Some(key) } => key,
+            // Where there is no immediate data, datagrams have their partition key.
+            _ => message.immediate.unwrap_or(match message.datagram {
+                Some(_) => DEFAULT_PKEY.into(),
+                None => 0,
+            }),
+        };
+        cqe.put(36, immediate);
+        cqe.put(44, len);
+        cqe.put(56, qpn);
+        cqe.put16(60, index);
+        if message.solicited {
+            cqe.put8(63, opcode << 4 | SOLICITED);
+        }
+        self.complete(cqn, cqe.bytes(), message.solicited);
+    }
+
+    /// Reports a receive that failed.
+    pub(crate) fn fail_receive(
+        &mut self,
+        qpn: u32,
+        srqn: Option<u32>,
+        index: u16,
+        syndrome: Syndrome,
+    ) {
+        let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
+        let mut cqe = Cqe::new(RESPONSE_ERROR);
+        cqe.put(32, mark);
+        cqe.put8(54, 0x80 | syndrome as u8);
+        cqe.put8(55, syndrome as u8);
+        cqe.put(56, qpn);
+        cqe.put16(60, index);
+        self.complete(cqn, cqe.bytes(), true);
+    }
+
+    /// Puts a queue pair into its error state, and has what is posted flushed.
+    pub(crate) fn qp_error(&mut self, qpn: u32, kind: Option<u8>) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        if qp.state == State::Error {
+            return;
+        }
+        qp.state = State::Error;
+        self.wake(qpn);
+        if let Some(kind) = kind {
+            self.qp_event(qpn, kind);
+        }
+    }
+
+    pub(crate) fn qp_event(&mut self, qpn: u32, kind: u8) {
+        let mut data = [0; 28];
+        // Type of the queue: a queue pair.
+        data[20] = 0;
+        data[24..].copy_from_slice(&qpn.to_be_bytes());
+        self.raise_event(kind, 0, &data);
+    }
+
+    /// Flushes the receives of a queue pair in its error state.
+    pub(crate) fn flush_receives(&mut self, qpn: u32) {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        if qp.srqn.is_some() || qp.service == Service::Xrc {
+            // Shared receives stay; the owner hears when none will be taken any more.
+            self.qp_event(qpn, event::LAST_WQE_REACHED);
+            return;
+        }
+        // As many as a ring can hold: the record may go on changing.
+        for _ in 0..1 << 15 {
+            let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+            let Some(queue) = qp.receive.as_mut() else { return };
+            let Ok(Some(receive)) = queue.peek(&self.memory) else { return };
+            queue.take(&receive);
+            self.fail_receive(qpn, None, receive.index, Syndrome::Flushed);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Doorbells: what is written to UAR pages.
+//!
+//! Pairs with the registers of a UAR: completion queues at 0x20, event queues at 0x40 and 0x48, and
+//! from 0x800 the registers of send queues. The first eight bytes of a work request, written to
+//! such a register, say that there is work; a whole work request, written there in ascending order
+//! (BlueFlame), is the work itself. The two look alike until the second write, so writes are
+//! gathered until the request is complete, another write comes, or the stream of writes pauses.
+
+use crate::device::Device;
+
+const CQ: u64 = 0x20;
+const EQ_ARM: u64 = 0x40;
+const EQ_UPDATE: u64 = 0x48;
+const SEND: u64 = 0x800;
+/// Bytes of one of the two buffers of a register.
+const BUFFER: u64 = 0x100;
+
+/// What was seen that a correct driver does not do.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Faults {
+    /// BlueFlame bursts that stopped short, or were cut into by another write.
+    pub torn: u64,
+    /// Doorbells whose doorbell record does not cover the request they name.
+    pub record_behind: u64,
+    /// BlueFlame data that is not what the ring holds.
+    pub differs: u64,
+    /// Writes of a burst that came after it was given up, so that it counted as a doorbell only.
+    pub late: u64,
+    /// Doorbells of queues that do not exist, or not on this page.
+    pub stray: u64,
+}
+
+struct Burst {
+    uar: u32,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// The gathering of writes.
+pub struct Doorbells {
+    write_combining: bool,
+    burst: Option<Burst>,
+    /// Where the rest of a burst would go on that was taken for a doorbell.
+    given_up: Option<(u32, u64)>,
+    pub(crate) faults: Faults,
+}
+
+impl Doorbells {
+    /// Takes data by BlueFlame, or only doorbells.
+    pub fn new(write_combining: bool) -> Self {
+        Self { write_combining, burst: None, given_up: None, faults: Faults::default() }
+    }
+}
+
+impl Burst {
+    /// Bytes that the work request has, whole blocks.
+    fn wanted(&self) -> usize {
+        (usize::from(self.bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        self.bytes.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+    }
+}
+
+impl Device {
+    /// What was seen that a correct driver does not do.
+    pub fn doorbell_faults(&self) -> Faults {
+        self.doorbells.faults
+    }
+
+    /// A write to a UAR page.
+    pub(crate) fn uar_write(&mut self, uar: u32, offset: u64, from: &[u8]) {
+        let word = |at: usize| {
+            from.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+        };
+        if offset < SEND {
+            self.settle();
+            match (offset, from.len()) {
+                (CQ, 8) => self.cq_doorbell(uar, word(0), word(4)),
+                (EQ_ARM, 4) => self.eq_doorbell(uar, word(0), true),
+                (EQ_UPDATE, 4) => self.eq_doorbell(uar, word(0), false),
+                _ => {
+                    log::debug!("{} bytes to {offset:#x} of UAR {uar}", from.len());
+                    self.doorbells.faults.stray += 1;
+                }
+            }
+            return;
+        }
+        if !self.doorbells.write_combining {
+            // The rest of a copy that nobody takes.
+            if offset.is_multiple_of(BUFFER) && from.len() == 8 {
+                self.ring(uar, word(0), word(4), None);
+            }
+            return;
+        }
+        if self.doorbells.burst.is_none() && self.doorbells.given_up == Some((uar, offset)) {
+            self.doorbells.faults.late += 1;
+            let next = offset + from.len() as u64;
+            self.doorbells.given_up = (!next.is_multiple_of(64)).then_some((uar, next));
+            return;
+        }
+        if let Some(burst) = &mut self.doorbells.burst
+            && burst.uar == uar
+            && burst.start + burst.bytes.len() as u64 == offset
+            && burst.bytes.len() + from.len() <= BUFFER as usize
+        {
+            burst.bytes.extend(from);
+        } else {
+            self.settle();
+            self.doorbells.burst = Some(Burst { uar, start: offset, bytes: from.to_vec() });
+        }
+        if let Some(burst) = &self.doorbells.burst
+            && burst.bytes.len() > 8
+            && burst.bytes.len() >= burst.wanted()
+        {
+            self.settle();
+        }
+    }
+
+    /// Whether a write is being gathered.
+    pub fn gathering(&self) -> bool {
+        self.doorbells.burst.is_some()
+    }
+
+    /// Decides what the gathered writes are: there is no continuation.
+    pub fn settle(&mut self) {
+        let Some(burst) = self.doorbells.burst.take() else { return };
+        if !burst.start.is_multiple_of(BUFFER) || burst.bytes.len() < 8 {
+            log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
+            self.doorbells.faults.torn += 1;
+            return;
+        }
+        let whole = burst.bytes.len() > 8 && burst.bytes.len() >= burst.wanted();
+        if burst.bytes.len() > 8 && !whole {
+            self.doorbells.faults.torn += 1;
+        }
+        let end = burst.start + burst.bytes.len() as u64;
+        self.doorbells.given_up = (!whole).then_some((burst.uar, end));
+        let (first, second) = (burst.word(0), burst.word(4));
+        self.ring(burst.uar, first, second, whole.then_some(burst.bytes));
+    }
+
+    /// Tells a send queue of work up to and with the request that the words begin.
+    fn ring(&mut self, uar: u32, first: u32, second: u32, data: Option<Vec<u8>>) {
+        let number = second >> 8;
+        let blocks = ((second & 0x3f) * 16).div_ceil(64) as u16;
+        let index = (first >> 8) as u16;
+        let (ring, owner) = if let Ok(qp) = self.objects.qps.get_mut(number) {
+            (qp.send.as_mut(), qp.uar)
+        } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
+            (Some(&mut sq.ring), sq.uar)
+        } else {
+            (None, 0)
+        };
+        let Some(ring) = ring.filter(|_| owner == uar) else {
+            log::debug!("doorbell of send queue {number:#x} on UAR {uar}, its own is {owner}");
+            self.doorbells.faults.stray += 1;
+            return;
+        };
+        let end = index.wrapping_add(blocks);
+        // A record that cannot be read, or makes no sense, is reported when the queue is run.
+        let refreshed = ring.refresh(&self.memory);
+        if refreshed.is_ok() && ring.behind(end) {
+            self.doorbells.faults.record_behind += 1;
+        }
+        if let Some(data) = data {
+            let stored = ring.read(&self.memory, index, usize::from(blocks));
+            if stored.is_ok_and(|stored| data.get(..stored.len()) != Some(&stored[..])) {
+                self.doorbells.faults.differs += 1;
+            }
+            ring.set_data(index, data);
+        }
+        self.wake(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
+
+    fn burst(device: &mut Device, words: std::ops::Range<u64>, pause_after: Option<u64>) {
+        for word in words {
+            let mut bytes = [0; 8];
+            if word == 0 {
+                // Two segments: 32 bytes, one block.
+                bytes = [0, 0, 0, 0x0a, 0, 0, 0x40, 2];
+            }
+            device.uar_write(20, SEND + word * 8, &bytes);
+            if pause_after == Some(word) {
+                device.settle();
+            }
+        }
+    }
+
+    /// There is no queue behind these doorbells, so each that is understood counts as stray.
+    #[test]
+    fn a_copy_is_one_doorbell_however_it_arrives() {
+        let mut device = Device::new(Options::default(), 1);
+        burst(&mut device, 0..8, None);
+        assert!(!device.gathering());
+        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
+        burst(&mut device, 0..8, Some(0));
+        assert_eq!(device.doorbell_faults(), Faults { stray: 2, late: 7, ..Faults::default() });
+    }
+
+    #[test]
+    fn a_copy_that_stops_short_is_torn() {
+        let mut device = Device::new(Options::default(), 1);
+        burst(&mut device, 0..3, None);
+        burst(&mut device, 0..1, None);
+        device.settle();
+        let want = Faults { stray: 2, torn: 1, ..Faults::default() };
+        assert_eq!(device.doorbell_faults(), want);
+    }
+
+    #[test]
+    fn without_write_combining_only_the_first_word_counts() {
+        let options = Options { write_combining: false, ..Options::default() };
+        let mut device = Device::new(options, 1);
+        burst(&mut device, 0..8, None);
+        assert!(!device.gathering());
+        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
+    }
+}

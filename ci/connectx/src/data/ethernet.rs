@@ -1,0 +1,282 @@
+//! Ethernet frames, from raw send queues to raw receive queues.
+//!
+//! Pairs with mlx5e and raw packet queue pairs; [`super::frame`] knows what is in a frame.
+
+use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
+
+use super::complete::Cqe;
+use super::frame::{self, Parts};
+use super::message::Syndrome;
+use super::wqe::{Control, Gather, Segments, op};
+use crate::device::Device;
+use crate::object::mkey::{Access, Right};
+use crate::object::raw::State;
+use crate::object::steering::Tis;
+
+/// The longest frame, and the most data of a request that is cut into frames.
+const MAX_DATA: u64 = 1 << 18;
+/// Flags of the Ethernet segment: checksums to be filled in.
+const NETWORK_CHECKSUM: u8 = 1 << 6;
+const TRANSPORT_CHECKSUM: u8 = 1 << 7;
+/// In place of an inline header's length: a VLAN tag follows.
+const INSERT_VLAN: u16 = 1 << 15;
+
+/// Flags of a completion: headers that were checked and are right.
+const L2_OK: u8 = 1 << 0;
+const L3_OK: u8 = 1 << 1;
+const L4_OK: u8 = 1 << 2;
+
+const RECEIVED: u8 = 0x2;
+const SENT: u8 = 0x0;
+const SEND_ERROR: u8 = 0xd;
+
+/// Work of a raw send queue.
+pub(crate) enum Outgoing {
+    /// There is none.
+    Idle,
+    /// Done, nothing to send.
+    Done,
+    /// Frames of a sender in this transport domain.
+    Frames(Vec<Vec<u8>>, u32),
+}
+
+impl Device {
+    /// Whether a number is that of a raw send queue.
+    pub(crate) fn is_raw(&self, number: u32) -> bool {
+        self.objects.sqs.get(number).is_ok()
+    }
+
+    /// Takes the next request of a raw send queue.
+    pub(crate) fn next_frames(&mut self, sqn: u32) -> Outgoing {
+        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
+        if sq.state != State::Ready {
+            return Outgoing::Idle;
+        }
+        if let Err(why) = sq.ring.refresh(&self.memory) {
+            log::warn!("SQ {sqn:#x}: {why}");
+            sq.state = State::Error;
+            return Outgoing::Idle;
+        }
+        if !sq.ring.waiting() {
+            return Outgoing::Idle;
+        }
+        let first = sq.ring.fetch(&self.memory, 1);
+        let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
+        let Some(control) = control else { return Outgoing::Idle };
+        let Ok(bytes) = sq.ring.fetch(&self.memory, control.blocks().into()) else {
+            return Outgoing::Idle;
+        };
+        let index = sq.ring.next();
+        let pd = sq.pd;
+        let tisn = sq.context.get32(sqc::tis_num_0);
+        let wrong = control.index != index || control.number != sqn;
+        let frames = match control.opcode {
+            _ if wrong => Err(format!("request {control:?} at block {index:#x}")),
+            op::NOP => Ok(vec![]),
+            op::SEND | op::LSO => self.frames(sqn, pd, &control, &bytes),
+            opcode => Err(format!("opcode {opcode:#x}")),
+        };
+        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
+        sq.ring.advance(control.blocks());
+        let failed = frames.is_err();
+        if failed {
+            sq.state = State::Error;
+        }
+        if control.signaled() || failed {
+            let mut cqe = Cqe::new(if failed { SEND_ERROR } else { SENT });
+            cqe.put(32, sq.context.get32(sqc::user_index));
+            cqe.put(56, u32::from(control.opcode) << 24 | sqn);
+            cqe.put16(60, index);
+            if failed {
+                cqe.put8(54, 0x80).put8(55, Syndrome::LocalQpOperation as u8);
+            }
+            let cqn = sq.context.get32(sqc::cqn);
+            self.complete(cqn, cqe.bytes(), false);
+        }
+        match frames {
+            Ok(frames) if frames.is_empty() => Outgoing::Done,
+            Ok(frames) => {
+                for frame in &frames {
+                    self.port.sent.add(frame.len());
+                }
+                let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
+                Outgoing::Frames(frames, domain)
+            }
+            Err(why) => {
+                log::warn!("SQ {sqn:#x}: {why}");
+                Outgoing::Idle
+            }
+        }
+    }
+
+    /// Makes the frames of a request.
+    fn frames(
+        &self,
+        sqn: u32,
+        pd: u32,
+        control: &Control,
+        bytes: &[u8],
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let mut segments = Segments::new(control, bytes);
+        let short = |_| "the request is too short".to_string();
+        let (head, inline) = segments.ethernet().map_err(short)?;
+        let gather = segments.gather().map_err(short)?;
+        let len: u64 = gather.iter().map(Gather::len).sum();
+        if len > MAX_DATA {
+            return Err(format!("{len} bytes to send"));
+        }
+        let mut frame = inline.to_vec();
+        for entry in &gather {
+            match entry {
+                Gather::Inline(bytes) => frame.extend(bytes),
+                Gather::Memory(entry) => frame.extend(self.read_pieces(Access {
+                    key: entry.key,
+                    pd,
+                    qpn: sqn,
+                    right: Right::LocalRead,
+                    address: entry.address,
+                    len: entry.len.into(),
+                })?),
+            }
+        }
+        let parts = Parts::find(&frame);
+        let mut frames = match control.opcode {
+            op::LSO => {
+                let mss = u16::from_be_bytes([head[6], head[7]]).into();
+                let frames = parts.segment(&frame, inline.len(), mss);
+                if frames.is_empty() {
+                    return Err(format!("cannot be cut into segments of {mss} bytes"));
+                }
+                frames
+            }
+            _ => vec![frame],
+        };
+        let flags = head[4];
+        let insert = u16::from_be_bytes([head[12], head[13]]);
+        for frame in &mut frames {
+            let parts = Parts::find(frame);
+            if flags & TRANSPORT_CHECKSUM != 0 {
+                parts.fill_transport_checksum(frame);
+            }
+            if flags & NETWORK_CHECKSUM != 0 {
+                parts.fill_network_checksum(frame);
+            }
+            if insert & INSERT_VLAN != 0 {
+                frame::insert_vlan(frame, u16::from_be_bytes([head[14], head[15]]));
+            }
+        }
+        Ok(frames)
+    }
+
+    /// Takes a frame off the wire. `from_own` is the transport domain of the sender, if the frame
+    /// comes from this very function.
+    pub(crate) fn receive_frame(&mut self, frame: &[u8], from_own: Option<u32>) {
+        let Some(mac) = frame.first_chunk::<6>() else { return };
+        if !self.port.accepts(mac) {
+            return;
+        }
+        let parts = Parts::find(frame);
+        let verdict = self.steer(&parts.as_match(frame));
+        let mut taken = false;
+        for tirn in verdict.tirs {
+            let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
+            // A sender does not hear itself.
+            if from_own == Some(tir.context.get32(tirc::transport_domain)) {
+                continue;
+            }
+            let block = tir.context.get(tirc::self_lb_block);
+            if from_own.is_some() && block >> (mac[0] & 1) & 1 != 0 {
+                continue;
+            }
+            if let Some(rqn) = self.choose_queue(tirn, &parts, frame) {
+                taken |= self.deliver(rqn, &parts, frame, verdict.flow_tag);
+            }
+        }
+        if taken && from_own.is_none() {
+            self.port.received.add(frame.len());
+        }
+    }
+
+    /// The receive queue of a TIR for a frame.
+    fn choose_queue(&self, tirn: u32, parts: &Parts, frame: &[u8]) -> Option<u32> {
+        const DIRECT: u64 = 0;
+        let tir = self.objects.tirs.get(tirn).ok()?;
+        if tir.context.get(tirc::disp_type) == DIRECT {
+            return Some(tir.context.get32(tirc::inline_rqn));
+        }
+        let queues = &self.objects.rqts.get(tir.context.get32(tirc::indirect_table)).ok()?.queues;
+        let fields = tir
+            .context
+            .sub(tirc::rx_hash_field_selector_outer)
+            .get(rx_hash_field_select::selected_fields);
+        let hash = parts.hash(frame, fields, tir.context.span(tirc::rx_hash_toeplitz_key));
+        queues.get(hash as usize % queues.len().max(1)).copied()
+    }
+
+    /// Puts a frame into a receive queue; false if it is dropped.
+    fn deliver(&mut self, rqn: u32, parts: &Parts, frame: &[u8], flow_tag: u32) -> bool {
+        let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
+        if rq.state != State::Ready {
+            return false;
+        }
+        let receive = match rq.queue.peek(&self.memory) {
+            Ok(Some(receive)) => receive,
+            Ok(None) => {
+                let set = rq.context.get32(rqc::counter_set_id);
+                if let Ok(set) = self.objects.counters.get_mut(set) {
+                    set.out_of_buffer += 1;
+                }
+                return false;
+            }
+            Err(why) => {
+                log::warn!("RQ {rqn:#x}: {why}");
+                rq.state = State::Error;
+                return false;
+            }
+        };
+        let (network_ok, transport_ok) = parts.checksums_hold(frame);
+        let mut data = frame.to_vec();
+        let strip = !rq.context.is_set(rqc::vsd);
+        let tag = if strip { parts.strip_vlan(&mut data) } else { None };
+        let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        if data.len() as u64 > room {
+            // Longer than the receiver can take: dropped, the receive stays.
+            return false;
+        }
+        rq.queue.take(&receive);
+        let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
+        let mark = rq.context.get32(rqc::user_index);
+        let mut rest = &data[..];
+        for entry in &receive.scatter {
+            let (part, left) = rest.split_at(rest.len().min(entry.len as usize));
+            rest = left;
+            let place = Access {
+                key: entry.key,
+                pd,
+                qpn: rqn,
+                right: Right::LocalWrite,
+                address: entry.address,
+                len: part.len() as u64,
+            };
+            if !part.is_empty()
+                && let Err(why) = self.write_pieces(place, part)
+            {
+                log::warn!("receive of RQ {rqn:#x}: {why}");
+                if let Ok(rq) = self.objects.rqs.get_mut(rqn) {
+                    rq.state = State::Error;
+                }
+                return false;
+            }
+        }
+        let mut cqe = Cqe::new(RECEIVED);
+        let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
+        cqe.put8(28, ok);
+        cqe.put8(29, parts.header_types() | u8::from(tag.is_some()));
+        cqe.put16(30, tag.unwrap_or(0));
+        cqe.put(32, mark);
+        cqe.put(44, data.len() as u32);
+        cqe.put(56, flow_tag);
+        cqe.put16(60, receive.index);
+        self.complete(cqn, cqe.bytes(), true)
+    }
+}

@@ -1,0 +1,182 @@
+//! Receive queues: of a queue pair, shared, or raw.
+//!
+//! Pairs with the receive doorbell record. There is no doorbell register for receives: the record
+//! is read when a message needs one.
+
+use crate::buffer::Buffer;
+use crate::guest::GuestMemory;
+
+/// How entries follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// As in the ring.
+    Cyclic,
+    /// Each names the next; the first is entry 0.
+    Linked,
+}
+
+/// Bytes before the scatter list of a linked entry.
+const LINK: usize = 16;
+
+/// A receive queue.
+pub struct ReceiveQueue {
+    buffer: Buffer,
+    log_size: u32,
+    log_stride: u32,
+    order: Order,
+    record: u64,
+    /// Entry to be taken next.
+    next: u16,
+    /// Entries taken so far.
+    taken: u16,
+}
+
+/// A receive that a message may use.
+pub struct Receive {
+    /// What the completion names.
+    pub index: u16,
+    /// Where the data goes.
+    pub scatter: Vec<Scatter>,
+    next: u16,
+}
+
+/// One entry of a scatter or gather list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scatter {
+    /// Bytes.
+    pub len: u32,
+    /// Memory key.
+    pub key: u32,
+    /// Address within it.
+    pub address: u64,
+}
+
+/// The key that ends a scatter list early.
+const INVALID_KEY: u32 = 0x100;
+
+impl Scatter {
+    /// Reads a data segment.
+    pub fn parse(bytes: &[u8; 16]) -> Self {
+        let value = u128::from_be_bytes(*bytes);
+        Self { len: (value >> 96) as u32, key: (value >> 64) as u32, address: value as u64 }
+    }
+}
+
+impl ReceiveQueue {
+    /// A queue of 2^`log_size` entries of 2^`log_stride` bytes at the start of `buffer`.
+    pub fn new(buffer: Buffer, log_size: u32, log_stride: u32, order: Order, record: u64) -> Self {
+        Self { buffer, log_size, log_stride, order, record, next: 0, taken: 0 }
+    }
+
+    /// As when made.
+    pub fn reset(&mut self) {
+        self.next = 0;
+        self.taken = 0;
+    }
+
+    /// How many receives are posted and not taken; `None` if the record cannot be read or is
+    /// impossible.
+    pub fn posted(&self, memory: &GuestMemory) -> Option<u16> {
+        let record = memory.read_be32(self.record).ok()? as u16;
+        let posted = record.wrapping_sub(self.taken);
+        (u32::from(posted) <= 1 << self.log_size).then_some(posted)
+    }
+
+    /// The next receive, which stays until [`ReceiveQueue::take`]. `Ok(None)` if none is posted.
+    ///
+    /// # Errors
+    /// What makes the queue unusable.
+    pub fn peek(&self, memory: &GuestMemory) -> Result<Option<Receive>, String> {
+        let Some(posted) = self.posted(memory) else {
+            return Err("the receive doorbell record is impossible".into());
+        };
+        if posted == 0 {
+            return Ok(None);
+        }
+        let mask = ((1u32 << self.log_size) - 1) as u16;
+        let slot = self.next & mask;
+        let mut entry = vec![0; 1 << self.log_stride];
+        let at = u64::from(slot) << self.log_stride;
+        self.buffer.read(memory, at, &mut entry).map_err(|fault| format!("{fault:?}"))?;
+        let (index, next, list) = match self.order {
+            Order::Cyclic => (self.taken, self.next.wrapping_add(1), &entry[..]),
+            Order::Linked => {
+                let next = u16::from_be_bytes([entry[2], entry[3]]);
+                (slot, next, &entry[LINK..])
+            }
+        };
+        let (segments, _) = list.as_chunks::<16>();
+        let scatter = segments
+            .iter()
+            .map(Scatter::parse)
+            .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
+            .filter(|segment| segment.len != 0)
+            .collect();
+        Ok(Some(Receive { index, scatter, next }))
+    }
+
+    /// Takes the receive that was peeked at.
+    pub fn take(&mut self, receive: &Receive) {
+        self.next = receive.next;
+        self.taken = self.taken.wrapping_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(order: Order) -> (GuestMemory, ReceiveQueue) {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        let buffer = Buffer::new(0, 0, 256, &0x1000u64.to_be_bytes()).unwrap();
+        (memory, ReceiveQueue::new(buffer, 2, 6, order, 0x8000))
+    }
+
+    fn segment(memory: &GuestMemory, at: u64, len: u32, key: u32) {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&len.to_be_bytes());
+        bytes[4..8].copy_from_slice(&key.to_be_bytes());
+        memory.write(at, &bytes).unwrap();
+    }
+
+    #[test]
+    fn a_ring_goes_round_and_a_list_ends_at_the_invalid_key() {
+        let (memory, mut queue) = queue(Order::Cyclic);
+        assert!(queue.peek(&memory).unwrap().is_none());
+        for slot in 0..4 {
+            segment(&memory, 0x1000 + slot * 64, 10 + slot as u32, 7);
+            segment(&memory, 0x1010 + slot * 64, 0, INVALID_KEY);
+            segment(&memory, 0x1020 + slot * 64, 9, 7);
+        }
+        for turn in 0..6u16 {
+            memory.write(0x8000, &u32::from(turn + 1).to_be_bytes()).unwrap();
+            let receive = queue.peek(&memory).unwrap().unwrap();
+            assert_eq!(receive.index, turn);
+            let want = Scatter { len: 10 + u32::from(turn) % 4, key: 7, address: 0 };
+            assert_eq!(receive.scatter, [want]);
+            queue.take(&receive);
+        }
+    }
+
+    #[test]
+    fn links_are_followed_and_stay_inside() {
+        let (memory, mut queue) = queue(Order::Linked);
+        for (slot, next) in [(0u64, 2u16), (2, 0xffff), (3, 0)] {
+            memory.write(0x1000 + slot * 64 + 2, &next.to_be_bytes()).unwrap();
+        }
+        memory.write(0x8000, &3u32.to_be_bytes()).unwrap();
+        let mut seen = vec![];
+        while let Some(receive) = queue.peek(&memory).unwrap() {
+            seen.push(receive.index);
+            queue.take(&receive);
+        }
+        assert_eq!(seen, [0, 2, 3]);
+    }
+
+    #[test]
+    fn an_impossible_record_is_an_error() {
+        let (memory, queue) = queue(Order::Cyclic);
+        memory.write(0x8000, &5u32.to_be_bytes()).unwrap();
+        assert!(queue.peek(&memory).is_err());
+    }
+}

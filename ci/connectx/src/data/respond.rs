@@ -1,0 +1,324 @@
+//! The responder: what a message does where it arrives.
+//!
+//! Pairs with [`super::send`]. Everything a message names is checked here: queue pair, state,
+//! connection, sequence, rights of the queue pair and of the key.
+
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+
+use super::message::{Action, Answer, Message, Syndrome};
+use super::receive::Receive;
+use crate::device::Device;
+use crate::object::domain::Domain;
+use crate::object::eq::event;
+use crate::object::mkey::{Access, Right};
+use crate::object::qp::{Service, State};
+
+/// Bytes in front of a datagram's data.
+const ROUTE: usize = 40;
+const PSN_MASK: u32 = 0xff_ffff;
+
+impl Device {
+    /// Carries out a message.
+    pub(crate) fn respond(&mut self, message: &Message) -> Answer {
+        let answer = self.respond_checked(message);
+        if answer != Answer::Lost {
+            self.rdma_received.add(message.payload.len());
+        }
+        answer
+    }
+
+    /// The queue pair a message is for: number 1 is whichever serves general services.
+    pub(crate) fn local_qpn(&self, qpn: u32) -> Option<u32> {
+        if qpn == 1 {
+            let gsi = |(number, qp): (u32, &crate::object::qp::Qp)| {
+                (qp.service == Service::Gsi).then_some(number)
+            };
+            return self.objects.qps.iter().find_map(gsi);
+        }
+        Some(qpn)
+    }
+
+    fn respond_checked(&mut self, message: &Message) -> Answer {
+        let Some(qpn) = self.local_qpn(message.qpn) else { return Answer::Lost };
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
+        let receiving =
+            matches!(qp.state, State::ReadyToReceive | State::ReadyToSend | State::SendError);
+        if !receiving || qp.service.datagram() != message.datagram.is_some() {
+            return Answer::Lost;
+        }
+        if let Some(datagram) = &message.datagram {
+            if datagram.qkey != qp.context.get32(qpc::q_key) {
+                return Answer::Lost;
+            }
+            return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
+        }
+        if qp.context.get32(qpc::remote_qpn) != message.source_qpn
+            || (qp.service == Service::Xrc) != message.srqn.is_some()
+        {
+            return Answer::Lost;
+        }
+        if let Some(srqn) = message.srqn
+            && !self.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd))
+        {
+            return self.invalid_request(qpn);
+        }
+        let expected = qp.context.get32(qpc::next_rcv_psn);
+        let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
+        if qp.service.reliable() && ahead != 0 {
+            if ahead < PSN_MASK / 2 {
+                // Something before it is missing; the sender will come again.
+                return Answer::Lost;
+            }
+            return self.repeat(qpn, message);
+        }
+        let answer = self.act(qpn, message);
+        let counts = !matches!(answer, Answer::NotReady(_) | Answer::Lost);
+        if counts && let Ok(qp) = self.objects.qps.get_mut(qpn) {
+            let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
+            qp.context.set(qpc::next_rcv_psn, next.into());
+        }
+        answer
+    }
+
+    /// A request that was carried out before, and whose answer was lost.
+    fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
+        match message.action {
+            Action::Read { .. } => self.act(qpn, message),
+            Action::Atomic { .. } => {
+                let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
+                match last {
+                    Some((psn, old)) if psn == message.psn => Answer::Atomic(old),
+                    _ => Answer::Lost,
+                }
+            }
+            _ => Answer::Acknowledged,
+        }
+    }
+
+    fn act(&mut self, qpn: u32, message: &Message) -> Answer {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
+        let (pd, context) = (qp.pd, &qp.context);
+        // The memory of an XRC request is that of the SRQ's owner.
+        let pd = match message.srqn.map(|srqn| self.objects.srqs.get(srqn)) {
+            Some(Ok(srq)) => srq.pd,
+            _ => pd,
+        };
+        let (writes, reads, atomics) =
+            (context.is_set(qpc::rwe), context.is_set(qpc::rre), context.is_set(qpc::rae));
+        let access = |right, key, address, len| Access { key, pd, qpn, right, address, len };
+        match message.action {
+            Action::Send { .. } => self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged),
+            Action::Write { address, key } => {
+                if !writes {
+                    return self.invalid_request(qpn);
+                }
+                let len = message.payload.len() as u64;
+                let place = access(Right::RemoteWrite, key, address, len);
+                if len > 0 && self.write_pieces(place, &message.payload).is_err() {
+                    return self.access_error(qpn);
+                }
+                self.count(qpn, |set| set.writes += 1);
+                if message.immediate.is_some() {
+                    return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
+                }
+                Answer::Acknowledged
+            }
+            Action::Read { address, key, len } => {
+                if !reads {
+                    return self.invalid_request(qpn);
+                }
+                match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
+                    Ok(data) => {
+                        self.count(qpn, |set| set.reads += 1);
+                        Answer::Data(data)
+                    }
+                    Err(_) => self.access_error(qpn),
+                }
+            }
+            Action::Atomic { address, key, change } => {
+                if !atomics || address % 8 != 0 {
+                    return self.invalid_request(qpn);
+                }
+                let place = access(Right::RemoteAtomic, key, address, 8);
+                let pieces = self.objects.resolve(place);
+                let Ok([(gpa, 8)]) = pieces.as_deref() else { return self.access_error(qpn) };
+                // Memory holds the number in the guest's order, little endian.
+                let old =
+                    self.memory.update(*gpa, 8, |old| change.apply(u64::from_le(old)).to_le());
+                let Ok(old) = old.map(u64::from_le) else { return self.access_error(qpn) };
+                self.count(qpn, |set| set.atomics += 1);
+                if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+                    qp.last_atomic = Some((message.psn, old));
+                }
+                Answer::Atomic(old)
+            }
+        }
+    }
+
+    fn count(&mut self, qpn: u32, change: impl Fn(&mut Domain)) {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        let set = qp.context.get32(qpc::counter_set_id);
+        if let Ok(set) = self.objects.counters.get_mut(set) {
+            change(set);
+        }
+    }
+
+    fn invalid_request(&mut self, qpn: u32) -> Answer {
+        self.qp_error(qpn, Some(event::WQ_INVALID_REQUEST));
+        Answer::InvalidRequest
+    }
+
+    fn access_error(&mut self, qpn: u32) -> Answer {
+        self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
+        Answer::AccessError
+    }
+
+    /// Uses a receive for a message; an answer is why it could not.
+    fn take_receive(&mut self, qpn: u32, message: &Message) -> Option<Answer> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Answer::Lost) };
+        let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
+        let pd = qp.pd;
+        let shared = message.srqn.or(qp.srqn);
+        let pd = match shared.map(|srqn| self.objects.srqs.get(srqn)) {
+            Some(Ok(srq)) => srq.pd,
+            _ => pd,
+        };
+        // The borrow of the queue ends before the memory is used.
+        let peeked = match shared {
+            Some(srqn) => self.objects.srqs.get(srqn).ok().map(|srq| srq.queue.peek(&self.memory)),
+            None => self
+                .objects
+                .qps
+                .get(qpn)
+                .ok()
+                .and_then(|qp| qp.receive.as_ref())
+                .map(|queue| queue.peek(&self.memory)),
+        };
+        let receive = match peeked {
+            Some(Ok(Some(receive))) => receive,
+            Some(Ok(None)) | None => {
+                self.count(qpn, |set| set.out_of_buffer += 1);
+                return Some(Answer::NotReady(rnr));
+            }
+            Some(Err(why)) => {
+                log::warn!("QP {qpn:#x}: {why}");
+                self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
+                return Some(Answer::OperationError);
+            }
+        };
+        if let Some(queue) = self.receive_queue(qpn, message.srqn) {
+            queue.take(&receive);
+        }
+        let answer = self.fill_receive(qpn, pd, message, &receive);
+        if let Some(srqn) = shared {
+            self.check_limit(srqn);
+        }
+        answer
+    }
+
+    fn fill_receive(
+        &mut self,
+        qpn: u32,
+        pd: u32,
+        message: &Message,
+        receive: &Receive,
+    ) -> Option<Answer> {
+        let mut data = Vec::new();
+        if matches!(message.action, Action::Send { .. }) {
+            if let Some(datagram) = &message.datagram {
+                data.extend(datagram.route.unwrap_or([0; ROUTE]));
+            }
+            data.extend(&message.payload);
+        }
+        let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        let failed = if data.len() as u64 > room {
+            Some((Syndrome::LocalLength, Answer::InvalidRequest))
+        } else {
+            let mut rest = &data[..];
+            let mut failed = None;
+            for entry in &receive.scatter {
+                let (part, left) = rest.split_at(rest.len().min(entry.len as usize));
+                rest = left;
+                if part.is_empty() {
+                    break;
+                }
+                let place = Access {
+                    key: entry.key,
+                    pd,
+                    qpn,
+                    right: Right::LocalWrite,
+                    address: entry.address,
+                    len: part.len() as u64,
+                };
+                if let Err(why) = self.write_pieces(place, part) {
+                    log::debug!("receive of QP {qpn:#x}: {why}");
+                    failed = Some((Syndrome::LocalProtection, Answer::OperationError));
+                    break;
+                }
+            }
+            failed
+        };
+        if let Some((syndrome, answer)) = failed {
+            self.fail_receive(qpn, message.srqn, receive.index, syndrome);
+            // A datagram that does not fit is the sender's doing; it does not stop the receiver.
+            if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
+                self.qp_error(qpn, None);
+            }
+            return Some(answer);
+        }
+        if let Action::Send { invalidate: Some(key) } = message.action
+            && !self.invalidate(key, pd)
+        {
+            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess);
+            return Some(self.access_error(qpn));
+        }
+        let len = match message.action {
+            Action::Send { .. } => data.len(),
+            _ => message.payload.len(),
+        };
+        self.complete_receive(message, qpn, receive.index, len as u32);
+        None
+    }
+
+    /// Makes a key invalid; false if it may not be.
+    pub(crate) fn invalidate(&mut self, key: u32, pd: u32) -> bool {
+        use uverbs_uapi::mlx5::prm::mkc::mkc;
+        let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
+        let context = &mut mkey.context;
+        let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
+            && context.get32(mkc::pd) == pd
+            && context.is_set(mkc::en_rinval)
+            && !context.is_set(mkc::free);
+        if allowed {
+            context.set(mkc::free, 1);
+        }
+        allowed
+    }
+
+    /// Reads the memory of an access.
+    pub(crate) fn read_pieces(&self, access: Access) -> Result<Vec<u8>, String> {
+        let pieces = self.objects.resolve(access)?;
+        let mut data = vec![0; access.len as usize];
+        let mut at = 0;
+        for (address, len) in pieces {
+            self.memory
+                .read(address, &mut data[at..at + len])
+                .map_err(|fault| format!("{fault:?}"))?;
+            at += len;
+        }
+        Ok(data)
+    }
+
+    /// Writes the memory of an access.
+    pub(crate) fn write_pieces(&self, access: Access, data: &[u8]) -> Result<(), String> {
+        let pieces = self.objects.resolve(access)?;
+        let mut at = 0;
+        for (address, len) in pieces {
+            self.memory
+                .write(address, &data[at..at + len])
+                .map_err(|fault| format!("{fault:?}"))?;
+            at += len;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,443 @@
+//! The requester: takes work requests off a send ring and carries them out.
+//!
+//! Pairs with [`super::respond`] on the other side. A queue pair has one message under way at a time,
+//! and a message is answered at once or never; so what a fence waits for has always happened.
+
+use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
+use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
+
+use super::message::{Action, Answer, Datagram, Message, Syndrome, rnr_timer};
+use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
+use crate::device::{Device, PortType};
+use crate::object::mkey::{Access, Right};
+use crate::object::qp::{Service, State};
+
+/// The longest message.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
+/// The most blocks of a request.
+const MAX_UNITS: u16 = 63;
+const PSN_MASK: u32 = 0xff_ffff;
+/// A retry count that never runs out.
+const FOREVER: u8 = 7;
+
+/// A work request on its way.
+pub(crate) struct Job {
+    pub(crate) control: Control,
+    /// Where what comes back is put.
+    gather: Vec<Gather>,
+    len: u64,
+}
+
+/// Where a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The port with this local identifier.
+    Lid(u16),
+    /// The port with this address.
+    Gid([u8; 16]),
+    /// Every port with members of this group.
+    Group([u8; 16]),
+}
+
+/// What becomes of a queue's next work request.
+pub(crate) enum Next {
+    /// There is none, or not now.
+    Idle,
+    /// It is done.
+    Done,
+    /// It has to be carried to another queue pair.
+    Carry(Box<(Job, Message, Target)>),
+}
+
+impl Device {
+    /// Takes the next work request of a queue pair.
+    pub(crate) fn next_request(&mut self, qpn: u32) -> Next {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
+        match qp.state {
+            State::ReadyToSend => {}
+            State::SendError => {
+                self.flush_sends(qpn);
+                return Next::Idle;
+            }
+            State::Error => {
+                self.flush_sends(qpn);
+                self.flush_receives(qpn);
+                return Next::Idle;
+            }
+            _ => return Next::Idle,
+        }
+        let Some(ring) = qp.send.as_mut() else { return Next::Idle };
+        if let Err(why) = ring.refresh(&self.memory) {
+            log::warn!("QP {qpn:#x}: {why}");
+            self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
+            return Next::Idle;
+        }
+        if !ring.waiting() {
+            return Next::Idle;
+        }
+        let first = ring.fetch(&self.memory, 1);
+        let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
+        let Some(control) = control else { return Next::Idle };
+        let blocks = control.blocks().min(MAX_UNITS.div_ceil(4));
+        let Ok(bytes) = ring.fetch(&self.memory, blocks.into()) else { return Next::Idle };
+        match self.prepare(qpn, control, &bytes) {
+            Ok(None) => {
+                self.retire(qpn, &control, 0);
+                Next::Done
+            }
+            Ok(Some(carry)) => Next::Carry(carry),
+            Err(syndrome) => {
+                self.fail(qpn, &control, syndrome);
+                Next::Done
+            }
+        }
+    }
+
+    /// Goes on to the next request, and reports this one if it asked for that.
+    fn retire(&mut self, qpn: u32, control: &Control, len: u32) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        qp.retries = 0;
+        let index = qp.send.as_mut().map_or(0, |ring| {
+            let index = ring.next();
+            ring.advance(control.blocks());
+            index
+        });
+        if control.signaled() {
+            self.complete_send(qpn, control.opcode, index, len);
+        }
+    }
+
+    /// Reports a request as failed, and stops the queue pair.
+    fn fail(&mut self, qpn: u32, control: &Control, syndrome: Syndrome) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let connected = qp.service.reliable() || qp.service == Service::Umr;
+        let index = qp.send.as_mut().map_or(0, |ring| {
+            let index = ring.next();
+            ring.advance(control.blocks());
+            index
+        });
+        self.fail_send(qpn, control.opcode, index, syndrome);
+        if connected {
+            return self.qp_error(qpn, None);
+        }
+        // An unreliable service stops sending only.
+        if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+            qp.state = State::SendError;
+        }
+        self.wake(qpn);
+    }
+
+    fn flush_sends(&mut self, qpn: u32) {
+        for _ in 0..1 << 16 {
+            let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+            let Some(ring) = qp.send.as_mut() else { return };
+            if ring.refresh(&self.memory).is_err() || !ring.waiting() {
+                return;
+            }
+            let first = ring.fetch(&self.memory, 1);
+            let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
+            let Some(control) = control else { return };
+            let index = ring.next();
+            ring.advance(control.blocks());
+            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed);
+        }
+    }
+
+    /// Reads a request and does the local part of it.
+    #[expect(clippy::type_complexity, reason = "it is what Next::Carry holds")]
+    fn prepare(
+        &mut self,
+        qpn: u32,
+        control: Control,
+        bytes: &[u8],
+    ) -> Result<Option<Box<(Job, Message, Target)>>, Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let Some(ring) = &qp.send else { return Err(Syndrome::LocalQpOperation) };
+        if control.index != ring.next() || control.number != qpn || control.units == 0 {
+            log::warn!("QP {qpn:#x}: request {control:?} at block {:#x}", ring.next());
+            return Err(Syndrome::LocalQpOperation);
+        }
+        let (service, pd) = (qp.service, qp.pd);
+        let mut segments = Segments::new(&control, bytes);
+        match control.opcode {
+            op::NOP => return Ok(None),
+            op::UMR => {
+                let key = control.immediate;
+                return self.umr(qpn, service, pd, key, segments).map(|()| None);
+            }
+            op::LOCAL_INVAL => {
+                return self.local_invalidate(control.immediate, pd).map(|()| None);
+            }
+            _ => {}
+        }
+        let short = |_: Short| Syndrome::LocalQpOperation;
+        let srqn = match service {
+            Service::Xrc => Some(segments.xrc().map_err(short)?),
+            Service::Umr => return Err(Syndrome::LocalQpOperation),
+            _ => None,
+        };
+        let vector = match service.datagram() {
+            true => Some(segments.address_vector().map_err(short)?),
+            false => None,
+        };
+        let reliable = service.reliable();
+        let (remote, sends) = match control.opcode {
+            op::SEND | op::SEND_IMM => (None, true),
+            op::SEND_INVAL if reliable => (None, true),
+            op::RDMA_WRITE | op::RDMA_WRITE_IMM if vector.is_none() => {
+                (Some(segments.remote().map_err(short)?), true)
+            }
+            op::RDMA_READ
+            | op::ATOMIC_CS
+            | op::ATOMIC_FA
+            | op::ATOMIC_MASKED_CS
+            | op::ATOMIC_MASKED_FA
+                if reliable =>
+            {
+                (Some(segments.remote().map_err(short)?), false)
+            }
+            _ => return Err(Syndrome::LocalQpOperation),
+        };
+        let atomic = !sends && control.opcode != op::RDMA_READ;
+        let change = match atomic {
+            true => Some(segments.atomic(control.opcode).map_err(short)?),
+            false => None,
+        };
+        let gather = segments.gather().map_err(short)?;
+        let len: u64 = gather.iter().map(Gather::len).sum();
+        let mtu = self.path_mtu(qpn);
+        let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
+        if len > limit || atomic && len != 8 {
+            return Err(Syndrome::LocalLength);
+        }
+        let payload = if sends { self.gather(qpn, pd, &gather)? } else { vec![] };
+        let action = match (control.opcode, remote, change) {
+            (op::SEND_INVAL, ..) => Action::Send { invalidate: Some(control.immediate) },
+            (_, None, _) => Action::Send { invalidate: None },
+            (op::RDMA_READ, Some(remote), _) => {
+                Action::Read { address: remote.address, key: remote.key, len }
+            }
+            (_, Some(remote), Some(change)) => {
+                Action::Atomic { address: remote.address, key: remote.key, change }
+            }
+            (_, Some(remote), None) => Action::Write { address: remote.address, key: remote.key },
+        };
+        let immediate = matches!(control.opcode, op::SEND_IMM | op::RDMA_WRITE_IMM)
+            .then_some(control.immediate);
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let infiniband = self.options.port_type == PortType::InfiniBand;
+        let path = qp.context.sub(qpc::primary_address_path);
+        let (target, datagram) = match &vector {
+            Some(vector) => {
+                let (target, datagram) = self.datagram(qpn, vector, payload.len())?;
+                (target, Some(datagram))
+            }
+            None if infiniband => (Target::Lid(path.get(ads::rlid) as u16), None),
+            None => {
+                let gid = path.span(ads::rgid_rip).try_into();
+                (Target::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
+            }
+        };
+        let source_qpn =
+            if service == Service::Gsi || qp.context.get(qpc::deth_sqpn) == 1 { 1 } else { qpn };
+        let packets = (len.div_ceil(mtu.into()) as u32).max(1);
+        let message = Message {
+            from: self.options.number as usize,
+            source_qpn,
+            qpn: vector.map_or(qp.context.get32(qpc::remote_qpn), |vector| vector.qpn),
+            source_lid: if infiniband { self.port.lid() } else { 0 },
+            sl: vector.map_or(path.get(ads::sl) as u8, |vector| vector.sl),
+            psn: qp.context.get32(qpc::next_send_psn),
+            packets,
+            action,
+            payload,
+            immediate,
+            solicited: control.solicited(),
+            srqn,
+            datagram,
+        };
+        Ok(Some(Box::new((Job { control, gather, len }, message, target))))
+    }
+
+    /// Bytes of a packet's payload.
+    fn path_mtu(&self, qpn: u32) -> u32 {
+        let code = self.objects.qps.get(qpn).map_or(0, |qp| qp.context.get32(qpc::mtu));
+        match code {
+            1..=5 => 128 << code,
+            // What datagrams may use is the port's.
+            _ => 4096,
+        }
+    }
+
+    fn datagram(
+        &self,
+        qpn: u32,
+        vector: &AddressVector,
+        len: usize,
+    ) -> Result<(Target, Datagram), Syndrome> {
+        const OWN_KEY: u32 = 1 << 31;
+        const GROUP_QPN: u32 = 0xff_ffff;
+        const IPV4: u8 = 2;
+        const IPV6: u8 = 1;
+        let infiniband = self.options.port_type == PortType::InfiniBand;
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let qkey = match vector.qkey & OWN_KEY {
+            0 => vector.qkey,
+            _ => qp.context.get32(qpc::q_key),
+        };
+        let global = vector.global || !infiniband;
+        let (source, l3) = if infiniband {
+            (self.port.ib_gid(), 0)
+        } else {
+            let index = usize::from(vector.source);
+            let Some(gid) = self.port.roce_gid(index) else {
+                return Err(Syndrome::LocalQpOperation);
+            };
+            let entry = &self.port.gids[index];
+            let v2 = entry.get(roce_addr_layout::roce_version) != 0;
+            let v6 = entry.get(roce_addr_layout::roce_l3_type) != 0;
+            (
+                gid,
+                if !v2 {
+                    0
+                } else if v6 {
+                    IPV6
+                } else {
+                    IPV4
+                },
+            )
+        };
+        let route = global.then(|| {
+            let mut route = [0; 40];
+            let total = (len + 24) as u16;
+            if l3 == IPV4 {
+                route[20..24].copy_from_slice(&[0x45, vector.tclass, 0, 0]);
+                route[22..24].copy_from_slice(&(total + 28).to_be_bytes());
+                route[28..30].copy_from_slice(&[vector.hop_limit, 17]);
+                route[32..36].copy_from_slice(&source[12..]);
+                route[36..40].copy_from_slice(&vector.gid[12..]);
+                let sum = super::frame::checksum(&route[20..40], 0);
+                route[30..32].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;
+                route[..4].copy_from_slice(&first.to_be_bytes());
+                route[4..6].copy_from_slice(&total.to_be_bytes());
+                route[6] = if l3 == IPV6 { 17 } else { 0x1b };
+                route[7] = vector.hop_limit;
+                route[8..24].copy_from_slice(&source);
+                route[24..40].copy_from_slice(&vector.gid);
+            }
+            route
+        });
+        let group = (vector.qpn == GROUP_QPN && global).then_some(vector.gid);
+        let target = match group {
+            Some(group) => Target::Group(group),
+            None if infiniband => Target::Lid(vector.lid),
+            None => Target::Gid(vector.gid),
+        };
+        Ok((target, Datagram { qkey, route, l3, group }))
+    }
+
+    /// Collects the data of a request.
+    pub(crate) fn gather(&self, qpn: u32, pd: u32, list: &[Gather]) -> Result<Vec<u8>, Syndrome> {
+        let mut data = Vec::new();
+        for entry in list {
+            match entry {
+                Gather::Inline(bytes) => data.extend(bytes),
+                Gather::Memory(entry) => {
+                    let place = Access {
+                        key: entry.key,
+                        pd,
+                        qpn,
+                        right: Right::LocalRead,
+                        address: entry.address,
+                        len: entry.len.into(),
+                    };
+                    let bytes = self.read_pieces(place).map_err(|why| {
+                        log::debug!("send of QP {qpn:#x}: {why}");
+                        Syndrome::LocalProtection
+                    })?;
+                    data.extend(bytes);
+                }
+            }
+        }
+        Ok(data)
+    }
+
+    /// Puts what came back where the request wants it.
+    fn scatter(&self, qpn: u32, list: &[Gather], mut data: &[u8]) -> Result<(), Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        for entry in list {
+            let Gather::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
+            let (part, rest) = data.split_at(data.len().min(entry.len as usize));
+            data = rest;
+            let place = Access {
+                key: entry.key,
+                pd: qp.pd,
+                qpn,
+                right: Right::LocalWrite,
+                address: entry.address,
+                len: part.len() as u64,
+            };
+            self.write_pieces(place, part).map_err(|_| Syndrome::LocalProtection)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a request with the answer that came.
+    pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, answer: Answer) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let control = &job.control;
+        let service = qp.service;
+        let path = qp.context.sub(qpc::primary_address_path);
+        let timeout = match path.get(ads::ack_timeout) {
+            0 => 500_000_000,
+            code => 4096u64 << code,
+        };
+        let retries = qp.context.get(qpc::retry_count) as u8;
+        let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
+        if !service.reliable() {
+            // Nobody says what became of it.
+            self.rdma_sent.add(message.payload.len());
+            return self.retire(qpn, control, job.len as u32);
+        }
+        let outcome = match answer {
+            Answer::NotReady(code) => {
+                qp.retries += 1;
+                if rnr_retries != FOREVER && qp.retries > rnr_retries {
+                    Err(Syndrome::ReceiverNotReady)
+                } else {
+                    qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                    return self.wake_after(qpn, rnr_timer(code));
+                }
+            }
+            Answer::Lost => {
+                qp.retries += 1;
+                if qp.retries > retries {
+                    Err(Syndrome::RetriesExceeded)
+                } else {
+                    return self.wake_after(qpn, timeout);
+                }
+            }
+            Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
+            Answer::AccessError => Err(Syndrome::RemoteAccess),
+            Answer::OperationError => Err(Syndrome::RemoteOperation),
+            Answer::Acknowledged => Ok(()),
+            Answer::Data(data) => self.scatter(qpn, &job.gather, &data),
+            // Atomics return the old value as a big-endian number unless told otherwise; the
+            // drivers of little-endian hosts ask for host order.
+            Answer::Atomic(old) => self.scatter(qpn, &job.gather, &old.to_le_bytes()),
+        };
+        match outcome {
+            Ok(()) => {
+                self.rdma_sent.add(message.payload.len());
+                if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+                    let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
+                    qp.context.set(qpc::next_send_psn, next.into());
+                }
+                self.retire(qpn, control, job.len as u32);
+            }
+            Err(syndrome) => self.fail(qpn, control, syndrome),
+        }
+    }
+}

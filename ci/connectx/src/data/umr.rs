@@ -1,0 +1,146 @@
+//! Work requests that change memory keys.
+//!
+//! Pairs with mlx5_ib's `umr.c` for registration, and with fast registration, memory windows and
+//! local invalidation of the verbs. The kernel's own queue may change every key; another one those
+//! of its protection domain, if they were made for it.
+
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::{Bits, Field};
+
+use super::message::Syndrome;
+use super::wqe::{Gather, Segments};
+use crate::device::Device;
+use crate::object::qp::Service;
+
+/// Flags of the UMR control segment.
+const INLINE: u8 = 1 << 7;
+const FAIL_IF_FREE: u8 = 1 << 6;
+const FAIL_IF_NOT_FREE: u8 = 1 << 5;
+const OFFSET: u8 = 1 << 4;
+
+const OCTOWORD: usize = 16;
+
+/// `MLX5_MKEY_MASK_*`, and what each lets a request change.
+const FIELDS: &[(u32, &[Field<mkc>])] = &[
+    (0, &[mkc::len, mkc::length64]),
+    (1, &[mkc::log_page_size]),
+    (6, &[mkc::start_addr]),
+    (7, &[mkc::pd]),
+    (8, &[mkc::en_rinval]),
+    (13, &[mkc::mkey_7_0]),
+    (14, &[mkc::qpn]),
+    (17, &[mkc::lr]),
+    (18, &[mkc::lw]),
+    (19, &[mkc::rr]),
+    (20, &[mkc::rw]),
+    (21, &[mkc::a]),
+    (23, &[mkc::small_fence_on_rdma_read_response]),
+    (25, &[mkc::relaxed_ordering_write]),
+    (29, &[mkc::free]),
+    (42, &[mkc::log_page_size]),
+    (47, &[mkc::relaxed_ordering_read]),
+];
+
+impl Device {
+    /// Carries out a UMR request for the key in the control segment.
+    pub(crate) fn umr(
+        &mut self,
+        qpn: u32,
+        service: Service,
+        pd: u32,
+        key: u32,
+        segments: Segments<'_>,
+    ) -> Result<(), Syndrome> {
+        self.change_key(qpn, service, pd, key, segments).map_err(|why| {
+            log::warn!("UMR of key {key:#x} by QP {qpn:#x}: {why}");
+            Syndrome::LocalQpOperation
+        })
+    }
+
+    fn change_key(
+        &mut self,
+        qpn: u32,
+        service: Service,
+        pd: u32,
+        key: u32,
+        mut segments: Segments<'_>,
+    ) -> Result<(), String> {
+        let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
+        let flags = control[0];
+        let octowords = usize::from(u16::from_be_bytes([control[4], control[5]]));
+        let number = |at: usize, len: usize| {
+            control[at..at + len].iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
+        };
+        let mask = number(8, 8);
+        let offset = if flags & OFFSET != 0 { number(6, 2) | number(16, 4) << 16 } else { 0 };
+        let known = FIELDS.iter().fold(0, |sum, (bit, _)| sum | 1u64 << bit);
+        if mask & !known != 0 {
+            return Err(format!("changes of {:#x} are not modelled", mask & !known));
+        }
+        let new = Bits::<mkc, _>::new(&context[..]);
+        let kernel = service == Service::Umr;
+        let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
+        if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
+            return Err("the key is free".into());
+        }
+        if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
+            return Err("the key is not free".into());
+        }
+        if !kernel && (mkey.context.get32(mkc::pd) != pd || !mkey.context.is_set(mkc::umr_en)) {
+            return Err("the key is not for this queue to change".into());
+        }
+        if mask >> 7 & 1 != 0 {
+            let wanted = new.get32(mkc::pd);
+            if !kernel && wanted != pd {
+                return Err(format!("PD {wanted} is not the queue's"));
+            }
+            self.objects.pds.get(wanted).map_err(|refused| refused.why)?;
+        }
+        let len = octowords * OCTOWORD;
+        let start = usize::try_from(offset).map_err(|_| "absurd offset")?.saturating_mul(OCTOWORD);
+        let end = start.saturating_add(len);
+        let room = mkey.translation.len();
+        if octowords > 0 && end > room {
+            return Err(format!("octowords to {} of {}", end / OCTOWORD, room / OCTOWORD));
+        }
+        let list = if octowords == 0 {
+            vec![]
+        } else if flags & INLINE != 0 {
+            segments.rest().get(..len).ok_or("the inline list is too short")?.to_vec()
+        } else {
+            let gather = segments.gather().map_err(|_| "the request is too short")?;
+            let listed: u64 = gather.iter().map(Gather::len).sum();
+            if listed < len as u64 || listed > super::send::MAX_MESSAGE {
+                return Err(format!("{listed} bytes of list, {len} needed"));
+            }
+            let mut list = self.gather(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
+            list.truncate(len);
+            list
+        };
+        let mkey = self.objects.mkeys.get_mut(key >> 8).map_err(|refused| refused.why)?;
+        if octowords > 0 {
+            mkey.translation[start..end].copy_from_slice(&list);
+        }
+        for (bit, fields) in FIELDS {
+            if mask >> bit & 1 != 0 {
+                for field in *fields {
+                    mkey.context.set(*field, new.get(*field));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a key of the queue pair's own protection domain invalid.
+    pub(crate) fn local_invalidate(&mut self, key: u32, pd: u32) -> Result<(), Syndrome> {
+        let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
+            return Err(Syndrome::LocalProtection);
+        };
+        let context = &mut mkey.context;
+        if context.get(mkc::mkey_7_0) != u64::from(key & 0xff) || context.get32(mkc::pd) != pd {
+            return Err(Syndrome::LocalProtection);
+        }
+        context.set(mkc::free, 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,375 @@
+//! Work requests as they lie in a send ring.
+//!
+//! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then what the service and the
+//! opcode call for, then the data. All of it is the guest's, and may be nonsense.
+
+use super::receive::Scatter;
+
+/// Opcodes, `MLX5_OPCODE_*`.
+#[allow(missing_docs, reason = "the driver's names")]
+pub mod op {
+    pub const NOP: u8 = 0x00;
+    pub const SEND_INVAL: u8 = 0x01;
+    pub const RDMA_WRITE: u8 = 0x08;
+    pub const RDMA_WRITE_IMM: u8 = 0x09;
+    pub const SEND: u8 = 0x0a;
+    pub const SEND_IMM: u8 = 0x0b;
+    pub const LSO: u8 = 0x0e;
+    pub const RDMA_READ: u8 = 0x10;
+    pub const ATOMIC_CS: u8 = 0x11;
+    pub const ATOMIC_FA: u8 = 0x12;
+    pub const ATOMIC_MASKED_CS: u8 = 0x14;
+    pub const ATOMIC_MASKED_FA: u8 = 0x15;
+    pub const LOCAL_INVAL: u8 = 0x1b;
+    pub const UMR: u8 = 0x25;
+}
+
+/// The control segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Control {
+    /// One of [`op`].
+    pub opcode: u8,
+    /// Refines the opcode.
+    pub modifier: u8,
+    /// Block at which the request begins.
+    pub index: u16,
+    /// The queue that it was written for.
+    pub number: u32,
+    /// Length in units of 16 bytes, this segment included.
+    pub units: u8,
+    /// Fence, completion and solicited flags.
+    pub flags: u8,
+    /// Immediate data, or the key to invalidate.
+    pub immediate: u32,
+}
+
+impl Control {
+    /// Reads the first 16 bytes of a request.
+    pub fn parse(bytes: &[u8; 16]) -> Self {
+        let value = u128::from_be_bytes(*bytes);
+        Self {
+            modifier: (value >> 120) as u8,
+            index: (value >> 104) as u16,
+            opcode: (value >> 96) as u8,
+            number: (value >> 72) as u32 & 0xff_ffff,
+            units: (value >> 64) as u8 & 0x3f,
+            flags: bytes[11],
+            immediate: value as u32,
+        }
+    }
+
+    /// Whether success is reported.
+    pub fn signaled(&self) -> bool {
+        self.flags & 0x0c == 0x08
+    }
+
+    /// Whether the receiver's completion is marked.
+    pub fn solicited(&self) -> bool {
+        self.flags & 0x02 != 0
+    }
+
+    /// Length in blocks of a ring; a request of no length takes one.
+    pub fn blocks(&self) -> u16 {
+        u16::from(self.units).div_ceil(4).max(1)
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressVector {
+    /// The queue key, or with the upper bit set: that of the queue pair.
+    pub qkey: u32,
+    /// Queue pair number of the destination.
+    pub qpn: u32,
+    /// Local identifier of the destination.
+    pub lid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Traffic class, hop limit and flow label.
+    pub tclass: u8,
+    /// Hops left.
+    pub hop_limit: u8,
+    /// Flow label.
+    pub flow_label: u32,
+    /// Place of the source address in the port's table.
+    pub source: u8,
+    /// Whether there is a global route.
+    pub global: bool,
+    /// GID of the destination.
+    pub gid: [u8; 16],
+}
+
+/// Memory of the other side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remote {
+    /// Address.
+    pub address: u64,
+    /// Key.
+    pub key: u32,
+}
+
+/// What an atomic does to the eight bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomic {
+    /// Stores `swap` where the mask allows, if the masked bits compare equal.
+    CompareSwap {
+        /// New value.
+        swap: u64,
+        /// Expected value.
+        compare: u64,
+        /// Bits that change.
+        swap_mask: u64,
+        /// Bits that are compared.
+        compare_mask: u64,
+    },
+    /// Adds, with carries cut after each bit of `boundary`.
+    FetchAdd {
+        /// Value to add.
+        add: u64,
+        /// Most significant bits of the fields.
+        boundary: u64,
+    },
+}
+
+impl Atomic {
+    /// The value that replaces `old`.
+    pub fn apply(&self, old: u64) -> u64 {
+        match *self {
+            Self::CompareSwap { swap, compare, swap_mask, compare_mask } => {
+                if (old ^ compare) & compare_mask == 0 {
+                    old & !swap_mask | swap & swap_mask
+                } else {
+                    old
+                }
+            }
+            Self::FetchAdd { add, boundary: 0 } => old.wrapping_add(add),
+            Self::FetchAdd { add, boundary } => {
+                let mut sum = 0;
+                let mut carry = 0;
+                for bit in 0..64 {
+                    let here = (old >> bit & 1) + (add >> bit & 1) + carry;
+                    sum |= (here & 1) << bit;
+                    carry = if boundary >> bit & 1 != 0 { 0 } else { here >> 1 };
+                }
+                sum
+            }
+        }
+    }
+}
+
+/// One piece of the data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gather {
+    /// In memory.
+    Memory(Scatter),
+    /// In the request.
+    Inline(Vec<u8>),
+}
+
+impl Gather {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            // A length of zero is not written; it stands for 2^31.
+            Self::Memory(scatter) if scatter.len == 0 => 1 << 31,
+            Self::Memory(scatter) => scatter.len.into(),
+            Self::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A cursor over the segments of a request.
+pub struct Segments<'a> {
+    rest: &'a [u8],
+}
+
+/// The request ends in the middle of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Short;
+
+impl<'a> Segments<'a> {
+    /// The segments after the control segment of a request, which is `bytes`.
+    pub fn new(control: &Control, bytes: &'a [u8]) -> Self {
+        let end = (usize::from(control.units) * 16).min(bytes.len());
+        Self { rest: bytes.get(16..end).unwrap_or(&[]) }
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], Short> {
+        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(Short)?;
+        self.rest = rest;
+        Ok(head)
+    }
+
+    /// What has not been read.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// The SRQ of an XRC request.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn xrc(&mut self) -> Result<u32, Short> {
+        let bytes = self.take::<16>()?;
+        Ok(u32::from_be_bytes([0, bytes[1], bytes[2], bytes[3]]))
+    }
+
+    /// The destination of a datagram.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn address_vector(&mut self) -> Result<AddressVector, Short> {
+        let b = self.take::<48>()?;
+        let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        let route = word(28);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&b[32..48]);
+        Ok(AddressVector {
+            qkey: word(0),
+            qpn: word(8) & 0xff_ffff,
+            sl: b[12] & 0xf,
+            lid: u16::from_be_bytes([b[14], b[15]]),
+            tclass: b[26],
+            hop_limit: b[27],
+            flow_label: route & 0xf_ffff,
+            source: (route >> 20) as u8,
+            global: route >> 30 & 1 != 0,
+            gid,
+        })
+    }
+
+    /// The other side's memory.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn remote(&mut self) -> Result<Remote, Short> {
+        let value = u128::from_be_bytes(*self.take::<16>()?);
+        Ok(Remote { address: (value >> 64) as u64, key: (value >> 32) as u32 })
+    }
+
+    fn pair(&mut self) -> Result<(u64, u64), Short> {
+        let value = u128::from_be_bytes(*self.take::<16>()?);
+        Ok(((value >> 64) as u64, value as u64))
+    }
+
+    /// What an atomic with this opcode does.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn atomic(&mut self, opcode: u8) -> Result<Atomic, Short> {
+        let (first, second) = self.pair()?;
+        Ok(match opcode {
+            op::ATOMIC_CS => Atomic::CompareSwap {
+                swap: first,
+                compare: second,
+                swap_mask: u64::MAX,
+                compare_mask: u64::MAX,
+            },
+            op::ATOMIC_FA => Atomic::FetchAdd { add: first, boundary: 0 },
+            op::ATOMIC_MASKED_CS => {
+                let (swap_mask, compare_mask) = self.pair()?;
+                Atomic::CompareSwap { swap: first, compare: second, swap_mask, compare_mask }
+            }
+            _ => Atomic::FetchAdd { add: first, boundary: second },
+        })
+    }
+
+    /// The control segment and the key context of a UMR request.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn umr(&mut self) -> Result<(&'a [u8; 48], &'a [u8; 64]), Short> {
+        Ok((self.take::<48>()?, self.take::<64>()?))
+    }
+
+    /// The Ethernet segment, and the headers inline in it.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn ethernet(&mut self) -> Result<(&'a [u8; 16], &'a [u8]), Short> {
+        const START: usize = 14;
+        const INSERT_VLAN: u16 = 1 << 15;
+        let all = self.rest;
+        let head = self.take::<16>()?;
+        let len = u16::from_be_bytes([head[12], head[13]]);
+        if len & INSERT_VLAN != 0 || len == 0 {
+            return Ok((head, &[]));
+        }
+        let end = START + usize::from(len);
+        let inline = all.get(START..end).ok_or(Short)?;
+        self.rest = all.get(end.next_multiple_of(16)..).unwrap_or(&[]);
+        Ok((head, inline))
+    }
+
+    /// The data, to the end of the request.
+    ///
+    /// # Errors
+    /// [`Short`]
+    pub fn gather(mut self) -> Result<Vec<Gather>, Short> {
+        const INLINE: u8 = 0x80;
+        let mut list = Vec::new();
+        while let Some(first) = self.rest.first() {
+            if first & INLINE == 0 {
+                list.push(Gather::Memory(Scatter::parse(self.take::<16>()?)));
+                continue;
+            }
+            let head = self.rest.first_chunk::<4>().ok_or(Short)?;
+            let len = (u32::from_be_bytes(*head) & 0x7fff_ffff) as usize;
+            let end = len.checked_add(4).ok_or(Short)?;
+            list.push(Gather::Inline(self.rest.get(4..end).ok_or(Short)?.to_vec()));
+            self.rest = self.rest.get(end.next_multiple_of(16)..).unwrap_or(&[]);
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_segment_is_read_where_it_is_written() {
+        let mut bytes = [0u8; 16];
+        bytes[0..4].copy_from_slice(&0x0112_340au32.to_be_bytes());
+        bytes[4..8].copy_from_slice(&0x00ab_cd05u32.to_be_bytes());
+        bytes[11] = 0x0a;
+        bytes[12..].copy_from_slice(&7u32.to_be_bytes());
+        let control = Control::parse(&bytes);
+        assert_eq!((control.modifier, control.index, control.opcode), (1, 0x1234, op::SEND));
+        assert_eq!((control.number, control.units, control.blocks()), (0xabcd, 5, 2));
+        assert!(control.signaled() && control.solicited());
+        assert_eq!(control.immediate, 7);
+    }
+
+    #[test]
+    fn inline_data_is_padded_and_stays_inside() {
+        let mut bytes = vec![0u8; 64];
+        bytes[16..20].copy_from_slice(&0x8000_0005u32.to_be_bytes());
+        bytes[20..25].copy_from_slice(b"hello");
+        bytes[32..36].copy_from_slice(&9u32.to_be_bytes());
+        let mut control = Control::parse(&[0; 16]);
+        control.units = 3;
+        let list = Segments::new(&control, &bytes).gather().unwrap();
+        assert_eq!(list[0], Gather::Inline(b"hello".to_vec()));
+        assert_eq!(list[1].len(), 9);
+        bytes[16..20].copy_from_slice(&0x8000_0020u32.to_be_bytes());
+        assert_eq!(Segments::new(&control, &bytes).gather(), Err(Short));
+        bytes[16..20].copy_from_slice(&0xffff_ffffu32.to_be_bytes());
+        assert_eq!(Segments::new(&control, &bytes).gather(), Err(Short));
+    }
+
+    #[test]
+    fn masked_atomics() {
+        let add = Atomic::FetchAdd { add: 0x0101, boundary: 0x8080 };
+        assert_eq!(add.apply(0x00ff), 0x0100);
+        let swap =
+            Atomic::CompareSwap { swap: 0xff, compare: 0x12, swap_mask: 0x0f, compare_mask: 0xf0 };
+        assert_eq!(swap.apply(0x1a), 0x1f);
+        assert_eq!(swap.apply(0x2a), 0x2a);
+    }
+}

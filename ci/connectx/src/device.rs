@@ -1,0 +1,181 @@
+//! Firmware and hardware of one function, behind BAR0.
+//!
+//! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
+//! work requests do in [`crate::data`].
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::caps::Caps;
+use crate::cmd;
+use crate::data::doorbell::Doorbells;
+use crate::guest::GuestMemory;
+use crate::interrupt::Interrupts;
+use crate::object::{Objects, uar};
+use crate::pages::Pages;
+use crate::port::{Port, Traffic};
+use crate::segment::{Effect, Segment};
+use crate::var::{self, VarPages};
+
+/// What a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PortType {
+    /// RoCE and a network interface.
+    #[default]
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+/// How a function is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What its port is.
+    pub port_type: PortType,
+    /// Whether BlueFlame registers take data.
+    pub write_combining: bool,
+    /// Whether keys are only made and destroyed by commands, as on a function with the smallest
+    /// set of capabilities.
+    pub minimal: bool,
+    /// Its number on the switch, from which addresses are made.
+    pub number: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { port_type: PortType::Ethernet, write_combining: true, minimal: false, number: 0 }
+    }
+}
+
+/// Firmware and hardware of a function.
+pub struct Device {
+    pub(crate) options: Options,
+    pub(crate) memory: GuestMemory,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) segment: Segment,
+    pub(crate) caps: Caps,
+    pub(crate) pages: Pages,
+    pub(crate) objects: Objects,
+    pub(crate) port: Port,
+    pub(crate) l2_table: BTreeMap<u32, u64>,
+    pub(crate) node_description: Vec<u8>,
+    pub(crate) doorbells: Doorbells,
+    pub(crate) vars: VarPages,
+    pub(crate) rdma_sent: Traffic,
+    pub(crate) rdma_received: Traffic,
+    /// Queues with something to send.
+    pub(crate) awake: VecDeque<u32>,
+    /// Queues that try again at a time.
+    pub(crate) timers: BTreeMap<(u64, u32), ()>,
+    /// Nanoseconds since the start.
+    pub(crate) now: u64,
+    /// Refusals that were logged.
+    pub(crate) refused: BTreeMap<(u16, u32), u64>,
+}
+
+impl Device {
+    /// A function as after power on.
+    pub fn new(options: Options, vectors: usize) -> Self {
+        Self {
+            memory: GuestMemory::default(),
+            interrupts: Interrupts::new(vectors),
+            segment: Segment::new(),
+            caps: Caps::new(&options),
+            pages: Pages::default(),
+            objects: Objects::new(),
+            port: Port::new(options.number),
+            l2_table: BTreeMap::new(),
+            node_description: vec![],
+            doorbells: Doorbells::new(options.write_combining),
+            vars: VarPages::new(),
+            rdma_sent: Traffic::default(),
+            rdma_received: Traffic::default(),
+            awake: VecDeque::new(),
+            timers: BTreeMap::new(),
+            now: 0,
+            refused: BTreeMap::new(),
+            options,
+        }
+    }
+
+    /// A function-level reset: only guest memory, interrupts and the time stay.
+    pub fn reset(&mut self) {
+        log::info!("function {} reset", self.options.number);
+        let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
+        let mut fresh = Self::new(self.options.clone(), 0);
+        std::mem::swap(&mut fresh.memory, &mut self.memory);
+        fresh.interrupts = vectors;
+        fresh.now = self.now;
+        fresh.segment = Segment::after_reset();
+        *self = fresh;
+    }
+
+    /// Reads from BAR0.
+    pub fn read(&mut self, offset: u64, to: &mut [u8]) {
+        let page = offset / uar::PAGE;
+        if offset >= var::OFFSET {
+            return self.vars.read(offset - var::OFFSET, to);
+        }
+        for (at, byte) in (offset..).zip(to) {
+            // Doorbells are write-only.
+            *byte = if page < u64::from(*uar::NUMBERS.start()) {
+                self.segment.read(at & !3, self.now).to_be_bytes()[(at & 3) as usize]
+            } else {
+                0
+            };
+        }
+    }
+
+    /// Writes to BAR0.
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        if offset >= var::OFFSET {
+            return self.vars.write(offset - var::OFFSET, from);
+        }
+        if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
+            return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);
+        }
+        let (words, _) = from.as_chunks::<4>();
+        for (at, word) in (offset..).step_by(4).zip(words) {
+            match self.segment.write(at, u32::from_be_bytes(*word)) {
+                Effect::None => {}
+                Effect::Commands(slots) => cmd::queue::run(self, slots),
+            }
+        }
+    }
+
+    /// Has a queue looked at.
+    pub(crate) fn wake(&mut self, number: u32) {
+        if !self.awake.contains(&number) {
+            self.awake.push_back(number);
+        }
+    }
+
+    /// Has a queue looked at after a while.
+    pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
+        self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
+    }
+
+    /// Wakes the queues whose time has come.
+    pub(crate) fn run_timers(&mut self) {
+        while let Some((&(due, number), ())) = self.timers.first_key_value()
+            && due <= self.now
+        {
+            self.timers.pop_first();
+            self.wake(number);
+        }
+    }
+
+    /// Guest memory, to map.
+    pub fn memory_mut(&mut self) -> &mut GuestMemory {
+        &mut self.memory
+    }
+
+    /// Interrupt vectors, to connect.
+    pub fn interrupts_mut(&mut self) -> &mut Interrupts {
+        &mut self.interrupts
+    }
+
+    /// The objects, to count.
+    pub fn objects(&self) -> &Objects {
+        &self.objects
+    }
+}

@@ -1,0 +1,155 @@
+//! The switch: functions, and what travels between them.
+//!
+//! Pairs with the requester and responder of [`crate::data`]. Nothing is under way between calls: a
+//! message is carried out at its destination while its sender waits.
+
+use crate::data::ethernet::Outgoing;
+use crate::data::message::{Answer, Message};
+use crate::data::send::{Next, Target};
+use crate::device::{Options, PortType};
+use crate::function::Function;
+
+/// Requests that one queue may have carried out before another gets its turn.
+const TURN: usize = 32;
+
+/// Functions behind one switch.
+#[derive(Default)]
+pub struct Fabric {
+    functions: Vec<Function>,
+}
+
+impl Fabric {
+    /// Adds a function with these options; its number is its place.
+    pub fn add(&mut self, mut options: Options) -> usize {
+        let number = self.functions.len();
+        options.number = number as u32;
+        self.functions.push(Function::new(options));
+        number
+    }
+
+    /// The function with this number.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn function(&mut self, number: usize) -> &mut Function {
+        &mut self.functions[number]
+    }
+
+    /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
+    /// whether there is more to do right away.
+    pub fn turn(&mut self, now: u64) -> bool {
+        let mut more = false;
+        for number in 0..self.functions.len() {
+            let device = self.functions[number].device_mut();
+            device.now = now;
+            device.run_timers();
+            for _ in 0..device.awake.len() {
+                let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
+                    break;
+                };
+                self.run_queue(number, queue);
+            }
+            more |= !self.functions[number].device().awake.is_empty();
+        }
+        more
+    }
+
+    /// When something is due next, in nanoseconds since the start.
+    pub fn deadline(&self) -> Option<u64> {
+        let first = |function: &Function| {
+            function.device().timers.first_key_value().map(|((due, _), ())| *due)
+        };
+        self.functions.iter().filter_map(first).min()
+    }
+
+    fn run_queue(&mut self, number: usize, queue: u32) {
+        if self.functions[number].device().is_raw(queue) {
+            return self.run_raw(number, queue);
+        }
+        for _ in 0..TURN {
+            match self.functions[number].device_mut().next_request(queue) {
+                Next::Idle => return,
+                Next::Done => {}
+                Next::Carry(carry) => {
+                    let (job, message, target) = *carry;
+                    let answer = self.carry(number, &message, target);
+                    let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
+                        && message.datagram.is_none();
+                    self.functions[number].device_mut().finish(queue, &job, &message, answer);
+                    if waits {
+                        return;
+                    }
+                }
+            }
+        }
+        self.functions[number].device_mut().wake(queue);
+    }
+
+    fn run_raw(&mut self, number: usize, queue: u32) {
+        for _ in 0..TURN {
+            match self.functions[number].device_mut().next_frames(queue) {
+                Outgoing::Idle => return,
+                Outgoing::Done => {}
+                Outgoing::Frames(frames, domain) => {
+                    for frame in frames {
+                        self.flood(number, &frame, domain);
+                    }
+                }
+            }
+        }
+        self.functions[number].device_mut().wake(queue);
+    }
+
+    /// Brings a frame to every port; each takes what is for it.
+    fn flood(&mut self, from: usize, frame: &[u8], domain: u32) {
+        for to in 0..self.functions.len() {
+            if self.reaches(from, to) {
+                let own = (from == to).then_some(domain);
+                self.functions[to].device_mut().receive_frame(frame, own);
+            }
+        }
+    }
+
+    /// Brings a message to where it is addressed.
+    fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
+        if let Target::Group(group) = target {
+            for number in 0..self.functions.len() {
+                if !self.reaches(from, number) {
+                    continue;
+                }
+                let device = self.functions[number].device_mut();
+                for qpn in device.objects.groups.members(&group) {
+                    if number == from && qpn == message.source_qpn {
+                        continue;
+                    }
+                    device.respond(&Message { qpn, ..message.clone() });
+                }
+            }
+            return Answer::Acknowledged;
+        }
+        let is_target = |number: &usize| {
+            let port = &self.functions[*number].device().port;
+            self.reaches(from, *number)
+                && match target {
+                    Target::Lid(lid) => port.lid() == lid,
+                    Target::Gid(gid) => {
+                        (0..crate::port::GIDS).any(|index| port.roce_gid(index) == Some(gid))
+                    }
+                    Target::Group(_) => false,
+                }
+        };
+        // A function's own address is its own even if another one claims it too.
+        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_target);
+        match to {
+            Some(to) => self.functions[to].device_mut().respond(message),
+            None => Answer::Lost,
+        }
+    }
+
+    /// Whether two ports can talk: both up and of one kind, or one and the same.
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        let (a, b) = (self.functions[from].device(), self.functions[to].device());
+        let kind = |device: &crate::device::Device| -> PortType { device.options.port_type };
+        from == to || a.port.active() && b.port.active() && kind(a) == kind(b)
+    }
+}

@@ -1,0 +1,94 @@
+//! A PCI function: configuration space and BAR0.
+//!
+//! Pairs with [`crate::vfio::session`], through which QEMU reaches it.
+
+use crate::device::{Device, Options};
+use crate::guest::GuestMemory;
+use crate::interrupt::Interrupts;
+use crate::pci::{Config, Effect};
+
+pub use crate::pci::CONFIG_SIZE;
+
+/// Size of BAR0.
+pub const BAR0_SIZE: u64 = 32 << 20;
+/// MSI-X vectors.
+pub const VECTORS: usize = 32;
+
+/// The parts of a function that can be read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Region {
+    /// Registers, doorbells, VAR pages.
+    Bar0,
+    /// Configuration space.
+    Config,
+}
+
+/// A PCI function.
+pub struct Function {
+    config: Config,
+    device: Device,
+}
+
+impl Function {
+    /// A function as after power on.
+    pub fn new(options: Options) -> Self {
+        Self {
+            config: Config::new(VECTORS as u16, BAR0_SIZE),
+            device: Device::new(options, VECTORS),
+        }
+    }
+
+    /// As after power on, for another guest.
+    pub fn restart(&mut self) {
+        self.config.reset();
+        self.device.memory_mut().clear();
+        self.device.interrupts_mut().disconnect_all();
+        self.device.reset();
+        self.device.segment = crate::segment::Segment::new();
+    }
+
+    /// A function-level reset.
+    pub fn reset(&mut self) {
+        self.config.reset();
+        self.device.reset();
+    }
+
+    /// Reads; the caller has checked the range.
+    pub fn read(&mut self, region: Region, offset: u64, to: &mut [u8]) {
+        match region {
+            Region::Bar0 => self.device.read(offset, to),
+            Region::Config => self.config.read(offset as usize, to),
+        }
+    }
+
+    /// Writes; the caller has checked the range.
+    pub fn write(&mut self, region: Region, offset: u64, from: &[u8]) {
+        match region {
+            Region::Bar0 => self.device.write(offset, from),
+            Region::Config => match self.config.write(offset as usize, from) {
+                Effect::None => {}
+                Effect::Reset => self.reset(),
+            },
+        }
+    }
+
+    /// What is behind BAR0.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What is behind BAR0, to change.
+    pub fn device_mut(&mut self) -> &mut Device {
+        &mut self.device
+    }
+
+    /// Guest memory, to map.
+    pub fn memory_mut(&mut self) -> &mut GuestMemory {
+        self.device.memory_mut()
+    }
+
+    /// Interrupt vectors, to connect.
+    pub fn interrupts_mut(&mut self) -> &mut Interrupts {
+        self.device.interrupts_mut()
+    }
+}

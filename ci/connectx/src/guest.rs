@@ -1,0 +1,355 @@
+//! Guest memory: what the device reaches by DMA, and the pages it shares with the guest.
+//!
+//! Pairs with the DMA_MAP messages of [`crate::vfio`]. The guest's processors use this memory at
+//! the same time, so every access goes through atomics, word by word in ascending order, and a
+//! store is a release: a reader that sees the last word of a completion sees all of it.
+//!
+//! This is the only module with `unsafe`. An address is whatever the guest wrote into a queue: one
+//! that is not backed is answered as [`Fault`].
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// An address range that is not (wholly) backed by guest memory, or not writable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// First byte of the access.
+    pub address: u64,
+    /// Length of the access in bytes.
+    pub len: usize,
+}
+
+/// A stretch of shared memory.
+pub struct Shared {
+    map: MmapRaw,
+}
+
+impl Shared {
+    /// Maps `len` bytes of `file` from `offset`.
+    ///
+    /// # Errors
+    /// If the file is shorter than that, or cannot be mapped for reading and writing.
+    pub fn map(file: &File, offset: u64, len: usize) -> io::Result<Self> {
+        let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if len == 0 || file.metadata()?.len() < end {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let map = MmapOptions::new().offset(offset).len(len).map_raw(file)?;
+        Ok(Self { map })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether there is nothing mapped; never true.
+    pub fn is_empty(&self) -> bool {
+        self.map.len() == 0
+    }
+
+    /// Where `range` lies in this process, if it is inside.
+    fn address(&self, range: &Range<usize>) -> Option<*mut u8> {
+        (range.start <= range.end && range.end <= self.map.len())
+            .then(|| self.map.as_mut_ptr().wrapping_add(range.start))
+    }
+
+    fn byte(&self, address: *mut u8) -> &AtomicU8 {
+        // SAFETY: callers pass addresses inside the mapping, which lives as long as `self`; all
+        // accesses of this process to it are atomic.
+        unsafe { AtomicU8::from_ptr(address) }
+    }
+
+    fn half(&self, address: *mut u8) -> &AtomicU32 {
+        // SAFETY: as for `byte`; callers pass multiples of 4.
+        unsafe { AtomicU32::from_ptr(address.cast()) }
+    }
+
+    fn word(&self, address: *mut u8) -> &AtomicU64 {
+        // SAFETY: as for `byte`; callers pass multiples of 8.
+        unsafe { AtomicU64::from_ptr(address.cast()) }
+    }
+
+    /// Reads `to.len()` bytes from `offset`; `None` if they are not all inside.
+    #[must_use]
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Option<()> {
+        let mut address = self.address(&(offset..offset.checked_add(to.len())?))?;
+        let head = address.addr().wrapping_neg() % 8;
+        let (head, rest) = to.split_at_mut(head.min(to.len()));
+        for byte in head {
+            *byte = self.byte(address).load(Ordering::Acquire);
+            address = address.wrapping_add(1);
+        }
+        let mut words = rest.chunks_exact_mut(8);
+        for word in &mut words {
+            word.copy_from_slice(&self.word(address).load(Ordering::Acquire).to_ne_bytes());
+            address = address.wrapping_add(8);
+        }
+        for byte in words.into_remainder() {
+            *byte = self.byte(address).load(Ordering::Acquire);
+            address = address.wrapping_add(1);
+        }
+        Some(())
+    }
+
+    /// Writes `from` to `offset`; `None`, and nothing written, if it is not all inside.
+    #[must_use]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Option<()> {
+        let mut address = self.address(&(offset..offset.checked_add(from.len())?))?;
+        let head = address.addr().wrapping_neg() % 8;
+        let (head, rest) = from.split_at(head.min(from.len()));
+        for byte in head {
+            self.byte(address).store(*byte, Ordering::Release);
+            address = address.wrapping_add(1);
+        }
+        let mut words = rest.chunks_exact(8);
+        for word in &mut words {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            self.word(address).store(u64::from_ne_bytes(bytes), Ordering::Release);
+            address = address.wrapping_add(8);
+        }
+        for byte in words.remainder() {
+            self.byte(address).store(*byte, Ordering::Release);
+            address = address.wrapping_add(1);
+        }
+        Some(())
+    }
+}
+
+/// A window of guest physical addresses.
+struct Window {
+    base: u64,
+    len: u64,
+    writable: bool,
+    /// Absent when the client sent no file: such memory cannot be reached from here.
+    memory: Option<(Shared, usize)>,
+}
+
+/// Guest physical memory as far as the device may reach it.
+#[derive(Default)]
+pub struct GuestMemory {
+    /// Sorted by base, not overlapping.
+    windows: Vec<Window>,
+}
+
+impl GuestMemory {
+    /// Memory of `len` zero bytes at `base`, for use without a guest.
+    ///
+    /// # Errors
+    /// If the memory cannot be had.
+    pub fn plain(base: u64, len: usize) -> io::Result<Self> {
+        let map = MmapRaw::from(memmap2::MmapMut::map_anon(len)?);
+        let memory = Some((Shared { map }, 0));
+        Ok(Self { windows: vec![Window { base, len: len as u64, writable: true, memory }] })
+    }
+
+    /// Adds a window.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range that is empty, wraps, or overlaps another window, and what
+    /// mapping the file answers.
+    pub fn map(
+        &mut self,
+        base: u64,
+        len: u64,
+        file: Option<(&File, u64)>,
+        writable: bool,
+    ) -> io::Result<()> {
+        let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let at = self.windows.partition_point(|window| window.base < base);
+        let after_previous = at == 0 || {
+            let previous = &self.windows[at - 1];
+            previous.base + previous.len <= base
+        };
+        let before_next = self.windows.get(at).is_none_or(|next| end <= next.base);
+        if len == 0 || !after_previous || !before_next {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let memory = match file {
+            Some((file, offset)) => {
+                let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+                Some((Shared::map(file, offset, len)?, 0))
+            }
+            None => None,
+        };
+        self.windows.insert(at, Window { base, len, writable, memory });
+        Ok(())
+    }
+
+    /// Removes every window inside the range.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there is none, or one reaches outside.
+    pub fn unmap(&mut self, base: u64, len: u64) -> io::Result<()> {
+        let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let inside = |window: &Window| window.base >= base && window.base + window.len <= end;
+        let touches = |window: &Window| window.base < end && window.base + window.len > base;
+        let mut hit = self.windows.iter().filter(|window| touches(window)).peekable();
+        if hit.peek().is_none() || !hit.all(inside) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.windows.retain(|window| !inside(window));
+        Ok(())
+    }
+
+    /// Removes every window.
+    pub fn clear(&mut self) {
+        self.windows.clear();
+    }
+
+    fn find(&self, address: u64) -> Option<(&Window, &Shared, usize)> {
+        let at = self.windows.partition_point(|window| window.base <= address).checked_sub(1)?;
+        let window = &self.windows[at];
+        let offset = address - window.base;
+        let (memory, start) = window.memory.as_ref()?;
+        (offset < window.len).then_some((window, memory, start + offset as usize))
+    }
+
+    /// Reads guest memory; on a fault the contents of `to` are unspecified.
+    ///
+    /// # Errors
+    /// [`Fault`] if any byte is not backed.
+    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Fault> {
+        let fault = Fault { address, len: to.len() };
+        let mut done = 0;
+        while done < to.len() {
+            let at = address.checked_add(done as u64).ok_or(fault)?;
+            let (_, memory, offset) = self.find(at).ok_or(fault)?;
+            let len = (to.len() - done).min(memory.len() - offset);
+            memory.read(offset, &mut to[done..done + len]).ok_or(fault)?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes guest memory; a range that is not wholly backed is not written at all.
+    ///
+    /// # Errors
+    /// [`Fault`] if any byte is not backed or not writable.
+    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let fault = Fault { address, len: from.len() };
+        for check in [true, false] {
+            let mut done = 0;
+            while done < from.len() {
+                let at = address.checked_add(done as u64).ok_or(fault)?;
+                let (window, memory, offset) = self.find(at).ok_or(fault)?;
+                let len = (from.len() - done).min(memory.len() - offset);
+                if !window.writable {
+                    return Err(fault);
+                }
+                if !check {
+                    memory.write(offset, &from[done..done + len]).ok_or(fault)?;
+                }
+                done += len;
+            }
+        }
+        Ok(())
+    }
+
+    /// A big-endian 32-bit word.
+    ///
+    /// # Errors
+    /// [`Fault`] if it is not backed.
+    pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+
+    /// Replaces a word of 4 or 8 bytes atomically, and returns the old one.
+    ///
+    /// # Errors
+    /// [`Fault`] if the word is not aligned to its size, not backed or not writable.
+    pub fn update(
+        &self,
+        address: u64,
+        len: usize,
+        mut change: impl FnMut(u64) -> u64,
+    ) -> Result<u64, Fault> {
+        let fault = Fault { address, len };
+        let (window, memory, offset) = self.find(address).ok_or(fault)?;
+        let host = memory.address(&(offset..offset + len)).ok_or(fault)?;
+        if !window.writable || !matches!(len, 4 | 8) || host.addr() % len != 0 {
+            return Err(fault);
+        }
+        let order = Ordering::AcqRel;
+        if len == 8 {
+            let word = memory.word(host);
+            let mut old = word.load(Ordering::Acquire);
+            loop {
+                match word.compare_exchange(old, change(old), order, Ordering::Acquire) {
+                    Ok(old) => return Ok(old),
+                    Err(now) => old = now,
+                }
+            }
+        }
+        let word = memory.half(host);
+        let mut old = word.load(Ordering::Acquire);
+        loop {
+            let new = change(u64::from(old)) as u32;
+            match word.compare_exchange(old, new, order, Ordering::Acquire) {
+                Ok(old) => return Ok(u64::from(old)),
+                Err(now) => old = now,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unaligned_accesses_round_trip() {
+        let memory = GuestMemory::plain(0x1000, 4096).unwrap();
+        let data: Vec<u8> = (0..61).collect();
+        for offset in 0..9 {
+            memory.write(0x1000 + offset, &data).unwrap();
+            let mut back = vec![0; data.len()];
+            memory.read(0x1000 + offset, &mut back).unwrap();
+            assert_eq!(back, data);
+        }
+    }
+
+    #[test]
+    fn what_is_not_backed_faults() {
+        let memory = GuestMemory::plain(0x1000, 4096).unwrap();
+        let mut bytes = [0; 8];
+        assert!(memory.read(0xffc, &mut bytes).is_err());
+        assert!(memory.read(0x1ffc, &mut bytes).is_err());
+        assert!(memory.read(u64::MAX - 3, &mut bytes).is_err());
+        assert!(memory.read(0x1ff8, &mut bytes).is_ok());
+        assert!(memory.write(0x1ff9, &bytes).is_err());
+        assert!(memory.update(0x1004, 8, |old| old).is_err());
+        assert!(memory.update(0x1004, 4, |old| old + 1).is_ok());
+        assert!(GuestMemory::default().read(0, &mut bytes).is_err());
+    }
+
+    #[test]
+    fn a_partly_backed_write_changes_nothing() {
+        let memory = GuestMemory::plain(0, 4096).unwrap();
+        assert_eq!(memory.write(4092, &[1; 8]), Err(Fault { address: 4092, len: 8 }));
+        let mut bytes = [7; 4];
+        memory.read(4092, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 4]);
+    }
+
+    #[test]
+    fn windows_do_not_overlap_and_go_as_they_came() {
+        let mut memory = GuestMemory::plain(0x2000, 4096).unwrap();
+        assert!(memory.map(0x1800, 0x1000, None, true).is_err());
+        assert!(memory.map(0x2fff, 1, None, true).is_err());
+        assert!(memory.map(0x3000, 0x1000, None, true).is_ok());
+        assert!(memory.map(u64::MAX, 2, None, true).is_err());
+        let mut byte = [0];
+        assert!(memory.read(0x3000, &mut byte).is_err());
+        assert!(memory.unmap(0x2000, 0x800).is_err());
+        assert!(memory.unmap(0x2000, 0x2000).is_ok());
+        assert!(memory.unmap(0x2000, 0x2000).is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! MSI-X vectors.
+//!
+//! Pairs with SET_IRQS of [`crate::vfio::session`], which connects eventfds, and with the event
+//! queues, which raise vectors. QEMU keeps the vector table and masks.
+
+use std::fs::File;
+use std::io::Write;
+
+/// The vectors of a function.
+pub struct Interrupts {
+    vectors: Vec<Vector>,
+}
+
+#[derive(Default)]
+struct Vector {
+    event: Option<File>,
+    raised: u64,
+}
+
+impl Interrupts {
+    /// `count` vectors, none connected.
+    pub fn new(count: usize) -> Self {
+        Self { vectors: (0..count).map(|_| Vector::default()).collect() }
+    }
+
+    /// Raises a vector; one that is not connected is only counted.
+    pub fn raise(&mut self, vector: usize) {
+        let Some(vector) = self.vectors.get_mut(vector) else { return };
+        vector.raised += 1;
+        if let Some(event) = &mut vector.event
+            && let Err(error) = event.write_all(&1u64.to_ne_bytes())
+        {
+            log::warn!("eventfd: {error}");
+        }
+    }
+
+    /// How often a vector was raised.
+    pub fn raised(&self, vector: usize) -> u64 {
+        self.vectors.get(vector).map_or(0, |vector| vector.raised)
+    }
+
+    /// Sets or removes the eventfd of a vector.
+    pub fn connect(&mut self, vector: usize, event: Option<File>) {
+        if let Some(vector) = self.vectors.get_mut(vector) {
+            vector.event = event;
+        }
+    }
+
+    /// Removes all eventfds.
+    pub fn disconnect_all(&mut self) {
+        self.vectors.iter_mut().for_each(|vector| vector.event = None);
+    }
+}

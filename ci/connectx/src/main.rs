@@ -1,0 +1,175 @@
+//! `connectx`: serves emulated ConnectX functions over vfio-user.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use connectx::device::{Options, PortType};
+use connectx::fabric::Fabric;
+use connectx::vfio::session::Session;
+use connectx::vfio::wire::Broken;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// An emulated ConnectX-5 PCI function for each socket, all behind one switch.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where QEMU's vfio-user-pci connects; each path is one function.
+    #[arg(long = "socket", required = true)]
+    sockets: Vec<PathBuf>,
+    /// What the ports are.
+    #[arg(long, value_enum, default_value_t = Port::Eth)]
+    port_type: Port,
+    /// Offers no BlueFlame registers.
+    #[arg(long)]
+    no_wc: bool,
+    /// Has memory registered by commands alone.
+    #[arg(long)]
+    minimal: bool,
+    /// What is written to standard error.
+    #[arg(long, default_value = "warn")]
+    log: log::LevelFilter,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Port {
+    /// RoCE and Ethernet.
+    Eth,
+    /// InfiniBand.
+    Ib,
+}
+
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        eprintln!("connectx {}: {}", record.level().as_str().to_lowercase(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// How long a write to a doorbell may be followed by the rest of a BlueFlame copy.
+const GATHER: Duration = Duration::from_micros(20);
+
+/// A function's socket, and who is connected to it.
+struct Place {
+    listener: UnixListener,
+    session: Option<Session>,
+}
+
+fn main() -> io::Result<()> {
+    let arguments = Arguments::parse();
+    static LOG: Log = Log;
+    if log::set_logger(&LOG).is_ok() {
+        log::set_max_level(arguments.log);
+    }
+    let mut fabric = Fabric::default();
+    let mut places = Vec::new();
+    for path in &arguments.sockets {
+        // A socket that a killed predecessor left behind.
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        fabric.add(Options {
+            port_type: match arguments.port_type {
+                Port::Eth => PortType::Ethernet,
+                Port::Ib => PortType::InfiniBand,
+            },
+            write_combining: !arguments.no_wc,
+            minimal: arguments.minimal,
+            number: 0,
+        });
+        places.push(Place { listener, session: None });
+    }
+    serve(&mut fabric, &mut places)
+}
+
+fn serve(fabric: &mut Fabric, places: &mut [Place]) -> io::Result<()> {
+    let start = Instant::now();
+    let now = || start.elapsed().as_nanos() as u64;
+    loop {
+        let mut busy = false;
+        let mut gathering = false;
+        for (number, place) in places.iter_mut().enumerate() {
+            busy |= serve_place(fabric, number, place);
+            gathering |= fabric.function(number).device().gathering();
+        }
+        if gathering && !busy {
+            let since = Instant::now();
+            while gathering && !busy && since.elapsed() < GATHER {
+                for (number, place) in places.iter_mut().enumerate() {
+                    busy |= serve_place(fabric, number, place);
+                }
+            }
+            if !busy {
+                for number in 0..places.len() {
+                    fabric.function(number).device_mut().settle();
+                }
+            }
+            busy = true;
+        }
+        busy |= fabric.turn(now());
+        if busy {
+            continue;
+        }
+        wait(places, fabric.deadline().map(|due| due.saturating_sub(now())))?;
+    }
+}
+
+/// Answers what one function's client sent; false if it was nothing.
+fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
+    let Some(session) = &mut place.session else { return false };
+    match session.serve(fabric.function(number)) {
+        Ok(served) => served,
+        Err(broken) => {
+            match broken {
+                Broken::Closed => log::info!("function {number}: client gone"),
+                other => log::error!("function {number}: {other:?}"),
+            }
+            place.session = None;
+            fabric.function(number).restart();
+            true
+        }
+    }
+}
+
+/// Sleeps until a client or the clock wants something.
+fn wait(places: &mut [Place], nanoseconds: Option<u64>) -> io::Result<()> {
+    let mut fds: Vec<_> = places
+        .iter()
+        .map(|place| {
+            let fd = match &place.session {
+                Some(session) => session.stream().as_fd(),
+                None => place.listener.as_fd(),
+            };
+            PollFd::from_borrowed_fd(fd, PollFlags::IN)
+        })
+        .collect();
+    let timeout = nanoseconds.map(|ns| Timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as _,
+    });
+    match poll(&mut fds, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    for (place, ready) in places.iter_mut().zip(ready) {
+        if ready && place.session.is_none() {
+            let (stream, _) = place.listener.accept()?;
+            log::info!("client connected");
+            place.session = Some(Session::new(stream));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The objects that commands make: one kind per file, all of them in [`Objects`].
+
+pub mod cq;
+pub mod domain;
+pub mod eq;
+pub mod flow;
+pub mod mcg;
+pub mod mkey;
+pub mod qp;
+pub mod raw;
+pub mod srq;
+pub mod steering;
+pub mod uar;
+pub mod uctx;
+
+use crate::table::Table;
+
+/// Everything that lives in a function.
+pub struct Objects {
+    pub(crate) uars: Table<uar::Uar>,
+    pub(crate) uctxs: Table<uctx::Uctx>,
+    pub(crate) umems: Table<uctx::Umem>,
+    pub(crate) pds: Table<domain::Domain>,
+    pub(crate) xrcds: Table<domain::Domain>,
+    pub(crate) transport_domains: Table<domain::Domain>,
+    pub(crate) counters: Table<domain::Domain>,
+    pub(crate) mkeys: Table<mkey::Mkey>,
+    pub(crate) eqs: Table<eq::Eq>,
+    pub(crate) cqs: Table<cq::Cq>,
+    pub(crate) qps: Table<qp::Qp>,
+    pub(crate) srqs: Table<srq::Srq>,
+    pub(crate) rqs: Table<raw::Rq>,
+    pub(crate) sqs: Table<raw::Sq>,
+    pub(crate) tises: Table<steering::Tis>,
+    pub(crate) tirs: Table<steering::Tir>,
+    pub(crate) rqts: Table<steering::Rqt>,
+    pub(crate) flow_tables: Table<flow::FlowTable>,
+    pub(crate) flow_roots: flow::Roots,
+    pub(crate) groups: mcg::Groups,
+}
+
+impl Objects {
+    /// None of any kind.
+    pub fn new() -> Self {
+        Self {
+            uars: Table::new("UAR", uar::NUMBERS),
+            uctxs: Table::new("user context", 1..=1023),
+            umems: Table::new("umem", 1..=0xffff),
+            pds: Table::new("PD", 1..=0xffff),
+            xrcds: Table::new("XRC domain", 1..=0xffff),
+            transport_domains: Table::new("transport domain", 1..=0xff),
+            counters: Table::new("counter set", 1..=0xff),
+            mkeys: Table::new("mkey", 0x100..=0x1_ffff),
+            eqs: Table::new("EQ", 1..=63),
+            cqs: Table::new("CQ", 0x400..=0xffff),
+            // Queue pairs and send queues share the space of numbers that doorbells name.
+            qps: Table::new("QP", 0x40..=0xffff),
+            sqs: Table::new("SQ", 0x1_0000..=0x1_ffff),
+            srqs: Table::new("SRQ", 1..=0xffff),
+            rqs: Table::new("RQ", 1..=0xffff),
+            tises: Table::new("TIS", 1..=0xfff),
+            tirs: Table::new("TIR", 1..=0xfff),
+            rqts: Table::new("RQ table", 1..=0x3ff),
+            flow_tables: Table::new("flow table", 1..=0xff),
+            flow_roots: flow::Roots::default(),
+            groups: mcg::Groups::default(),
+        }
+    }
+
+    /// How many there are of each kind.
+    pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            (self.uars.kind(), self.uars.len()),
+            (self.uctxs.kind(), self.uctxs.len()),
+            (self.umems.kind(), self.umems.len()),
+            (self.pds.kind(), self.pds.len()),
+            (self.xrcds.kind(), self.xrcds.len()),
+            (self.transport_domains.kind(), self.transport_domains.len()),
+            (self.counters.kind(), self.counters.len()),
+            (self.mkeys.kind(), self.mkeys.len()),
+            (self.eqs.kind(), self.eqs.len()),
+            (self.cqs.kind(), self.cqs.len()),
+            (self.qps.kind(), self.qps.len()),
+            (self.srqs.kind(), self.srqs.len()),
+            (self.rqs.kind(), self.rqs.len()),
+            (self.sqs.kind(), self.sqs.len()),
+            (self.tises.kind(), self.tises.len()),
+            (self.tirs.kind(), self.tirs.len()),
+            (self.rqts.kind(), self.rqts.len()),
+            (self.flow_tables.kind(), self.flow_tables.len()),
+        ]
+    }
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,219 @@
+//! Completion queues.
+//!
+//! Pairs with CREATE_CQ, the CQ doorbell of a UAR, and the queue's doorbell record.
+
+use uverbs_uapi::mlx5::prm::cqc::{
+    cqc, create_cq_in, create_cq_out, destroy_cq_in, modify_cq_in, query_cq_in, query_cq_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use super::eq::event;
+use crate::buffer::Buffer;
+use crate::cmd::refusal::{Refused, refuse};
+use crate::device::Device;
+
+/// A completion queue.
+pub struct Cq {
+    pub(crate) context: Bits<cqc, Vec<u8>>,
+    buffer: Buffer,
+    log_size: u32,
+    /// 64, or 128 with the entry proper in the second half.
+    entry: u64,
+    producer: u32,
+    /// Producer after the last solicited completion.
+    solicited: u32,
+    armed: Arm,
+    uar: u32,
+    eqn: u32,
+    failed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arm {
+    No,
+    Any,
+    Solicited,
+}
+
+/// `modify_field_select` bits of MODIFY_CQ.
+const MODIFY_PERIOD: u64 = 1;
+const MODIFY_COUNT: u64 = 2;
+
+const OVERRUN: u8 = 1;
+const WRITE_FAULT: u8 = 2;
+
+const PRODUCER_MASK: u32 = 0xff_ffff;
+
+impl Device {
+    pub(crate) fn create_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<create_cq_in, _>::new(input);
+        let context = Bits::<cqc, _>::new(input.sub(create_cq_in::cq_context).bytes().to_vec());
+        if input.is_set(create_cq_in::cq_umem_valid) {
+            return refuse!(BadParam, "a CQ in a umem is not modelled");
+        }
+        if context.is_set(cqc::cqe_comp_en) {
+            return refuse!(BadParam, "CQE compression is not modelled");
+        }
+        let log_size = context.get32(cqc::log_cq_size);
+        if log_size > 22 {
+            return refuse!(BadParam, "log_cq_size {log_size} is above 22");
+        }
+        let entry = match context.get(cqc::cqe_sz) {
+            0 => 64,
+            1 | 2 => 128,
+            other => return refuse!(BadParam, "cqe_sz {other}"),
+        };
+        let buffer = Buffer::new(
+            context.get(cqc::log_page_size),
+            context.get(cqc::page_offset),
+            entry << log_size,
+            input.tail(create_cq_in::pas),
+        )?;
+        let eqn = context.get32(cqc::c_eqn_or_apu_element) & 0xff;
+        let uar = context.get32(cqc::uar_page);
+        if context.get(cqc::dbr_addr) % 8 != 0 {
+            return refuse!(BadParam, "doorbell record at {:#x}", context.get(cqc::dbr_addr));
+        }
+        self.objects.eqs.get(eqn)?;
+        self.objects.uars.hold(uar)?;
+        self.objects.eqs.hold(eqn)?;
+        let number = self.objects.cqs.insert(Cq {
+            context,
+            buffer,
+            log_size,
+            entry,
+            producer: 0,
+            solicited: 0,
+            armed: Arm::No,
+            uar,
+            eqn,
+            failed: false,
+        })?;
+        let mut out = Bits::<create_cq_out, _>::new(vec![0; create_cq_out::SIZE]);
+        out.set(create_cq_out::cqn, number.into());
+        Ok(out.into_inner())
+    }
+
+    pub(crate) fn destroy_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<destroy_cq_in, _>::new(input).get32(destroy_cq_in::cqn);
+        let cq = self.objects.cqs.remove(number)?;
+        self.objects.uars.release(cq.uar);
+        self.objects.eqs.release(cq.eqn);
+        Ok(vec![])
+    }
+
+    pub(crate) fn query_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<query_cq_in, _>::new(input).get32(query_cq_in::cqn);
+        let cq = self.objects.cqs.get(number)?;
+        let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
+        out.set_sub(query_cq_out::cq_context, cq.context.bytes());
+        let mut context = out.sub_mut(query_cq_out::cq_context);
+        context.set(cqc::producer_counter, cq.producer.into());
+        context.set(cqc::status, if cq.failed { 0xa } else { 0 });
+        Ok(out.into_inner())
+    }
+
+    pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<modify_cq_in, _>::new(input);
+        let number = input.get32(modify_cq_in::cqn);
+        let op_mod = input.get(modify_cq_in::op_mod);
+        if op_mod != 0 {
+            return refuse!(
+                BadParam,
+                "MODIFY_CQ with modifier {op_mod:#x} (resize) is not modelled"
+            );
+        }
+        let select = input.get(modify_cq_in::modify_field_select_resize_field_select);
+        if select & !(MODIFY_PERIOD | MODIFY_COUNT) != 0 {
+            return refuse!(BadParam, "MODIFY_CQ of fields {select:#x} is not modelled");
+        }
+        let new = input.sub(modify_cq_in::cq_context);
+        let cq = self.objects.cqs.get_mut(number)?;
+        if select & MODIFY_PERIOD != 0 {
+            cq.context.set(cqc::cq_period, new.get(cqc::cq_period));
+        }
+        if select & MODIFY_COUNT != 0 {
+            cq.context.set(cqc::cq_max_count, new.get(cqc::cq_max_count));
+        }
+        Ok(vec![])
+    }
+
+    /// Writes a completion. `inline` is data for the other half of a 128-byte entry; ownership and
+    /// timestamp are filled in here. False if the queue has failed, now or before.
+    pub(crate) fn complete(&mut self, number: u32, mut cqe: [u8; 64], solicited: bool) -> bool {
+        let now = self.now;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return false };
+        if cq.failed {
+            return false;
+        }
+        let record = self.memory.read_be32(cq.context.get(cqc::dbr_addr));
+        let consumer = match record {
+            Ok(word) => word & PRODUCER_MASK,
+            Err(_) => return self.fail_cq(number, WRITE_FAULT),
+        };
+        let waiting = cq.producer.wrapping_sub(consumer) & PRODUCER_MASK;
+        if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
+            return self.fail_cq(number, OVERRUN);
+        }
+        // An error has its syndrome where others have the time.
+        if !matches!(cqe[63] >> 4, 0xd | 0xe) {
+            cqe[48..56].copy_from_slice(&(now / crate::segment::NS_PER_TICK).to_be_bytes());
+        }
+        cqe[63] = cqe[63] & 0xfe | (cq.producer >> cq.log_size) as u8 & 1;
+        let index = u64::from(cq.producer & ((1 << cq.log_size) - 1));
+        let at = index * cq.entry + (cq.entry - 64);
+        if cq.buffer.write(&self.memory, at, &cqe).is_err() {
+            return self.fail_cq(number, WRITE_FAULT);
+        }
+        cq.producer = cq.producer.wrapping_add(1) & PRODUCER_MASK;
+        if solicited {
+            cq.solicited = cq.producer;
+        }
+        if cq.armed == Arm::Any || cq.armed == Arm::Solicited && solicited {
+            self.notify(number);
+        }
+        true
+    }
+
+    fn notify(&mut self, number: u32) {
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
+        cq.armed = Arm::No;
+        let eqn = cq.eqn;
+        let mut data = [0; 28];
+        data[24..].copy_from_slice(&number.to_be_bytes());
+        self.post_event(eqn, event::COMPLETION, 0, &data);
+    }
+
+    fn fail_cq(&mut self, number: u32, syndrome: u8) -> bool {
+        log::warn!("CQ {number:#x} failed, syndrome {syndrome}");
+        if let Ok(cq) = self.objects.cqs.get_mut(number) {
+            cq.failed = true;
+        }
+        let mut data = [0; 28];
+        data[..4].copy_from_slice(&number.to_be_bytes());
+        data[11] = syndrome;
+        self.raise_event(event::CQ_ERROR, 0, &data);
+        false
+    }
+
+    /// The CQ doorbell: command and consumer index, then the CQ's number.
+    pub(crate) fn cq_doorbell(&mut self, uar: u32, command: u32, number: u32) {
+        let number = number & 0xff_ffff;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else {
+            log::debug!("doorbell of CQ {number:#x} which does not exist");
+            return;
+        };
+        if cq.uar != uar {
+            log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
+            return;
+        }
+        let consumer = command & PRODUCER_MASK;
+        let solicited_only = command >> 24 & 1 != 0;
+        cq.armed = if solicited_only { Arm::Solicited } else { Arm::Any };
+        let newest = if solicited_only { cq.solicited } else { cq.producer };
+        let behind = newest.wrapping_sub(consumer) & PRODUCER_MASK;
+        if behind != 0 && behind < PRODUCER_MASK / 2 {
+            self.notify(number);
+        }
+    }
+}

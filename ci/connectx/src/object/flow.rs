@@ -1,0 +1,304 @@
+//! Flow tables: which frames go where.
+//!
+//! Pairs with mlx5_core's `fs_cmd.c`. A table holds groups, each with a mask, and entries, each
+//! with a value to compare under the mask of its group.
+
+use std::collections::BTreeMap;
+
+use uverbs_uapi::mlx5::prm::flow::{
+    create_flow_group_in, create_flow_group_out, create_flow_table_in, create_flow_table_out,
+    delete_fte_in, dest_format, destroy_flow_group_in, destroy_flow_table_in, flow_context,
+    flow_table_context, modify_flow_table_in, set_flow_table_root_in, set_fte_in,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::cmd::refusal::{Refused, refuse};
+use crate::device::Device;
+
+/// Bytes of a match: outer headers and misc, the parts that are compared.
+const COMPARED: usize = 0x80;
+/// Bytes of a whole match.
+const MATCH: usize = 0x200;
+
+/// Actions of an entry.
+const ALLOW: u64 = 1;
+const DROP: u64 = 2;
+const FORWARD: u64 = 4;
+
+/// Kinds of destinations.
+const TO_TABLE: u64 = 1;
+const TO_TIR: u64 = 2;
+
+/// Receive tables; the others are kept but see no frames.
+pub(crate) const NIC_RECEIVE: u64 = 0;
+
+/// A flow table.
+pub struct FlowTable {
+    kind: u64,
+    log_size: u64,
+    miss: Option<u32>,
+    groups: BTreeMap<u32, Group>,
+    entries: BTreeMap<u32, Entry>,
+}
+
+struct Group {
+    range: std::ops::RangeInclusive<u32>,
+    mask: Vec<u8>,
+}
+
+struct Entry {
+    value: Vec<u8>,
+    action: u64,
+    flow_tag: u32,
+    to: Vec<Destination>,
+}
+
+/// Where an entry sends a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Table(u32),
+    Tir(u32),
+}
+
+/// Where each kind of table begins.
+#[derive(Default)]
+pub struct Roots {
+    tables: BTreeMap<u64, u32>,
+}
+
+/// What the tables say of a frame.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) tirs: Vec<u32>,
+    pub(crate) flow_tag: u32,
+}
+
+impl Device {
+    pub(crate) fn create_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<create_flow_table_in, _>::new(input);
+        let context = input.sub(create_flow_table_in::flow_table_context);
+        let log_size = context.get(flow_table_context::log_size);
+        if log_size > 16 {
+            return refuse!(LimitExceeded, "log_size {log_size} of a flow table is above 16");
+        }
+        let miss = context
+            .is_set(flow_table_context::table_miss_action)
+            .then(|| context.get32(flow_table_context::table_miss_id));
+        if let Some(miss) = miss {
+            self.objects.flow_tables.get(miss)?;
+        }
+        let number = self.objects.flow_tables.insert(FlowTable {
+            kind: input.get(create_flow_table_in::table_type),
+            log_size,
+            miss,
+            groups: BTreeMap::new(),
+            entries: BTreeMap::new(),
+        })?;
+        let mut out = Bits::<create_flow_table_out, _>::new(vec![0; create_flow_table_out::SIZE]);
+        out.set(create_flow_table_out::table_id, number.into());
+        Ok(out.into_inner())
+    }
+
+    fn flow_table(&mut self, kind: u64, number: u32) -> Result<&mut FlowTable, Refused> {
+        let table = self.objects.flow_tables.get_mut(number)?;
+        if table.kind != kind {
+            return refuse!(
+                BadResource,
+                "flow table {number} is of type {}, not {kind}",
+                table.kind
+            );
+        }
+        Ok(table)
+    }
+
+    pub(crate) fn modify_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        const MISS_TABLE: u64 = 1;
+        let input = Bits::<modify_flow_table_in, _>::new(input);
+        let select = input.get(modify_flow_table_in::modify_field_select);
+        if select != MISS_TABLE {
+            return refuse!(BadParam, "MODIFY_FLOW_TABLE of fields {select:#x}");
+        }
+        let context = input.sub(modify_flow_table_in::flow_table_context);
+        let miss = context
+            .is_set(flow_table_context::table_miss_action)
+            .then(|| context.get32(flow_table_context::table_miss_id));
+        if let Some(miss) = miss {
+            self.objects.flow_tables.get(miss)?;
+        }
+        let kind = input.get(modify_flow_table_in::table_type);
+        self.flow_table(kind, input.get32(modify_flow_table_in::table_id))?.miss = miss;
+        Ok(vec![])
+    }
+
+    pub(crate) fn destroy_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<destroy_flow_table_in, _>::new(input);
+        let number = input.get32(destroy_flow_table_in::table_id);
+        let table = self.flow_table(input.get(destroy_flow_table_in::table_type), number)?;
+        if !table.groups.is_empty() || !table.entries.is_empty() {
+            return refuse!(ResourceBusy, "flow table {number} has {} groups", table.groups.len());
+        }
+        self.objects.flow_tables.remove(number)?;
+        self.objects.flow_roots.tables.retain(|_, root| *root != number);
+        Ok(vec![])
+    }
+
+    pub(crate) fn set_flow_table_root(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        const DISCONNECT: u64 = 1;
+        let input = Bits::<set_flow_table_root_in, _>::new(input);
+        let kind = input.get(set_flow_table_root_in::table_type);
+        let number = input.get32(set_flow_table_root_in::table_id);
+        if input.get(set_flow_table_root_in::op_mod) == DISCONNECT {
+            self.objects.flow_roots.tables.remove(&kind);
+            return Ok(vec![]);
+        }
+        self.flow_table(kind, number)?;
+        self.objects.flow_roots.tables.insert(kind, number);
+        Ok(vec![])
+    }
+
+    pub(crate) fn create_flow_group(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<create_flow_group_in, _>::new(input);
+        let number = input.get32(create_flow_group_in::table_id);
+        let kind = input.get(create_flow_group_in::table_type);
+        let range = input.get32(create_flow_group_in::start_flow_index)
+            ..=input.get32(create_flow_group_in::end_flow_index);
+        let mask = input.sub(create_flow_group_in::match_criteria).bytes().to_vec();
+        if kind == NIC_RECEIVE && mask.iter().skip(COMPARED).any(|byte| *byte != 0) {
+            return refuse!(BadParam, "matching of inner headers or misc 2 to 5 is not modelled");
+        }
+        let table = self.flow_table(kind, number)?;
+        let overlaps = |group: &Group| {
+            group.range.start() <= range.end() && range.start() <= group.range.end()
+        };
+        if range.is_empty() || u64::from(*range.end()) >= 1 << table.log_size {
+            return refuse!(BadParam, "flow indices {range:?} of 2^{}", table.log_size);
+        }
+        if table.groups.values().any(overlaps) {
+            return refuse!(BadParam, "flow indices {range:?} belong to another group");
+        }
+        let id = table.groups.last_key_value().map_or(1, |(last, _)| last.wrapping_add(1));
+        table.groups.insert(id, Group { range, mask });
+        let mut out = Bits::<create_flow_group_out, _>::new(vec![0; create_flow_group_out::SIZE]);
+        out.set(create_flow_group_out::group_id, id.into());
+        Ok(out.into_inner())
+    }
+
+    pub(crate) fn destroy_flow_group(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<destroy_flow_group_in, _>::new(input);
+        let number = input.get32(destroy_flow_group_in::table_id);
+        let id = input.get32(destroy_flow_group_in::group_id);
+        let table = self.flow_table(input.get(destroy_flow_group_in::table_type), number)?;
+        let Some(group) = table.groups.get(&id) else {
+            return refuse!(BadResource, "flow table {number} has no group {id}");
+        };
+        if table.entries.range(group.range.clone()).next().is_some() {
+            return refuse!(ResourceBusy, "group {id} of flow table {number} has entries");
+        }
+        table.groups.remove(&id);
+        Ok(vec![])
+    }
+
+    pub(crate) fn set_fte(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<set_fte_in, _>::new(input);
+        let number = input.get32(set_fte_in::table_id);
+        let kind = input.get(set_fte_in::table_type);
+        let index = input.get32(set_fte_in::flow_index);
+        let context = input.sub(set_fte_in::flow_context);
+        let action = context.get(flow_context::action);
+        if action & !(ALLOW | DROP | FORWARD) != 0 {
+            return refuse!(BadParam, "flow action {action:#x} is not modelled");
+        }
+        let list = input.bytes().get(set_fte_in::SIZE..).unwrap_or_default();
+        let (list, _) = list.as_chunks::<8>();
+        let count = context.get(flow_context::destination_list_size) as usize;
+        let Some(list) = list.get(..count) else {
+            return refuse!(BadInputLength, "{count} destinations, {} listed", list.len());
+        };
+        let mut to = Vec::new();
+        for entry in list {
+            let entry = Bits::<dest_format, _>::new(&entry[..]);
+            let id = entry.get32(dest_format::destination_id);
+            match entry.get(dest_format::destination_type) {
+                TO_TABLE => {
+                    self.objects.flow_tables.get(id)?;
+                    to.push(Destination::Table(id));
+                }
+                TO_TIR => {
+                    self.objects.tirs.get(id)?;
+                    to.push(Destination::Tir(id));
+                }
+                other => return refuse!(BadParam, "flow destination {other:#x} is not modelled"),
+            }
+        }
+        let mut value = context.sub(flow_context::match_value).bytes().to_vec();
+        value.resize(MATCH, 0);
+        let flow_tag = context.get32(flow_context::flow_tag);
+        let table = self.flow_table(kind, number)?;
+        let grouped = table.groups.values().any(|group| group.range.contains(&index));
+        if !grouped {
+            return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
+        }
+        table.entries.insert(index, Entry { value, action, flow_tag, to });
+        Ok(vec![])
+    }
+
+    pub(crate) fn delete_fte(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<delete_fte_in, _>::new(input);
+        let number = input.get32(delete_fte_in::table_id);
+        let index = input.get32(delete_fte_in::flow_index);
+        let table = self.flow_table(input.get(delete_fte_in::table_type), number)?;
+        if table.entries.remove(&index).is_none() {
+            return refuse!(BadIndex, "flow table {number} has no entry {index}");
+        }
+        Ok(vec![])
+    }
+
+    /// Runs a frame, described in the form of a match, through the receive tables.
+    pub(crate) fn steer(&self, headers: &[u8; MATCH]) -> Verdict {
+        let mut verdict = Verdict::default();
+        let Some(root) = self.objects.flow_roots.tables.get(&NIC_RECEIVE) else { return verdict };
+        let mut tables = vec![*root];
+        // Tables may point at one another in a circle; a frame passes each table once at most.
+        let mut left = self.objects.flow_tables.len();
+        while let Some(number) = tables.pop() {
+            let Ok(table) = self.objects.flow_tables.get(number) else { continue };
+            if left == 0 {
+                log::warn!("flow tables form a circle through {number}");
+                break;
+            }
+            left -= 1;
+            let Some(entry) = table.find(headers) else {
+                tables.extend(table.miss);
+                continue;
+            };
+            if entry.action & DROP != 0 {
+                continue;
+            }
+            if entry.flow_tag != 0 {
+                verdict.flow_tag = entry.flow_tag;
+            }
+            for to in &entry.to {
+                match to {
+                    Destination::Table(table) => tables.push(*table),
+                    Destination::Tir(tir) => verdict.tirs.push(*tir),
+                }
+            }
+        }
+        verdict
+    }
+}
+
+impl FlowTable {
+    fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
+        self.entries.iter().find_map(|(index, entry)| {
+            let group = self.groups.values().find(|group| group.range.contains(index))?;
+            let same = headers
+                .iter()
+                .zip(&entry.value)
+                .zip(&group.mask)
+                .take(COMPARED)
+                .all(|((header, value), mask)| (header ^ value) & mask == 0);
+            same.then_some(entry)
+        })
+    }
+}

@@ -1,0 +1,324 @@
+//! Memory keys: who may reach which memory, and where it is.
+//!
+//! Pairs with CREATE_MKEY and, in [`crate::data::umr`], with work requests that change keys.
+//! Everything the data path touches goes through [`Objects::resolve`].
+
+use uverbs_uapi::mlx5::prm::mkc::{
+    create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use super::Objects;
+use crate::cmd::refusal::{Refused, refuse};
+use crate::device::Device;
+
+/// `qpn` of a key that is not bound to one queue pair.
+pub(crate) const ANY_QP: u64 = 0xff_ffff;
+/// How many keys deep a list may point at keys.
+const MAX_DEPTH: u32 = 4;
+/// The most pieces one access may fall into.
+const MAX_PIECES: usize = 1 << 20;
+
+/// `MLX5_MKC_ACCESS_MODE_*`
+const PHYSICAL: u64 = 0;
+const PAGES: u64 = 1;
+const KLMS: u64 = 2;
+const KSM: u64 = 3;
+
+/// A memory key.
+pub struct Mkey {
+    pub(crate) context: Bits<mkc, Vec<u8>>,
+    pub(crate) translation: Vec<u8>,
+    pub(crate) uid: u32,
+}
+
+/// What an access wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Right {
+    LocalRead,
+    LocalWrite,
+    RemoteRead,
+    RemoteWrite,
+    RemoteAtomic,
+}
+
+/// One access to memory by key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access {
+    pub(crate) key: u32,
+    pub(crate) pd: u32,
+    pub(crate) qpn: u32,
+    pub(crate) right: Right,
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+}
+
+/// A piece of guest memory.
+pub(crate) type Piece = (u64, usize);
+
+impl Mkey {
+    fn mode(&self) -> u64 {
+        self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.context.is_set(mkc::free)
+    }
+
+    fn allows(&self, right: Right) -> bool {
+        self.context.is_set(match right {
+            Right::LocalRead => mkc::lr,
+            Right::LocalWrite => mkc::lw,
+            Right::RemoteRead => mkc::rr,
+            Right::RemoteWrite => mkc::rw,
+            Right::RemoteAtomic => mkc::a,
+        })
+    }
+
+    /// Entries are octowords: two page addresses, or one key with its range.
+    fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
+        context.get(mkc::translations_octword_size)
+    }
+}
+
+impl Objects {
+    /// Finds the guest memory of an access, or why it is not allowed.
+    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
+        let mut pieces = Vec::new();
+        self.resolve_into(access, 0, &mut pieces)?;
+        Ok(pieces)
+    }
+
+    fn resolve_into(&self, access: Access, depth: u32, to: &mut Vec<Piece>) -> Result<(), String> {
+        let Access { key, pd, qpn, right, address, len } = access;
+        if depth > MAX_DEPTH {
+            return Err(format!("key {key:#x} is more than {MAX_DEPTH} keys deep"));
+        }
+        let mkey = self.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
+        let context = &mkey.context;
+        if context.get(mkc::mkey_7_0) != u64::from(key & 0xff) || mkey.is_free() {
+            return Err(format!("key {key:#x} is not valid"));
+        }
+        if context.get(mkc::pd) != u64::from(pd) {
+            return Err(format!("key {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
+        }
+        let bound = context.get(mkc::qpn);
+        if bound != ANY_QP && bound != u64::from(qpn) {
+            return Err(format!("key {key:#x} is of QP {bound:#x}, not {qpn:#x}"));
+        }
+        if !mkey.allows(right) {
+            return Err(format!("key {key:#x} does not allow {right:?}"));
+        }
+        let start = context.get(mkc::start_addr);
+        let whole = context.is_set(mkc::length64);
+        let offset = address.wrapping_sub(start);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= context.get(mkc::len));
+        if !whole && (address < start || !inside) {
+            return Err(format!("{address:#x}+{len:#x} is outside key {key:#x}"));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        match mkey.mode() {
+            PHYSICAL => {
+                let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
+                to.push((address, len));
+                Ok(())
+            }
+            PAGES => mkey.pages(address, len, to),
+            KLMS | KSM => self.indirect(mkey, access, depth, to),
+            mode => Err(format!("key {key:#x} has access mode {mode}")),
+        }
+    }
+
+    /// A list of ranges of other keys. The rights of this key were checked; those of the keys in
+    /// the list are checked as local ones, as they are its owner's.
+    fn indirect(
+        &self,
+        mkey: &Mkey,
+        access: Access,
+        depth: u32,
+        to: &mut Vec<Piece>,
+    ) -> Result<(), String> {
+        let fixed = (mkey.mode() == KSM).then(|| 1u64 << mkey.context.get(mkc::log_page_size));
+        let start = mkey.context.get(mkc::start_addr);
+        let mut skip = access.address.wrapping_sub(start);
+        let mut left = access.len;
+        let (entries, _) = mkey.translation.as_chunks::<16>();
+        for entry in entries {
+            let entry = u128::from_be_bytes(*entry);
+            let size = fixed.unwrap_or((entry >> 96) as u64 & 0x7fff_ffff);
+            if skip >= size {
+                skip -= size;
+                continue;
+            }
+            let len = (size - skip).min(left);
+            let inner = Access {
+                key: (entry >> 64) as u32,
+                right: match access.right {
+                    Right::LocalRead | Right::RemoteRead => Right::LocalRead,
+                    Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => {
+                        Right::LocalWrite
+                    }
+                },
+                address: (entry as u64).wrapping_add(skip),
+                len,
+                ..access
+            };
+            self.resolve_into(inner, depth + 1, to)?;
+            if to.len() > MAX_PIECES {
+                return Err(format!("key {:#x} falls into too many pieces", access.key));
+            }
+            left -= len;
+            skip = 0;
+            if left == 0 {
+                return Ok(());
+            }
+        }
+        Err(format!("the list of key {:#x} ends {left} bytes early", access.key))
+    }
+}
+
+impl Mkey {
+    fn pages(&self, address: u64, len: u64, to: &mut Vec<Piece>) -> Result<(), String> {
+        let shift = self.context.get(mkc::log_page_size);
+        if !(12..=48).contains(&shift) {
+            return Err(format!("pages of 2^{shift} bytes"));
+        }
+        let page = 1u64 << shift;
+        let base = self.context.get(mkc::start_addr) & !(page - 1);
+        let (entries, _) = self.translation.as_chunks::<8>();
+        let mut at = address.wrapping_sub(base);
+        let mut left = len;
+        while left > 0 {
+            // Bits 0 and 1 say that a page is present only where page faults are possible.
+            let entry = entries.get((at >> shift) as usize).map(|entry| u64::from_be_bytes(*entry));
+            let Some(entry) = entry.filter(|entry| *entry != 0) else {
+                return Err(format!("page {} is not present", at >> shift));
+            };
+            let inside = at & (page - 1);
+            let piece = (page - inside).min(left);
+            let gpa = (entry & !0xfff).checked_add(inside).ok_or("absurd page address")?;
+            match to.last_mut() {
+                Some((last, bytes)) if *last + *bytes as u64 == gpa => *bytes += piece as usize,
+                _ => to.push((gpa, piece as usize)),
+            }
+            at += piece;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    pub(crate) fn create_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<create_mkey_in, _>::new(input);
+        let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
+        let context = Bits::<mkc, _>::new(entry.bytes().to_vec());
+        if input.is_set(create_mkey_in::mkey_umem_valid) {
+            return refuse!(BadParam, "an mkey over a umem is not modelled");
+        }
+        if input.is_set(create_mkey_in::pg_access) {
+            return refuse!(BadParam, "page faults (ODP) are not modelled");
+        }
+        if context.is_set(mkc::bsf_en) {
+            return refuse!(BadParam, "signature mkeys are not modelled");
+        }
+        let mode = context.get(mkc::access_mode_4_2) << 2 | context.get(mkc::access_mode_1_0);
+        if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM) {
+            return refuse!(BadParam, "mkey access mode {mode} is not modelled");
+        }
+        let room = Mkey::octowords(&context);
+        let actual = input.get(create_mkey_in::translations_octword_actual_size);
+        if room > 1 << 22 || actual > room {
+            return refuse!(LimitExceeded, "{actual} of {room} translation octowords");
+        }
+        let list = input.tail(create_mkey_in::klm_pas_mtt);
+        let Some(list) = list.get(..actual as usize * 16) else {
+            return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
+        };
+        if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
+            self.objects.pds.get(context.get32(mkc::pd))?;
+        }
+        let mut translation = list.to_vec();
+        // Work requests replace entries in units of 64 bytes, padded if need be.
+        translation.resize((room as usize * 16).next_multiple_of(64), 0);
+        let number = self.objects.mkeys.insert(Mkey { context, translation, uid })?;
+        let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
+        out.set(create_mkey_out::mkey_index, number.into());
+        Ok(out.into_inner())
+    }
+
+    pub(crate) fn destroy_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
+        let owner = self.objects.mkeys.get(number)?.uid;
+        if owner != uid {
+            return refuse!(BadResource, "mkey {number:#x} belongs to context {owner}, not {uid}");
+        }
+        self.objects.mkeys.remove(number)?;
+        Ok(vec![])
+    }
+
+    pub(crate) fn query_mkey(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
+        let mkey = self.objects.mkeys.get(number)?;
+        let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
+        out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
+        Ok(out.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn objects() -> Objects {
+        let mut context = Bits::<mkc, _>::new(vec![0; 64]);
+        context.set(mkc::access_mode_1_0, PAGES);
+        context.set(mkc::log_page_size, 12);
+        context.set(mkc::qpn, ANY_QP);
+        context.set(mkc::mkey_7_0, 0x55);
+        context.set(mkc::pd, 3);
+        context.set(mkc::start_addr, 0x7f00_0000_0800);
+        context.set(mkc::len, 0x1800);
+        context.set(mkc::lr, 1);
+        context.set(mkc::rr, 1);
+        let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
+        let mut objects = Objects::new();
+        objects.mkeys.insert(Mkey { context, translation, uid: 0 }).unwrap();
+        objects
+    }
+
+    const GOOD: Access = Access {
+        key: 0x1_0055,
+        pd: 3,
+        qpn: 7,
+        right: Right::RemoteRead,
+        address: 0x7f00_0000_0900,
+        len: 0x800,
+    };
+
+    #[test]
+    fn pages_are_found() {
+        let pieces = objects().resolve(GOOD).unwrap();
+        assert_eq!(pieces, [(0x5900, 0x700), (0x9000, 0x100)]);
+    }
+
+    #[test]
+    fn every_check_refuses() {
+        let objects = objects();
+        for bad in [
+            Access { key: 0x1_0056, ..GOOD },
+            Access { key: 0x2_0055, ..GOOD },
+            Access { pd: 4, ..GOOD },
+            Access { right: Right::RemoteWrite, ..GOOD },
+            Access { right: Right::LocalWrite, ..GOOD },
+            Access { right: Right::RemoteAtomic, ..GOOD },
+            Access { address: 0x7f00_0000_07ff, ..GOOD },
+            Access { len: 0x1701, ..GOOD },
+            Access { len: u64::MAX, ..GOOD },
+        ] {
+            assert!(objects.resolve(bad).is_err(), "{bad:?}");
+        }
+    }
+}

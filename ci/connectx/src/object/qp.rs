@@ -1,0 +1,421 @@
+//! Queue pairs: their context and states.
+//!
+//! Pairs with CREATE_QP and the commands that move a queue pair from state to state. What a queue
+//! pair does with work requests is in [`crate::data`].
+
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::qpc::{
+    ads, create_qp_in, create_qp_out, destroy_qp_in, qpc, query_qp_in, query_qp_out, rst2init_qp_in,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
+
+use super::srq::Kind;
+use crate::buffer::Buffer;
+use crate::cmd::refusal::{Refused, refuse};
+use crate::data::receive::{Order, ReceiveQueue};
+use crate::data::ring::SendRing;
+use crate::device::Device;
+
+/// Service types, `MLX5_QP_ST_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Reliable connection whose receives come from an XRC SRQ that the sender names.
+    Xrc,
+    /// Datagrams of the general services interface, queue pair 1 on the wire.
+    Gsi,
+    /// Changes memory keys only.
+    Umr,
+}
+
+impl Service {
+    fn new(st: u64) -> Result<Self, Refused> {
+        match st {
+            0x0 => Ok(Self::Rc),
+            0x1 => Ok(Self::Uc),
+            0x2 => Ok(Self::Ud),
+            0x3 => Ok(Self::Xrc),
+            0x8 => Ok(Self::Gsi),
+            0xc => Ok(Self::Umr),
+            other => refuse!(BadParam, "QP service type {other:#x} is not modelled"),
+        }
+    }
+
+    /// Whether requests are acknowledged.
+    pub fn reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::Xrc)
+    }
+
+    /// Whether each request names its destination.
+    pub fn datagram(self) -> bool {
+        matches!(self, Self::Ud | Self::Gsi)
+    }
+}
+
+/// States, `MLX5_QP_STATE_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// After creation.
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Messages are received.
+    ReadyToReceive = 2,
+    /// Messages are sent.
+    ReadyToSend = 3,
+    /// Sending stopped on an error, receiving goes on.
+    SendError = 4,
+    /// Everything that is posted is flushed.
+    Error = 6,
+}
+
+/// A queue pair.
+pub struct Qp {
+    pub(crate) service: Service,
+    pub(crate) state: State,
+    pub(crate) context: Bits<qpc, Vec<u8>>,
+    pub(crate) send: Option<SendRing>,
+    pub(crate) receive: Option<ReceiveQueue>,
+    pub(crate) srqn: Option<u32>,
+    pub(crate) pd: u32,
+    pub(crate) uar: u32,
+    pub(crate) uid: u32,
+    /// How often the message under way was tried again.
+    pub(crate) retries: u8,
+    /// The answer to the last atomic, for a request that is repeated.
+    pub(crate) last_atomic: Option<(u32, u64)>,
+}
+
+/// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and what each lets a transition change.
+const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
+    (1 << 1, &[qpc::rre]),
+    (1 << 2, &[qpc::rae, qpc::atomic_mode]),
+    (1 << 3, &[qpc::rwe]),
+    (1 << 5, &[qpc::q_key]),
+    (1 << 6, &[qpc::min_rnr_nak]),
+    (1 << 8, &[qpc::log_sra_max]),
+    (1 << 9, &[qpc::log_rra_max]),
+    (1 << 10, &[qpc::pm_state]),
+    (1 << 12, &[qpc::retry_count]),
+    (1 << 13, &[qpc::rnr_retry]),
+    (1 << 25, &[qpc::counter_set_id]),
+];
+const OPTIONAL_PKEY: u64 = 1 << 4;
+const OPTIONAL_PATH: u64 = 1 << 7;
+const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
+const OPTIONAL_PORT: u64 = 1 << 16;
+
+/// `rq_type` values.
+const RQ_OWN: u64 = 0;
+const RQ_SHARED: u64 = 1;
+const RQ_NONE: u64 = 3;
+
+impl Qp {
+    /// Number of the queue of completions for sends.
+    pub(crate) fn send_cq(&self) -> u32 {
+        self.context.get32(qpc::cqn_snd)
+    }
+
+    /// Number of the queue of completions for receives.
+    pub(crate) fn receive_cq(&self) -> u32 {
+        self.context.get32(qpc::cqn_rcv)
+    }
+
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        if state == State::Reset {
+            if let Some(send) = &mut self.send {
+                send.reset();
+            }
+            if let Some(receive) = &mut self.receive {
+                receive.reset();
+            }
+            self.retries = 0;
+            self.last_atomic = None;
+        }
+    }
+
+    fn copy(&mut self, from: &Bits<qpc, &[u8]>, fields: &[Field<qpc>]) {
+        for field in fields {
+            self.context.set(*field, from.get(*field));
+        }
+    }
+
+    fn copy_path(
+        &mut self,
+        from: &Bits<qpc, &[u8]>,
+        change: impl Fn(&mut Bits<ads, &mut [u8]>, &Bits<ads, &[u8]>),
+    ) {
+        let new = from.sub(qpc::primary_address_path);
+        change(&mut self.context.sub_mut(qpc::primary_address_path), &new);
+    }
+
+    /// Takes over the parameters that a transition demands, then the optional ones it names.
+    fn merge(&mut self, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
+        match op {
+            opcode::RST2INIT_QP => {
+                self.copy(new, &[qpc::pm_state, qpc::q_key, qpc::counter_set_id]);
+                self.copy(new, &[qpc::rre, qpc::rwe, qpc::rae, qpc::atomic_mode, qpc::deth_sqpn]);
+                self.copy_path(new, |path, new| {
+                    path.set(ads::vhca_port_num, new.get(ads::vhca_port_num));
+                    path.set(ads::pkey_index, new.get(ads::pkey_index));
+                });
+            }
+            opcode::INIT2RTR_QP => {
+                let required = &[
+                    qpc::mtu,
+                    qpc::log_msg_max,
+                    qpc::remote_qpn,
+                    qpc::next_rcv_psn,
+                    qpc::log_rra_max,
+                    qpc::min_rnr_nak,
+                ];
+                self.copy(new, required);
+                self.copy_whole_path(new);
+            }
+            opcode::RTR2RTS_QP => {
+                let required = &[
+                    qpc::next_send_psn,
+                    qpc::retry_count,
+                    qpc::rnr_retry,
+                    qpc::log_sra_max,
+                    qpc::log_ack_req_freq,
+                ];
+                self.copy(new, required);
+                self.copy_path(new, |path, new| {
+                    path.set(ads::ack_timeout, new.get(ads::ack_timeout));
+                });
+            }
+            _ => {}
+        }
+        for (bit, fields) in OPTIONAL {
+            if optional & bit != 0 {
+                self.copy(new, fields);
+            }
+        }
+        if optional & OPTIONAL_PATH != 0 {
+            self.copy_whole_path(new);
+        }
+        for (bit, field) in [
+            (OPTIONAL_PKEY, ads::pkey_index),
+            (OPTIONAL_ACK_TIMEOUT, ads::ack_timeout),
+            (OPTIONAL_PORT, ads::vhca_port_num),
+        ] {
+            if optional & bit != 0 {
+                self.copy_path(new, |path, new| path.set(field, new.get(field)));
+            }
+        }
+    }
+
+    /// The address path but for port, partition and timeout, which have transitions of their own.
+    fn copy_whole_path(&mut self, new: &Bits<qpc, &[u8]>) {
+        let keep = [ads::vhca_port_num, ads::pkey_index, ads::ack_timeout];
+        let old = self.context.sub(qpc::primary_address_path).bytes().to_vec();
+        let old = Bits::<ads, _>::new(old);
+        let path = new.sub(qpc::primary_address_path);
+        self.context.set_sub(qpc::primary_address_path, path.bytes());
+        let mut path = self.context.sub_mut(qpc::primary_address_path);
+        for field in keep {
+            path.set(field, old.get(field));
+        }
+    }
+}
+
+impl Device {
+    pub(crate) fn create_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<create_qp_in, _>::new(input);
+        let context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
+        let service = Service::new(context.get(qpc::st))?;
+        if input.is_set(create_qp_in::wq_umem_valid) || context.is_set(qpc::dbr_umem_valid) {
+            return refuse!(BadParam, "a QP in a umem is not modelled");
+        }
+        if context.is_set(qpc::wq_signature) {
+            return refuse!(BadParam, "WQE signatures are not modelled");
+        }
+        let (log_rq, log_stride) =
+            (context.get32(qpc::log_rq_size), context.get32(qpc::log_rq_stride) + 4);
+        let rq_type = context.get(qpc::rq_type);
+        let rq_bytes = if rq_type == RQ_OWN { 1u64 << (log_rq + log_stride) } else { 0 };
+        let sq_bytes =
+            if context.is_set(qpc::no_sq) { 0 } else { 64u64 << context.get(qpc::log_sq_size) };
+        let buffer = Buffer::new(
+            context.get(qpc::log_page_size),
+            context.get(qpc::page_offset),
+            rq_bytes + sq_bytes,
+            input.tail(create_qp_in::pas),
+        )?;
+        let record = context.get(qpc::dbr_addr);
+        let receive = (rq_type == RQ_OWN)
+            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
+        let send = (sq_bytes > 0)
+            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
+        if record % 8 != 0 && (receive.is_some() || send.is_some()) {
+            return refuse!(BadParam, "doorbell record at {record:#x}");
+        }
+        let srqn = match rq_type {
+            RQ_OWN | RQ_NONE => None,
+            RQ_SHARED => Some(context.get32(qpc::srqn_rmpn_xrqn)),
+            other => return refuse!(BadParam, "rq_type {other} is not modelled"),
+        };
+        let pd = context.get32(qpc::pd);
+        let uar = context.get32(qpc::uar_page);
+        // A queue that only changes keys gets its protection domain later.
+        if service != Service::Umr {
+            self.objects.pds.get(pd)?;
+        }
+        for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
+            self.objects.cqs.get(cqn)?;
+        }
+        if send.is_some() {
+            self.objects.uars.get(uar)?;
+        }
+        if service == Service::Xrc {
+            self.objects.xrcds.get(context.get32(qpc::xrcd))?;
+        }
+        if let Some(srqn) = srqn {
+            self.objects.srqs.get(srqn)?;
+        }
+        let qp = Qp {
+            service,
+            state: State::Reset,
+            context,
+            send,
+            receive,
+            srqn,
+            pd,
+            uar,
+            uid,
+            retries: 0,
+            last_atomic: None,
+        };
+        self.hold_for_qp(&qp, true);
+        let number = self.objects.qps.insert(qp)?;
+        let mut out = Bits::<create_qp_out, _>::new(vec![0; create_qp_out::SIZE]);
+        out.set(create_qp_out::qpn, number.into());
+        Ok(out.into_inner())
+    }
+
+    /// Holds, or lets go of, everything a queue pair uses. All of it has been found before.
+    fn hold_for_qp(&mut self, qp: &Qp, hold: bool) {
+        macro_rules! count {
+            ($table:ident, $number:expr) => {
+                if !hold {
+                    self.objects.$table.release($number);
+                } else if let Err(refused) = self.objects.$table.hold($number) {
+                    log::error!("{refused}");
+                }
+            };
+        }
+        if qp.pd != 0 {
+            count!(pds, qp.pd);
+        }
+        count!(cqs, qp.send_cq());
+        count!(cqs, qp.receive_cq());
+        if qp.send.is_some() {
+            count!(uars, qp.uar);
+        }
+        if qp.service == Service::Xrc {
+            count!(xrcds, qp.context.get32(qpc::xrcd));
+        }
+        if let Some(srqn) = qp.srqn {
+            count!(srqs, srqn);
+        }
+    }
+
+    pub(crate) fn destroy_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
+        self.own_qp(uid, number)?;
+        let qp = self.objects.qps.remove(number)?;
+        self.hold_for_qp(&qp, false);
+        Ok(vec![])
+    }
+
+    fn own_qp(&mut self, uid: u32, number: u32) -> Result<&mut Qp, Refused> {
+        let qp = self.objects.qps.get_mut(number)?;
+        if qp.uid != uid && uid != 0 {
+            return refuse!(BadResource, "QP {number:#x} belongs to context {}, not {uid}", qp.uid);
+        }
+        Ok(qp)
+    }
+
+    pub(crate) fn modify_qp(
+        &mut self,
+        op: u16,
+        uid: u32,
+        input: &[u8],
+    ) -> Result<Vec<u8>, Refused> {
+        use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
+        let input = Bits::<rst2init_qp_in, _>::new(input);
+        let number = input.get32(rst2init_qp_in::qpn);
+        let (from, to): (&[State], State) = match op {
+            opcode::RST2INIT_QP => (&[Reset], Init),
+            opcode::INIT2INIT_QP => (&[Init], Init),
+            opcode::INIT2RTR_QP => (&[Init], ReadyToReceive),
+            opcode::RTR2RTS_QP => (&[ReadyToReceive], ReadyToSend),
+            opcode::RTS2RTS_QP => (&[ReadyToSend], ReadyToSend),
+            opcode::SQERR2RTS_QP => (&[SendError], ReadyToSend),
+            opcode::TO_ERR_QP => {
+                (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Error)
+            }
+            _ => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Reset),
+        };
+        let qp = self.own_qp(uid, number)?;
+        if !from.contains(&qp.state) {
+            return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
+        }
+        let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
+        if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
+            self.objects.pds.hold(late_pd)?;
+            self.own_qp(uid, number)?.pd = late_pd;
+        }
+        let qp = self.own_qp(uid, number)?;
+        qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
+        qp.enter(to);
+        match to {
+            // What was posted before is now sent, or flushed.
+            ReadyToSend | Error => self.wake(number),
+            _ => {}
+        }
+        Ok(vec![])
+    }
+
+    pub(crate) fn query_qp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
+        let qp = self.objects.qps.get(number)?;
+        let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
+        out.set_sub(query_qp_out::qpc, qp.context.bytes());
+        let mut context = out.sub_mut(query_qp_out::qpc);
+        context.set(qpc::state, qp.state as u64);
+        if let Some(send) = &qp.send {
+            context.set(qpc::hw_sq_wqebb_counter, send.next().into());
+        }
+        Ok(out.into_inner())
+    }
+
+    /// Where a queue pair's receives come from, if it has any.
+    pub(crate) fn receive_queue(
+        &mut self,
+        number: u32,
+        xrc: Option<u32>,
+    ) -> Option<&mut ReceiveQueue> {
+        let qp = self.objects.qps.get_mut(number).ok()?;
+        match xrc.or(qp.srqn) {
+            Some(srqn) => self.objects.srqs.get_mut(srqn).ok().map(|srq| &mut srq.queue),
+            None => qp.receive.as_mut(),
+        }
+    }
+
+    /// Whether an XRC SRQ may be used by a queue pair.
+    pub(crate) fn xrc_srq_matches(&self, srqn: u32, xrcd: u32) -> bool {
+        self.objects
+            .srqs
+            .get(srqn)
+            .is_ok_and(|srq| matches!(srq.kind, Kind::Xrc { xrcd: its, .. } if its == xrcd))
+    }
+}

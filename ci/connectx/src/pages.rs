@@ -1,0 +1,117 @@
+//! Host pages that the driver lends to firmware.
+//!
+//! Pairs with mlx5_core's `pagealloc.c`: QUERY_PAGES says how many are wanted, MANAGE_PAGES gives
+//! them or takes them back. This firmware keeps nothing in them; it counts them, so that a page
+//! that the driver does not get back shows.
+
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::Layout;
+use uverbs_uapi::mlx5::prm::cmd::{
+    manage_pages_in, manage_pages_out, query_pages_in, query_pages_out,
+};
+
+use crate::cmd::refusal::{Refused, refuse};
+
+const BOOT: u64 = 1;
+const INIT: u64 = 2;
+const REGULAR: u64 = 3;
+
+const CANNOT_GIVE: u64 = 0;
+const GIVE: u64 = 1;
+const TAKE: u64 = 2;
+
+const BOOT_PAGES: usize = 16;
+const INIT_PAGES: usize = 64;
+
+/// The pages held.
+#[derive(Default)]
+pub struct Pages {
+    held: Vec<u64>,
+}
+
+impl Pages {
+    /// How many pages are held.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Answers QUERY_PAGES.
+    ///
+    /// # Errors
+    /// For a phase that does not exist.
+    pub fn query(&self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<query_pages_in, _>::new(input);
+        let wanted = match input.get(query_pages_in::op_mod) {
+            BOOT => BOOT_PAGES,
+            INIT => BOOT_PAGES + INIT_PAGES,
+            // Everything is asked for before: nothing here grows with the number of objects.
+            REGULAR => self.held.len(),
+            other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
+        };
+        let mut out = Bits::<query_pages_out, _>::new(vec![0; query_pages_out::SIZE]);
+        out.set(query_pages_out::num_pages, wanted.saturating_sub(self.held.len()) as u64);
+        Ok(out.into_inner())
+    }
+
+    /// Carries out MANAGE_PAGES; `room` is the length of the output that the driver expects.
+    ///
+    /// # Errors
+    /// For pages that are given twice, listed short, or no page addresses.
+    pub fn manage(&mut self, input: &[u8], room: usize) -> Result<Vec<u8>, Refused> {
+        let input = Bits::<manage_pages_in, _>::new(input);
+        let count = input.get(manage_pages_in::input_num_entries) as usize;
+        let mut out = Bits::<manage_pages_out, _>::new(vec![0; manage_pages_out::SIZE]);
+        match input.get(manage_pages_in::op_mod) {
+            CANNOT_GIVE => log::warn!("the driver cannot give pages"),
+            GIVE => {
+                let (list, _) = input.tail(manage_pages_in::pas).as_chunks::<8>();
+                let Some(list) = list.get(..count) else {
+                    return refuse!(BadInputLength, "{count} pages given, {} listed", list.len());
+                };
+                for page in list.iter().map(|page| u64::from_be_bytes(*page)) {
+                    if page & 0xfff != 0 || self.held.contains(&page) {
+                        return refuse!(BadParam, "page {page:#x} given twice or not aligned");
+                    }
+                    self.held.push(page);
+                }
+            }
+            TAKE => {
+                let count = count.min(self.held.len()).min(room.saturating_sub(16) / 8);
+                out.set(manage_pages_out::output_num_entries, count as u64);
+                let mut out = out.into_inner();
+                for page in self.held.split_off(self.held.len() - count) {
+                    out.extend(page.to_be_bytes());
+                }
+                return Ok(out);
+            }
+            other => return refuse!(BadParam, "MANAGE_PAGES {other}"),
+        }
+        Ok(out.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(op_mod: u64, pages: &[u64], count: u64) -> Vec<u8> {
+        let mut input = Bits::<manage_pages_in, _>::new(vec![0; 16]);
+        input.set(manage_pages_in::op_mod, op_mod);
+        input.set(manage_pages_in::input_num_entries, count);
+        let mut input = input.into_inner();
+        input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
+        input
+    }
+
+    #[test]
+    fn pages_come_back_once() {
+        let mut pages = Pages::default();
+        pages.manage(&command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
+        assert!(pages.manage(&command(GIVE, &[0x2000], 1), 16).is_err());
+        assert!(pages.manage(&command(GIVE, &[0x4000], 2), 16).is_err());
+        let out = pages.manage(&command(TAKE, &[], 9), 16 + 2 * 8).unwrap();
+        assert_eq!(out[11], 2);
+        assert_eq!(&out[16..24], &0x2000u64.to_be_bytes());
+        assert_eq!(pages.held(), 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! The initialization segment: the first pages of BAR0.
+//!
+//! Pairs with `struct mlx5_init_seg` of the driver. Words are big-endian.
+
+/// Firmware version 16.35.4030.
+const FW_REV: u32 = 35 << 16 | 16;
+/// Command interface revision 5, firmware sub-minor.
+const CMDIF_REV: u32 = 5 << 16 | 4030;
+/// log2 of the number of command slots, and of the size of one.
+const QUEUE_SHAPE: u32 = (LOG_SLOTS << 4) | 6;
+/// log2 of the number of command slots.
+pub const LOG_SLOTS: u32 = 5;
+
+const CMDQ_HIGH: u64 = 0x10;
+const CMDQ_LOW: u64 = 0x14;
+const DOORBELL: u64 = 0x18;
+const INITIALIZING: u64 = 0x1fc;
+const HEALTH_SYNDROME: u64 = 0x23c;
+const TIMER_HIGH: u64 = 0x1000;
+const TIMER_LOW: u64 = 0x1004;
+const HEALTH_COUNTER: u64 = 0x1010;
+
+/// State of the NIC interface, bits 8 to 10 of the queue's low address word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interface {
+    /// The driver is in charge.
+    Full = 0,
+    /// Nothing works: what the driver finds after a function-level reset.
+    Disabled = 1,
+}
+
+/// The registers.
+pub struct Segment {
+    queue: u64,
+    interface: Interface,
+    health: u32,
+}
+
+/// What a write to the segment asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    None,
+    /// Run the commands in these slots.
+    Commands(u32),
+}
+
+impl Segment {
+    /// As after power on.
+    pub fn new() -> Self {
+        Self { queue: 0, interface: Interface::Full, health: 0 }
+    }
+
+    /// As after a function-level reset: the driver is not told of one, so it must find the
+    /// interface disabled, or its commands would time out. Writing the queue's address ends that.
+    pub fn after_reset() -> Self {
+        Self { queue: 0, interface: Interface::Disabled, health: 0 }
+    }
+
+    /// Address of the command queue, if the driver has set one.
+    pub fn queue(&self) -> Option<u64> {
+        (self.queue != 0 && self.interface == Interface::Full).then_some(self.queue)
+    }
+
+    /// Sets the health syndrome that the driver polls; 0 is healthy.
+    pub fn set_health(&mut self, syndrome: u8) {
+        self.health = u32::from(syndrome) << 16;
+    }
+
+    /// The word at `offset`, a multiple of 4, `now` nanoseconds after the start.
+    pub fn read(&self, offset: u64, now: u64) -> u32 {
+        match offset {
+            0x0 => FW_REV,
+            0x4 => CMDIF_REV,
+            CMDQ_HIGH => (self.queue >> 32) as u32,
+            CMDQ_LOW => self.queue as u32 | (self.interface as u32) << 8 | QUEUE_SHAPE,
+            INITIALIZING => 0,
+            HEALTH_SYNDROME => self.health,
+            TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
+            TIMER_LOW => (now / NS_PER_TICK) as u32,
+            // Moves with time as long as the device is healthy.
+            HEALTH_COUNTER => (now / 10_000_000) as u32,
+            _ => 0,
+        }
+    }
+
+    /// Writes the word at `offset`, a multiple of 4.
+    #[must_use]
+    pub fn write(&mut self, offset: u64, value: u32) -> Effect {
+        match offset {
+            CMDQ_HIGH => self.queue = self.queue & 0xffff_ffff | u64::from(value) << 32,
+            CMDQ_LOW => {
+                self.queue = self.queue & !0xffff_ffff | u64::from(value & !0xfff);
+                self.interface = if value >> 8 & 7 == Interface::Full as u32 {
+                    Interface::Full
+                } else {
+                    Interface::Disabled
+                };
+            }
+            DOORBELL => return Effect::Commands(value),
+            _ => {}
+        }
+        Effect::None
+    }
+}
+
+impl Default for Segment {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The device's clock runs at [`CLOCK_KHZ`].
+pub const NS_PER_TICK: u64 = 1_000_000 / CLOCK_KHZ;
+/// Frequency of timestamps.
+pub const CLOCK_KHZ: u64 = 250_000;

@@ -1,0 +1,267 @@
+//! Answers one client of one PCI function.
+//!
+//! Pairs with [`super::wire`] below and [`crate::function::Function`] above. A request that is not
+//! understood, or malformed, is answered with an errno and changes nothing; the stream stays in
+//! step because a message is taken off it whole before it is read.
+
+use std::os::unix::net::UnixStream;
+
+use super::wire::{Broken, Request, Wire, command};
+use crate::function::{BAR0_SIZE, CONFIG_SIZE, Function, Region, VECTORS};
+
+const EINVAL: u32 = 22;
+const EOPNOTSUPP: u32 = 95;
+
+const REGIONS: u32 = 9;
+const IRQS: u32 = 5;
+const MSIX_IRQ: u32 = 2;
+const CONFIG_REGION: u32 = 7;
+
+/// Flags of `struct vfio_device_info`: resettable, PCI.
+const DEVICE_FLAGS: u32 = 1 | 2;
+const REGION_READ_WRITE: u32 = 1 | 2;
+const IRQ_EVENTFD: u32 = 1;
+const IRQ_NORESIZE: u32 = 8;
+
+const SET_DATA_NONE: u32 = 1;
+const SET_DATA_BOOL: u32 = 2;
+const SET_DATA_EVENTFD: u32 = 4;
+const SET_MASK: u32 = 8;
+const SET_UNMASK: u32 = 16;
+const SET_TRIGGER: u32 = 32;
+
+/// A connected client.
+pub struct Session {
+    wire: Wire,
+}
+
+/// A reply's body.
+type Answer = Result<Vec<u8>, u32>;
+
+impl Session {
+    /// Serves the client behind `stream`.
+    pub fn new(stream: UnixStream) -> Self {
+        Self { wire: Wire::new(stream) }
+    }
+
+    /// The socket, to wait on.
+    pub fn stream(&self) -> &UnixStream {
+        self.wire.stream()
+    }
+
+    /// Answers what has arrived; false if nothing had.
+    ///
+    /// # Errors
+    /// [`Broken`] if the connection is over.
+    pub fn serve(&mut self, function: &mut Function) -> Result<bool, Broken> {
+        if !self.wire.receive()? {
+            return Ok(false);
+        }
+        while let Some(mut request) = self.wire.request()? {
+            let answer = answer(&mut request, function);
+            if let Err(errno) = answer {
+                log::warn!("vfio-user command {} refused, errno {errno}", request.command);
+            }
+            if request.wants_reply {
+                let answer = answer.as_ref().map(Vec::as_slice).map_err(|errno| *errno);
+                self.wire.reply(&request, answer, None).map_err(Broken::Io)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn answer(request: &mut Request, function: &mut Function) -> Answer {
+    match request.command {
+        command::VERSION => version(request),
+        command::DMA_MAP => dma_map(request, function).map(|()| vec![]),
+        command::DMA_UNMAP => dma_unmap(request, function),
+        command::DEVICE_GET_INFO => Ok(words(&[16, DEVICE_FLAGS, REGIONS, IRQS])),
+        command::DEVICE_GET_REGION_INFO => region_info(request),
+        command::DEVICE_GET_IRQ_INFO => irq_info(request),
+        command::DEVICE_SET_IRQS => set_irqs(request, function).map(|()| vec![]),
+        command::REGION_READ => region_read(request, function),
+        command::REGION_WRITE => region_write(request, function),
+        command::REGION_WRITE_MULTI => region_write_multi(request, function),
+        command::DEVICE_RESET => {
+            function.reset();
+            Ok(vec![])
+        }
+        _ => Err(EOPNOTSUPP),
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn version(request: &Request) -> Answer {
+    let major =
+        u16::from_ne_bytes(request.body.get(..2).and_then(|b| b.try_into().ok()).ok_or(EINVAL)?);
+    if major != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let mut body = words(&[0]);
+    body.extend(
+        b"{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\
+          \"write_multiple\":true}}\0",
+    );
+    Ok(body)
+}
+
+fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+    let flags = request.u32(4).ok_or(EINVAL)?;
+    let offset = request.u64(8).ok_or(EINVAL)?;
+    let address = request.u64(16).ok_or(EINVAL)?;
+    let size = request.u64(24).ok_or(EINVAL)?;
+    let file = match request.files.as_slice() {
+        [] => None,
+        [file] => Some((file, offset)),
+        _ => return Err(EINVAL),
+    };
+    let (readable, writable) = (flags & 1 != 0, flags & 2 != 0);
+    // Memory that may only be written by the device is mapped as none: nothing here would notice
+    // a forbidden read of it.
+    let file = file.filter(|_| readable);
+    log::debug!("map {address:#x}+{size:#x} file {} writable {writable}", file.is_some());
+    function.memory_mut().map(address, size, file, writable).map_err(|error| {
+        log::warn!("DMA_MAP {address:#x}+{size:#x}: {error}");
+        EINVAL
+    })
+}
+
+fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
+    const ALL: u32 = 2;
+    let flags = request.u32(4).ok_or(EINVAL)?;
+    let address = request.u64(8).ok_or(EINVAL)?;
+    let size = request.u64(16).ok_or(EINVAL)?;
+    log::debug!("unmap {address:#x}+{size:#x}");
+    match flags {
+        0 => function.memory_mut().unmap(address, size).map_err(|_| EINVAL)?,
+        ALL => function.memory_mut().clear(),
+        _ => return Err(EOPNOTSUPP),
+    }
+    Ok(request.body.get(..24).unwrap_or_default().to_vec())
+}
+
+fn region(index: u32) -> Option<(Region, u64)> {
+    match index {
+        0 => Some((Region::Bar0, BAR0_SIZE)),
+        CONFIG_REGION => Some((Region::Config, CONFIG_SIZE as u64)),
+        _ => None,
+    }
+}
+
+fn region_info(request: &Request) -> Answer {
+    let index = request.u32(8).ok_or(EINVAL)?;
+    if index >= REGIONS {
+        return Err(EINVAL);
+    }
+    let (flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
+    let mut body = words(&[32, flags, index, 0]);
+    body.extend(size.to_ne_bytes());
+    body.extend(0u64.to_ne_bytes());
+    Ok(body)
+}
+
+fn irq_info(request: &Request) -> Answer {
+    let index = request.u32(8).ok_or(EINVAL)?;
+    if index >= IRQS {
+        return Err(EINVAL);
+    }
+    let (flags, count) =
+        if index == MSIX_IRQ { (IRQ_EVENTFD | IRQ_NORESIZE, VECTORS as u32) } else { (0, 0) };
+    Ok(words(&[16, flags, index, count]))
+}
+
+fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+    let flags = request.u32(4).ok_or(EINVAL)?;
+    let index = request.u32(8).ok_or(EINVAL)?;
+    let start = request.u32(12).ok_or(EINVAL)? as usize;
+    let count = request.u32(16).ok_or(EINVAL)? as usize;
+    if index != MSIX_IRQ {
+        // Clients switch off what a function does not have.
+        return if count == 0 { Ok(()) } else { Err(EINVAL) };
+    }
+    let end = start.checked_add(count).filter(|end| *end <= VECTORS).ok_or(EINVAL)?;
+    let vectors = function.interrupts_mut();
+    match (flags & 0x38, flags & 0x7) {
+        (SET_TRIGGER, SET_DATA_NONE) if count == 0 => vectors.disconnect_all(),
+        (SET_TRIGGER, SET_DATA_NONE) => (start..end).for_each(|vector| vectors.raise(vector)),
+        (SET_TRIGGER, SET_DATA_BOOL) => {
+            let wanted = request.body.get(20..20 + count).ok_or(EINVAL)?;
+            for (vector, _) in (start..end).zip(wanted).filter(|(_, on)| **on != 0) {
+                vectors.raise(vector);
+            }
+        }
+        (SET_TRIGGER, SET_DATA_EVENTFD) => {
+            if request.files.is_empty() {
+                (start..end).for_each(|vector| vectors.connect(vector, None));
+            } else if request.files.len() == count {
+                for (vector, file) in (start..end).zip(request.files.drain(..)) {
+                    vectors.connect(vector, Some(file));
+                }
+            } else {
+                return Err(EINVAL);
+            }
+        }
+        // QEMU masks MSI-X vectors in the table that it keeps itself.
+        (SET_MASK | SET_UNMASK, SET_DATA_NONE) => {}
+        _ => return Err(EINVAL),
+    }
+    Ok(())
+}
+
+fn region_read(request: &Request, function: &mut Function) -> Answer {
+    let offset = request.u64(0).ok_or(EINVAL)?;
+    let index = request.u32(8).ok_or(EINVAL)?;
+    let count = request.u32(12).ok_or(EINVAL)?;
+    let (region, size) = region(index).ok_or(EINVAL)?;
+    if count > 1 << 20 || offset.checked_add(u64::from(count)).is_none_or(|end| end > size) {
+        return Err(EINVAL);
+    }
+    let mut body = request.body[..16].to_vec();
+    body.resize(16 + count as usize, 0);
+    function.read(region, offset, &mut body[16..]);
+    Ok(body)
+}
+
+fn write(function: &mut Function, offset: u64, index: u32, data: &[u8]) -> Result<(), u32> {
+    let (region, size) = region(index).ok_or(EINVAL)?;
+    if offset.checked_add(data.len() as u64).is_none_or(|end| end > size) {
+        return Err(EINVAL);
+    }
+    function.write(region, offset, data);
+    Ok(())
+}
+
+fn region_write(request: &Request, function: &mut Function) -> Answer {
+    let offset = request.u64(0).ok_or(EINVAL)?;
+    let index = request.u32(8).ok_or(EINVAL)?;
+    let count = request.u32(12).ok_or(EINVAL)? as usize;
+    let data = &request.body[16..];
+    if data.len() != count {
+        return Err(EINVAL);
+    }
+    write(function, offset, index, data)?;
+    Ok(request.body[..16].to_vec())
+}
+
+/// Several posted writes in one message, each of at most eight bytes.
+fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
+    const ENTRY: usize = 24;
+    let count = request.u64(0).ok_or(EINVAL)?;
+    let entries = &request.body[8..];
+    if count > (entries.len() / ENTRY) as u64 {
+        return Err(EINVAL);
+    }
+    for entry in 0..count as usize {
+        let at = 8 + entry * ENTRY;
+        let offset = request.u64(at).ok_or(EINVAL)?;
+        let index = request.u32(at + 8).ok_or(EINVAL)?;
+        let len = request.u32(at + 12).ok_or(EINVAL)? as usize;
+        let data = request.body[at + 16..at + ENTRY].get(..len).ok_or(EINVAL)?;
+        write(function, offset, index, data)?;
+    }
+    Ok(count.to_ne_bytes().to_vec())
+}

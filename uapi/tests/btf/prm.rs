@@ -1,0 +1,99 @@
+//! Compares the layouts of mlx5 commands and contexts with mlx5_core's own description of them.
+//!
+//! There a byte stands for a bit of the device: offsets and sizes in bytes are ours in bits.
+
+use std::sync::Arc;
+
+use libtest_mimic::{Completion, Failed, Trial};
+use uverbs_uapi::mlx5::prm::{Info, LAYOUTS};
+
+use crate::kernel::Kernel;
+
+/// Layouts that the compiler leaves out: the driver names them only to compute a size or an offset.
+const LEFT_OUT: &[&str] = &[
+    "pcap_reg",
+    "query_cq_out",
+    "query_eq_out",
+    "query_hca_vport_context_out",
+    "query_hca_vport_gid_out",
+    "query_mkey_out",
+    "query_qp_out",
+    "query_rmp_out",
+    "query_rq_out",
+    "query_sq_out",
+    "query_vport_counter_out",
+    "query_xrc_srq_out",
+    "traffic_counter",
+];
+
+/// What older kernels have under another name, with the last series that does.
+const RENAMED: &[(&str, &str, (u32, u32))] = &[("dest_format", "dest_format_struct", (6, 1))];
+
+/// A field that grew into reserved bits.
+struct Grown {
+    field: &'static str,
+    /// The last series with the old one.
+    last: (u32, u32),
+    /// Its place and width there.
+    old: (usize, usize),
+}
+
+const GROWN: &[Grown] = &[
+    Grown { field: "mkc.log_page_size", last: (6, 1), old: (0x1db, 5) },
+    Grown { field: "nic_vport_context.allowed_list_size", last: (6, 12), old: (0x794, 12) },
+];
+
+/// One trial per kernel.
+pub(crate) fn trials(kernel: &Arc<Kernel>) -> Vec<Trial> {
+    let name = format!("{} mlx5_ifc", kernel.release);
+    let kernel = Arc::clone(kernel);
+    vec![Trial::ignorable_test(name, move || {
+        if !kernel.has_module("mlx5_core") {
+            return Ok(Completion::ignored_with("mlx5_core is not loaded"));
+        }
+        let faults = differences(&kernel).map_err(Failed::from)?;
+        if faults.is_empty() { Ok(Completion::Completed) } else { Err(faults.join("\n").into()) }
+    })]
+}
+
+fn differences(kernel: &Kernel) -> Result<Vec<String>, String> {
+    let mut faults = Vec::new();
+    for info in LAYOUTS.iter().copied().flatten() {
+        compare(kernel, info, &mut faults)?;
+    }
+    Ok(faults)
+}
+
+fn compare(kernel: &Kernel, info: &Info, faults: &mut Vec<String>) -> Result<(), String> {
+    let old =
+        RENAMED.iter().find(|(name, _, last)| *name == info.name && kernel.version() <= *last);
+    let name = old.map_or(info.name, |(_, name, _)| name);
+    let shapes = kernel.shapes(&format!("mlx5_ifc_{name}_bits"))?;
+    if shapes.is_empty() != LEFT_OUT.contains(&info.name) {
+        faults.push(format!("{name}: {} descriptions in the kernel", shapes.len()));
+    }
+    for shape in shapes {
+        if shape.size != info.bits {
+            faults.push(format!("{name} has {:#x} bits, not {:#x}", shape.size, info.bits));
+        }
+        for field in info.fields {
+            let path = format!("{name}.{}", field.name);
+            let grew = GROWN.iter().find(|g| g.field == path && kernel.version() <= g.last);
+            let wanted = grew.map_or((field.bit, field.width), |grown| grown.old);
+            let same = |member: &&crate::kernel::Member| member.name == field.name;
+            match shape.members.iter().find(same) {
+                None => faults.push(format!("{path} is not in the kernel")),
+                Some(member) => {
+                    let (bit, width) = (member.offset_bits / 8, member.size_bits / 8);
+                    if (bit, width) != wanted {
+                        faults.push(format!(
+                            "{path} is {width} bits at {bit:#x}, not {} at {:#x}",
+                            wanted.1, wanted.0
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
