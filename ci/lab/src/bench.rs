@@ -126,7 +126,7 @@ fn exchange(
     let command = program.script(operation, iterations, counted);
     let mut output = Vec::new();
     let ending = vm.run(&Order { command, ..Order::default() }, PATIENCE, |event| match event {
-        Event::Stdout(bytes) | Event::Stderr(bytes) => output.extend_from_slice(bytes),
+        Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => output.extend_from_slice(bytes),
         Event::Exit(..) => {}
     })?;
     let output = String::from_utf8_lossy(&output).into_owned();
