@@ -218,7 +218,9 @@ impl RegionBuilder {
 
     /// Pins no pages: the device faults them in when it needs them.
     ///
-    /// Possible where [`query_device`](crate::Context::query_device) advertises it.
+    /// Possible where [`query_device`](crate::Context::query_device) advertises it. rxe does from
+    /// Linux 6.15 on, but up to 7.2 at least it copies each packet to and from the beginning of its
+    /// page, which corrupts whatever does not begin there.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub fn on_demand(mut self) -> Self {
         self.access |= Access::ON_DEMAND;

@@ -21,6 +21,7 @@ mod limits;
 mod mcast;
 mod modify;
 mod mr;
+mod mr_peer;
 mod mw;
 mod pair;
 mod pattern;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         mcast::trials(),
         modify::trials(),
         mr::trials(),
+        mr_peer::trials(),
         mw::trials(),
         pd::trials(),
         port::trials(),

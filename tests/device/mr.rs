@@ -5,8 +5,6 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::leaks::rounds;
-use crate::pair::{Config, Pair};
-use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -17,7 +15,7 @@ use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
     Access, Advice, Context, Errno, Error, MemoryRegion, ObjectKind, ParentDomain, RegionError,
-    Remote, Rereg, SendWr, StableBytes, WcOpcode, WcStatus,
+    Rereg, StableBytes,
 };
 
 trials![
@@ -51,9 +49,6 @@ trials![
     rereg_domain,
     rereg_of_nothing_or_elsewhere_is_refused,
     exchange,
-    peer_counts_from_where_it_is_told,
-    peer_loses_a_right_by_rereg,
-    peer_reaches_pages_on_demand,
     many_regions,
     regions_leave_nothing,
 ];
@@ -553,68 +548,6 @@ fn exchange() -> Verdict {
         }
     }
     assert_eq!(count(&context)?, 0);
-    Ok(())
-}
-
-/// Lets `a` write to a region of `b`'s; how that ended.
-fn write(pair: &mut Pair, remote: Remote, seed: u64, length: usize) -> Verdict<WcStatus> {
-    pair.a.fill(0..length, seed);
-    let sges = [pair.a.sge(0..length)];
-    pair.a.send(SendWr::write(remote, &sges).id(seed).signaled())?;
-    Ok(pair.a.wait()?.status)
-}
-
-fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
-    let mut bytes = vec![0; length];
-    region.copy_to(offset, &mut bytes).expect("within the region");
-    pattern::check(&bytes, seed);
-}
-
-fn peer_counts_from_where_it_is_told() -> Verdict {
-    let mut pair = Pair::new(Config::rc())?;
-    for iova in [0, 0x1234_5000, 1 << 62] {
-        let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).iova(iova);
-        let region = builder.allocate::<u8>(3 * 4096)?;
-        let remote = region.remote(4000)?;
-        assert_eq!(remote.addr, iova + 4000);
-        assert_eq!(write(&mut pair, remote, iova + 1, 5000)?, WcStatus::SUCCESS);
-        check(&region, 4000, iova + 1, 5000);
-        // And so do requests of this side.
-        let sges = [region.sge(4000..9000)?];
-        pair.a.recv(3, 0..5000)?;
-        pair.b.send(SendWr::send(&sges).id(4).signaled())?;
-        pair.b.expect(4, WcOpcode::SEND)?;
-        pair.a.expect(3, WcOpcode::RECV)?;
-        pair.a.check(0..5000, iova + 1);
-    }
-    Ok(())
-}
-
-fn peer_loses_a_right_by_rereg() -> Verdict {
-    let mut pair = Pair::new(Config::rc())?;
-    let mut region = pair.b.pd.allocate::<u8>(4096)?;
-    assert_eq!(write(&mut pair, region.remote(0)?, 5, 100)?, WcStatus::SUCCESS);
-    let less = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    supported(region.rereg(Rereg::new().access(less)), Capability::Rereg)?;
-    assert_eq!(write(&mut pair, region.remote(0)?, 6, 100)?, WcStatus::REM_ACCESS_ERR);
-    check(&region, 0, 5, 100);
-    Ok(())
-}
-
-fn peer_reaches_pages_on_demand() -> Verdict {
-    const SIZE: usize = 1 << 16;
-    let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
-    let region = supported(builder.allocate::<u8>(SIZE), Capability::Odp)?;
-    // None of the pages was ever touched.
-    assert_eq!(write(&mut pair, region.remote(10)?, 7, SIZE - 10)?, WcStatus::SUCCESS);
-    check(&region, 10, 7, SIZE - 10);
-    pair.a.poison(0..SIZE);
-    let sges = [pair.a.sge(0..SIZE - 10)];
-    pair.a.send(SendWr::read(region.remote(10)?, &sges).id(8).signaled())?;
-    pair.a.expect(8, WcOpcode::READ)?;
-    pair.a.check(0..SIZE - 10, 7);
-    gone(region.destroy())?;
     Ok(())
 }
 
