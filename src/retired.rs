@@ -195,11 +195,19 @@ mod model {
 
     impl Poller {
         fn poll(&mut self, seen: &mut Vec<u32>) {
+            self.poll_some(usize::MAX, seen);
+        }
+
+        fn poll_some(&mut self, most: usize, seen: &mut Vec<u32>) {
             self.retired.learn(&self.retirements, self.position);
-            while self.ring.producer() != self.position as u32 % SLOTS {
+            for _ in 0..most {
+                if self.ring.producer() == self.position as u32 % SLOTS {
+                    break;
+                }
                 let entry =
                     self.ring.0.1[self.position as usize % SLOTS as usize].load(Ordering::Relaxed);
-                if !self.retired.covers(QPN, self.position) {
+                let qpn = if entry == OTHER { QPN + 1 } else { QPN };
+                if !self.retired.covers(qpn, self.position) {
                     seen.push(entry);
                 }
                 self.position += 1;
@@ -210,6 +218,7 @@ mod model {
 
     const OLD: u32 = 1;
     const NEW: u32 = 2;
+    const OTHER: u32 = 3;
 
     /// A queue pair completes, is destroyed, and another gets its number, while somebody polls:
     /// what is new arrives, what is old does not once the poller can know.
@@ -268,6 +277,32 @@ mod model {
             poller.poll(&mut seen);
             assert_eq!(seen.last(), Some(&NEW));
             assert_eq!(seen.iter().filter(|entry| **entry == NEW).count(), 1);
+        });
+    }
+
+    /// The ring goes round while somebody looks where the dead one's entries end.
+    #[test]
+    fn poll_while_the_ring_goes_round() {
+        loom::model(|| {
+            let ring = Ring::new();
+            for entry in [OTHER, OTHER, OLD] {
+                ring.put(entry);
+            }
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
+            let owner = thread::spawn(move || retirements.retire(QPN));
+            let mut seen = Vec::new();
+            poller.poll_some(2, &mut seen);
+            ring.put(OTHER);
+            ring.put(OTHER);
+            owner.join().unwrap();
+            poller.poll(&mut seen);
+            assert_eq!(seen, [OTHER; 4]);
         });
     }
 }

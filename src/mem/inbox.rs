@@ -115,10 +115,29 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Two control threads put while the poller takes: every letter arrives exactly once.
+    /// A value that loom watches: reading it without having been handed what was written is found.
+    struct Watched(UnsafeCell<u32>);
+
+    impl Watched {
+        fn new(value: u32) -> Watched {
+            let watched = Watched(UnsafeCell::new(0));
+            // SAFETY: nobody else has it yet.
+            watched.0.with_mut(|cell| unsafe { *cell = value });
+            watched
+        }
+
+        fn read(&self) -> u32 {
+            // SAFETY: it is written once, before it is put into the inbox; loom checks that.
+            self.0.with(|cell| unsafe { *cell })
+        }
+    }
+
+    /// Two control threads put while the poller takes: every letter arrives exactly once, with
+    /// what was written into it.
     #[test]
     fn put_put_take() {
         loom::model(|| {
@@ -126,16 +145,16 @@ mod model {
             let writers: Vec<_> = (1..=2u32)
                 .map(|n| {
                     let inbox = inbox.clone();
-                    thread::spawn(move || inbox.put(Box::new(n)))
+                    thread::spawn(move || inbox.put(Watched::new(n)))
                 })
                 .collect();
             let mut sum = 0;
-            inbox.take(|n| sum += *n);
+            inbox.take(|n| sum += n.read());
             for writer in writers {
                 writer.join().unwrap();
             }
             assert!(sum == 3 || !inbox.is_empty());
-            inbox.take(|n| sum += *n);
+            inbox.take(|n| sum += n.read());
             assert_eq!(sum, 3);
         });
     }
