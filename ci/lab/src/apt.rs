@@ -318,6 +318,7 @@ mod tests {
                        http://mirror.example/debian/ bookworm\n";
         assert_eq!(archive(targets).as_deref(), Some("http://mirror.example/debian/"));
         assert_eq!(archive("http://archive.example/ubuntu/ noble\n"), None);
+        assert_eq!(archive("http://archive.example/raspbian/ bookworm\n"), None);
         assert_eq!(archive(""), None);
     }
 

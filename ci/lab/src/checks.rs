@@ -3,17 +3,13 @@
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
 use crate::summary::Place;
+use crate::watch::{self, Watched};
 use crate::workspace::Workspace;
-use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use std::collections::BTreeMap;
+use anyhow::Result;
+use std::env;
 use std::ffi::OsString;
-use std::io::Read;
-use std::process::{Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fs};
 
 /// How long one check may take.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
@@ -76,11 +72,13 @@ fn check(name: &str, component: &str, mut version: Command, command: Command) ->
         .status()
         .is_ok_and(|status| status.success());
     let outcome = if installed {
-        let (status, output) = watch(name, command)?;
-        match status {
+        let spinner = progress::spinner(name);
+        let run = watch::run(command, PATIENCE)?;
+        spinner.finish_and_clear();
+        match run.status {
             Some(status) if status.success() => Outcome::Passed,
-            Some(status) => Outcome::Failed(format!("{status}\n{}", tail(&output))),
-            None => Outcome::Failed(gave_up(&output)),
+            Some(status) => Outcome::Failed(format!("{status}\n{}", tail(&run))),
+            None => Outcome::Failed(gave_up(&run)),
         }
     } else {
         Outcome::Skipped(format!("[{component}] not installed: rustup component add {component}"))
@@ -94,13 +92,15 @@ fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Vec<Report>> {
     command.arg("--");
     // One line per test: `--quiet` keeps cargo quiet and would make the tests print dots.
     command.args(["--format", "pretty", "--color", "never"]).args(filter);
-    let (status, output) = watch("host tests", command)?;
-    let mut reports = outcome::parse(&output);
+    let spinner = progress::spinner("host tests");
+    let run = watch::run(command, PATIENCE)?;
+    spinner.finish_and_clear();
+    let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
-    let problem = match status {
-        None => Some(gave_up(&output)),
+    let problem = match run.status {
+        None => Some(gave_up(&run)),
         Some(status) if !status.success() && !failed => {
-            Some(format!("{status} without a failed test\n{}", tail(&output)))
+            Some(format!("{status} without a failed test\n{}", tail(&run)))
         }
         Some(_) if reports.is_empty() && filter.is_none() => Some("no test ran".into()),
         Some(_) => None,
@@ -111,101 +111,11 @@ fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Vec<Report>> {
     Ok(reports)
 }
 
-fn gave_up(output: &str) -> String {
-    format!("given up after {} s\n{}", PATIENCE.as_secs(), tail(output))
+fn gave_up(run: &Watched) -> String {
+    format!("given up after {} s\n{}", PATIENCE.as_secs(), tail(run))
 }
 
-fn tail(output: &str) -> String {
-    let lines: Vec<&str> = output.lines().collect();
+fn tail(run: &Watched) -> String {
+    let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
-}
-
-/// Runs a command to its end and answers what it wrote; no status where it took too long.
-fn watch(name: &str, mut command: Command) -> Result<(Option<ExitStatus>, String)> {
-    let spinner = progress::spinner(name);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {command:?}"))?;
-    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream)));
-    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream)));
-    let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
-        }
-        if Instant::now() >= deadline {
-            end_descendants();
-            child.wait()?;
-            break None;
-        }
-        thread::sleep(Duration::from_millis(50));
-    };
-    spinner.finish_and_clear();
-    // One after the other: a result line must not be cut in two by what came on the other stream.
-    let mut output = Vec::new();
-    for reading in [stderr, stdout].into_iter().flatten() {
-        let bytes = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-        output.extend(bytes.with_context(|| format!("read what {name} printed"))?);
-    }
-    Ok((status, String::from_utf8_lossy(&output).into_owned()))
-}
-
-fn read(mut stream: impl Read) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Kills what this process started, directly or not: cargo's own death would leave its tests.
-fn end_descendants() {
-    let parents: BTreeMap<i32, i32> = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-            parent_in(&stat).map(|parent| (pid, parent))
-        })
-        .collect();
-    let own = std::process::id() as i32;
-    for (&pid, &parent) in &parents {
-        let mut above = Some(parent);
-        // The chain ends at a process without a listed parent.
-        while let Some(ancestor) = above {
-            if ancestor == own {
-                let _ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
-                break;
-            }
-            above = parents.get(&ancestor).copied();
-        }
-    }
-}
-
-/// The parent in a line of `/proc/PID/stat`, whose second field may hold anything in parentheses.
-fn parent_in(stat: &str) -> Option<i32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parent_is_found_behind_any_name() {
-        assert_eq!(parent_in("12 (a) b (c)) S 7 12 12 0"), Some(7));
-        assert_eq!(parent_in("nothing"), None);
-    }
-
-    #[test]
-    fn output_and_status_are_both_seen() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo out; echo err >&2; exit 3"]);
-        let (status, output) = watch("sh", command).unwrap();
-        assert_eq!(status.and_then(|status| status.code()), Some(3));
-        assert!(output.contains("out") && output.contains("err"));
-    }
 }

@@ -27,6 +27,7 @@ mod summary;
 mod test;
 mod tie;
 mod vm;
+mod watch;
 mod workspace;
 
 use anyhow::Result;

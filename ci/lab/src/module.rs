@@ -230,10 +230,9 @@ mod tests {
         assert!(index.aliases.starts_with("alias rdma-link-rxe rxe\n"));
     }
 
-    #[test]
-    fn sections_are_found_by_name() {
+    /// An ELF file that has nothing but this `.modinfo`.
+    fn elf(information: &[u8]) -> Vec<u8> {
         let names = b"\0.modinfo\0.shstrtab\0";
-        let information = b"depends=ib_core,udp_tunnel\0alias=rdma-link-rxe\0";
         let mut elf = vec![0; 64];
         elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
         elf.extend_from_slice(names);
@@ -253,6 +252,12 @@ mod tests {
         elf[0x3a] = 64;
         elf[0x3c] = 3;
         elf[0x3e] = 2;
+        elf
+    }
+
+    #[test]
+    fn sections_are_found_by_name() {
+        let elf = elf(b"depends=ib_core,udp_tunnel\0alias=rdma-link-rxe\0");
         let found = super::information(&elf).unwrap();
         assert_eq!(
             found,
@@ -262,5 +267,28 @@ mod tests {
             ]
         );
         assert!(super::information(&elf[..70]).is_err());
+    }
+
+    #[test]
+    fn what_a_module_needs_comes_along() {
+        let root = std::env::temp_dir().join(format!("lab-modules-{}", std::process::id()));
+        let tree = root.join("kernel/drivers");
+        fs::create_dir_all(&tree).unwrap();
+        fs::write(tree.join("rdma-rxe.ko"), elf(b"depends=ib-core\0alias=rdma-link-rxe\0"))
+            .unwrap();
+        fs::write(tree.join("ib_core.ko"), elf(b"softdep=pre: helper missing\0depends=\0"))
+            .unwrap();
+        fs::write(tree.join("helper.ko"), elf(b"license=GPL\0")).unwrap();
+        fs::write(tree.join("other.ko"), elf(b"license=GPL\0")).unwrap();
+        let all = find(&root).unwrap();
+        let mut list = collect(&all, &["rdma_rxe", "absent"], &root.join("out")).unwrap();
+        list.sort_by(|one, other| one.name.cmp(&other.name));
+        let names: Vec<&str> = list.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, ["helper", "ib_core", "rdma_rxe"]);
+        assert_eq!(list[1].needs, ["helper"]);
+        assert_eq!(list[2].needs, ["ib_core"]);
+        assert_eq!(list[2].aliases, ["rdma-link-rxe"]);
+        assert!(root.join("out/ib_core.ko").is_file() && !root.join("out/other.ko").exists());
+        fs::remove_dir_all(&root).unwrap();
     }
 }

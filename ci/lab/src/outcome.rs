@@ -47,6 +47,11 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     reports
 }
 
+/// Whether a line tells the result of a test, or of all.
+pub(crate) fn is_result(line: &str) -> bool {
+    result_line(line).is_some() || line.starts_with("test result: ")
+}
+
 /// A name as the sections of failures have it: without the kind before and the remark behind.
 fn bare(name: &str) -> &str {
     let name = match name.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {

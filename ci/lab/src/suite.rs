@@ -6,10 +6,12 @@ use crate::device::DeviceName;
 use crate::kernel::KernelName;
 use crate::outcome::{self, Outcome, Report};
 use crate::vm::{Event, Vm};
+use crate::watch;
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::{Ending, Order};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -307,7 +309,7 @@ fn follow(vm: &mut Vm, order: &Order, scope: &Scope<'_>) -> (Result<Ending>, Str
                     while let Some(length) = stdout[shown..].iter().position(|byte| *byte == b'\n')
                     {
                         let line = String::from_utf8_lossy(&stdout[shown..shown + length]);
-                        if line.starts_with("test ") {
+                        if outcome::is_result(&line) {
                             println!("{line}");
                         }
                         shown += length + 1;
@@ -341,17 +343,18 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
         .envs(environment(scope.offer))
         .env("UVERBS_NATIVE", "1")
         .env("UVERBS_TEST_DEVICE", device)
-        .env_remove("UVERBS_LAB")
-        .stdin(std::process::Stdio::null());
-    let output = command.output().with_context(|| format!("run {}", suite.binary.display()))?;
-    let results = String::from_utf8_lossy(&output.stdout).into_owned();
-    let noise = String::from_utf8_lossy(&output.stderr).into_owned();
-    use std::os::unix::process::ExitStatusExt;
-    let ending = match (output.status.code(), output.status.signal()) {
-        (Some(status), _) => Ending::Exited(status),
-        (None, signal) => Ending::Killed(signal.unwrap_or(0)),
+        .env_remove("UVERBS_LAB");
+    let run = watch::run(command, scope.patience)?;
+    let how = match run.status {
+        Some(status) => Ok(match (status.code(), status.signal()) {
+            (Some(status), _) => Ending::Exited(status),
+            (None, signal) => Ending::Killed(signal.unwrap_or(0)),
+        }),
+        None => Err(format!("given up after {} s", scope.patience.as_secs())),
     };
-    let mut reports = judge(&results, &noise, &[], &Ok(ending));
+    let unfinished = outcome::unfinished(&run.stdout);
+    let names: Vec<String> = unfinished.into_iter().collect();
+    let mut reports = judge(&run.stdout, &run.stderr, &names, &how);
     if reports.is_empty() && scope.filter.is_none() {
         bail!("{} ran no test", suite.program());
     }

@@ -162,7 +162,8 @@ mod tests {
         assert!(Frame::read_from(&mut unknown.as_slice()).is_err());
         let mut long = [0xff; 9];
         long[0] = Kind::Stdout as u8;
-        assert!(Frame::read_from(&mut long.as_slice()).is_err());
+        let error = Frame::read_from(&mut long.as_slice()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "refused before it is allocated");
         let oversize = Frame { kind: Kind::Stdout, process: 0, payload: vec![0; MAX_PAYLOAD + 1] };
         assert!(oversize.write_to(&mut Vec::new()).is_err());
     }

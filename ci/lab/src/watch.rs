@@ -1,0 +1,123 @@
+//! A command of this machine run to its end, with its output kept and its time limited.
+//!
+//! `checks.rs` runs cargo by it, `suite.rs` the tests on a real device.
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    /// How it ended; none if it was given up.
+    pub(crate) status: Option<ExitStatus>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a command without input and waits for it to end, but no longer than `patience`.
+pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {command:?}"))?;
+    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream)));
+    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream)));
+    let deadline = Instant::now() + patience;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if Instant::now() >= deadline {
+            end_family(child.id() as i32);
+            child.wait()?;
+            break None;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    let text = |reading: Option<thread::JoinHandle<std::io::Result<Vec<u8>>>>| -> Result<String> {
+        let Some(reading) = reading else { return Ok(String::new()) };
+        let bytes = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        let bytes = bytes.with_context(|| format!("read what {command:?} printed"))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok(Watched { status, stdout: text(stdout)?, stderr: text(stderr)? })
+}
+
+fn read(mut stream: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Kills a process with all that it started: cargo's own death would leave its tests running.
+fn end_family(eldest: i32) {
+    let parents: BTreeMap<i32, i32> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            parent_in(&stat).map(|parent| (pid, parent))
+        })
+        .collect();
+    for &pid in parents.keys() {
+        let mut at = Some(pid);
+        // The chain ends at a process without a listed parent.
+        while let Some(member) = at {
+            if member == eldest {
+                let _ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                break;
+            }
+            at = parents.get(&member).copied();
+        }
+    }
+}
+
+/// The parent in a line of `/proc/PID/stat`, whose second field may hold anything in parentheses.
+fn parent_in(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, patience: Duration) -> Watched {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run(command, patience).unwrap()
+    }
+
+    #[test]
+    fn the_parent_is_found_behind_any_name() {
+        assert_eq!(parent_in("12 (a) b (c)) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_in("nothing"), None);
+    }
+
+    #[test]
+    fn what_takes_too_long_ends_with_its_children() {
+        let start = Instant::now();
+        let watched = shell("echo begun; sleep 60 & sleep 60", Duration::from_millis(300));
+        assert!(watched.status.is_none());
+        assert_eq!(watched.stdout, "begun\n");
+        // The reader waits for all who hold the stream, so this says that none is left.
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn streams_and_status_are_seen() {
+        let watched = shell("echo out; echo err >&2; exit 3", Duration::from_secs(20));
+        assert_eq!(watched.status.and_then(|status| status.code()), Some(3));
+        assert_eq!((watched.stdout.as_str(), watched.stderr.as_str()), ("out\n", "err\n"));
+    }
+}
