@@ -23,7 +23,6 @@ trials![
     overflow_is_reported,
     limit_is_reported_once,
     last_receive_is_reported,
-    first_message_is_reported,
     drained_queue_is_reported,
     access_error_is_reported_to_the_responder,
     destroyed_completion_queue_leaves_no_event,
@@ -209,26 +208,6 @@ fn last_receive_is_reported() -> Verdict {
     );
     // The receive belongs to all queue pairs of the queue, and is not flushed.
     b.expect_silence()
-}
-
-/// Lets b's queue pair raise an event: a message arrives before it is ready to send.
-fn establish(pair: &mut Pair) -> Verdict {
-    let (config, a, b) = (pair.config, pair.a.address(), pair.b.address());
-    pair.b.init(&config)?;
-    pair.b.ready_to_receive(&config, &a)?;
-    pair.b.recv(1, 0..64)?;
-    pair.a.connect(&config, &b)?;
-    pair.a.send(SendWr::send(&[]).id(2).signaled())?;
-    pair.a.expect(2, WcOpcode::SEND)?;
-    Ok(())
-}
-
-fn first_message_is_reported() -> Verdict {
-    let mut pair = Pair::unconnected(Config::rc())?;
-    establish(&mut pair)?;
-    let event = event(&pair.b.context)?;
-    assert_eq!((event.kind, event.source), (EventType::COMM_EST, EventSource::Qp(pair.b.qp.key())));
-    Ok(())
 }
 
 /// Lets a's queue pair raise an event.
