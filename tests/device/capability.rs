@@ -37,6 +37,8 @@ capabilities! {
     LastWqeEvent = "last_wqe_event";
     /// Links, namespaces and modules may be changed, and this process is root.
     Lab = "lab";
+    /// Links that software makes and removes.
+    Links = "links";
     /// Multicast groups.
     Multicast = "multicast";
     /// Memory windows of type 1.
@@ -47,6 +49,8 @@ capabilities! {
     Odp = "odp";
     /// A whole address space that is paged on demand.
     OdpImplicit = "odp_implicit";
+    /// rdma-core's programs.
+    Peers = "peers";
     /// An event at the responder when a peer had not the right.
     QpAccessEvent = "qp_access_event";
     /// Reliable connections.

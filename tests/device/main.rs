@@ -16,6 +16,7 @@ mod errors;
 mod events;
 mod fork;
 mod handshake;
+mod helper;
 mod leaks;
 mod limits;
 mod mcast;
@@ -26,11 +27,14 @@ mod mw;
 mod pair;
 mod pattern;
 mod pd;
+mod peers;
 mod port;
+mod processes;
 mod qp;
 mod rc;
 mod remote;
 mod reset;
+mod root;
 mod srq;
 mod uc;
 mod ud;
@@ -41,6 +45,9 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = helper::run() {
+        return code;
+    }
     let mut arguments = Arguments::from_args();
     // Objects are counted per device, so tests take turns.
     arguments.test_threads.get_or_insert(1);
@@ -67,11 +74,14 @@ fn main() -> ExitCode {
         mr_peer::trials(),
         mw::trials(),
         pd::trials(),
+        peers::trials(),
         port::trials(),
+        processes::trials(),
         qp::trials(),
         rc::trials(),
-        reset::trials(),
         remote::trials(),
+        reset::trials(),
+        root::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, Context,
-    Destination, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, PostError, ProtectionDomain, Psn,
-    Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey, SendWr, Sge,
+    Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, PostError, ProtectionDomain,
+    Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey, SendWr, Sge,
     SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
@@ -234,7 +234,7 @@ impl Path {
 pub(crate) struct Address {
     pub(crate) qpn: Qpn,
     pub(crate) psn: Psn,
-    pub(crate) gid: GidEntry,
+    pub(crate) gid: Gid,
     pub(crate) lid: u16,
 }
 
@@ -242,7 +242,7 @@ impl Address {
     /// The path from `side` to this address.
     pub(crate) fn vector(&self, side: &Side) -> AddressVector {
         if side.ethernet {
-            AddressVector::global(PORT, side.gid.index as u8, self.gid.gid)
+            AddressVector::global(PORT, side.gid.index as u8, self.gid)
         } else {
             AddressVector::local(PORT, self.lid)
         }
@@ -260,7 +260,7 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
 }
 
 impl Side {
-    fn new(context: Context, config: &Config, psn: Psn) -> Verdict<Side> {
+    pub(crate) fn new(context: Context, config: &Config, psn: Psn) -> Verdict<Side> {
         let port = context.query_port(PORT)?;
         let gid = gid(&context)?;
         let pd = context.alloc_pd()?;
@@ -293,7 +293,7 @@ impl Side {
     }
 
     pub(crate) fn address(&self) -> Address {
-        Address { qpn: self.qp.qpn(), psn: self.psn, gid: self.gid, lid: self.lid }
+        Address { qpn: self.qp.qpn(), psn: self.psn, gid: self.gid.gid, lid: self.lid }
     }
 
     /// Brings the queue pair from RESET to RTS.

@@ -29,6 +29,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("inline", Has::Always, Has::Always),
     // Links, namespaces and modules may be changed, by root: so it is in the guest.
     ("lab", Has::Always, Has::Always),
+    // Software devices, made and removed on network interfaces.
+    ("links", Has::Always, Has::Never),
     ("loopback", Has::Always, Has::Always),
     ("mw1", Has::Always, Has::Always),
     ("mw2", Has::Always, Has::Always),

@@ -1,0 +1,227 @@
+//! A second process: this program once more, which does with one queue pair what it is told over
+//! its standard input, and answers over its standard output.
+//!
+//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`.
+
+use crate::pair::{Address, Config, PATIENCE, Side};
+use crate::verdict::{Stop, Verdict};
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use uverbs::{Context, Device, Gid, Psn, Qpn, Remote, Rkey, SendWr, WcOpcode};
+
+/// The first argument of a program that is to be a helper.
+const HELPER: &str = "--helper";
+
+/// What a helper's side is like, and what the side that it is connected to must be like.
+pub(crate) fn config() -> Config {
+    // Somebody who died must be noticed soon.
+    Config { timeout: 12, retry_count: 3, ..Config::rc() }
+}
+
+/// The helper that a test talks to. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    process: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Helper {
+    /// Starts a helper.
+    pub(crate) fn start() -> Verdict<Helper> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg(HELPER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = process.stdin.take().expect("it was piped");
+        let output = BufReader::new(process.stdout.take().expect("it was piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Helper { process, input, lines })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Tells the helper something.
+    pub(crate) fn tell(&mut self, line: &str) -> Verdict {
+        Ok(writeln!(self.input, "{line}")?)
+    }
+
+    /// Waits for the helper's next line, which must begin with `word`; answers the rest.
+    #[track_caller]
+    pub(crate) fn hear(&mut self, word: &str) -> Verdict<String> {
+        let line = self
+            .lines
+            .recv_timeout(PATIENCE)
+            .map_err(|error| Stop::fail(format!("waiting for {word:?} of the helper: {error}")))?;
+        match line.strip_prefix(word) {
+            Some(rest) => Ok(rest.trim().to_owned()),
+            None => Err(Stop::fail(format!("the helper says {line:?} in place of {word:?}"))),
+        }
+    }
+
+    /// Connects `side` with the helper's, on the device of this name, and answers the beginning
+    /// of the helper's memory.
+    pub(crate) fn connect(&mut self, device: &str, side: &mut Side) -> Verdict<Remote> {
+        self.tell(&format!("open {device}"))?;
+        let (address, remote) = parse(&self.hear("address")?)?;
+        self.tell(&format!("connect {}", print(side)))?;
+        self.hear("connected")?;
+        side.connect(&config(), &address)?;
+        Ok(remote)
+    }
+
+    /// Kills the helper with a signal that it cannot catch, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Verdict {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Sends a message from `side` to the helper.
+pub(crate) fn send_to(side: &mut Side, helper: &mut Helper, seed: u64, length: usize) -> Verdict {
+    helper.tell(&format!("recv {seed} {length}"))?;
+    helper.hear("posted")?;
+    send(side, seed, length)?;
+    helper.hear("received")?;
+    Ok(())
+}
+
+/// Lets the helper send a message to `side`.
+pub(crate) fn receive_from(
+    side: &mut Side,
+    helper: &mut Helper,
+    seed: u64,
+    length: usize,
+) -> Verdict {
+    side.poison(0..length);
+    side.recv(seed, 0..length)?;
+    helper.tell(&format!("send {seed} {length}"))?;
+    helper.hear("sent")?;
+    side.expect(seed, WcOpcode::RECV)?;
+    side.check(0..length, seed);
+    Ok(())
+}
+
+fn send(side: &mut Side, seed: u64, length: usize) -> Verdict {
+    side.fill(0..length, seed);
+    let sges = [side.sge(0..length)];
+    side.send(SendWr::send(&sges).id(seed).signaled())?;
+    side.expect(seed, WcOpcode::SEND)?;
+    Ok(())
+}
+
+/// The address of a side and its memory in a line.
+fn print(side: &Side) -> String {
+    let (address, remote) = (side.address(), side.remote(0));
+    let gid: String = address.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "{} {} {gid} {} {} {}",
+        address.qpn.0, address.psn.0, address.lid, remote.addr, remote.rkey.0
+    )
+}
+
+fn parse(line: &str) -> Verdict<(Address, Remote)> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [qpn, psn, gid, lid, addr, rkey] = fields[..] else {
+        return Err(Stop::fail(format!("{line:?} is no address")));
+    };
+    let gid = u128::from_str_radix(gid, 16)?.to_be_bytes();
+    let address = Address {
+        qpn: Qpn(qpn.parse()?),
+        psn: Psn(psn.parse()?),
+        gid: Gid(gid),
+        lid: lid.parse()?,
+    };
+    Ok((address, Remote { addr: addr.parse()?, rkey: Rkey(rkey.parse()?) }))
+}
+
+/// Is the helper, if that is what this program was started for.
+pub(crate) fn run() -> Option<ExitCode> {
+    if std::env::args().nth(1).as_deref() != Some(HELPER) {
+        return None;
+    }
+    Some(match obey() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => {
+            answer(&format!("failed {stop:?}"));
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn answer(line: &str) {
+    println!("{line}");
+    let _ = stdout().flush();
+}
+
+/// Does what it is told until nobody tells it anything any more.
+fn obey() -> Verdict {
+    let mut side: Option<Side> = None;
+    for line in stdin().lines() {
+        let line = line?;
+        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let numbers: Vec<u64> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
+        match (word, &mut side, &numbers[..]) {
+            ("namespace", None, _) => {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+                answer("unshared");
+            }
+            ("link", None, _) => {
+                crate::root::configure(rest)?;
+                answer("linked");
+            }
+            ("open", None, _) => {
+                let context = Context::open(&Device::by_name(rest)?)?;
+                let fresh = Side::new(context, &config(), Psn::new(0x55_5555))?;
+                answer(&format!("address {}", print(&fresh)));
+                side = Some(fresh);
+            }
+            ("connect", Some(side), _) => {
+                side.connect(&config(), &parse(rest)?.0)?;
+                answer("connected");
+            }
+            ("send", Some(side), [seed, length]) => {
+                send(side, *seed, *length as usize)?;
+                answer("sent");
+            }
+            ("recv", Some(side), [seed, length]) => {
+                let range = 0..*length as usize;
+                side.poison(range.clone());
+                side.recv(*seed, range.clone())?;
+                answer("posted");
+                side.expect(*seed, WcOpcode::RECV)?;
+                side.check(range, *seed);
+                answer("received");
+            }
+            ("close", Some(_), _) => {
+                side = None;
+                answer("closed");
+            }
+            ("unlink", None, _) => {
+                uverbs::device::link::remove_link(rest)?;
+                answer("unlinked");
+            }
+            _ => return Err(Stop::fail(format!("{line:?} makes no sense now"))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! rdma-core's ping-pong programs as the other side of ours, in both roles.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::pair::gid;
+use crate::verdict::{Stop, Verdict, require, trials};
+use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+trials![rc_server, rc_client, uc_server, uc_client, ud_server, ud_client, srq_server, srq_client,];
+
+/// How long one ping-pong may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a ping-pong is played.
+#[derive(Clone, Copy, Debug)]
+struct Game {
+    size: u32,
+    rounds: u32,
+    events: bool,
+    check: bool,
+}
+
+const GAMES: [Game; 4] = [
+    Game { size: 1000, rounds: 200, events: false, check: false },
+    Game { size: 1000, rounds: 100, events: true, check: false },
+    Game { size: 1, rounds: 50, events: false, check: true },
+    Game { size: 1024, rounds: 50, events: true, check: true },
+];
+
+/// Of connections, which take messages of more than one packet.
+const LONG: Game = Game { size: 65536, rounds: 30, events: false, check: true };
+
+/// A port that nobody listens at.
+fn free_port() -> Verdict<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Whether somebody listens at a port, without disturbing them.
+fn is_listened_at(port: u16) -> bool {
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
+        fs::read_to_string(path).is_ok_and(|table| {
+            table.lines().skip(1).any(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                let local = fields.next().unwrap_or_default();
+                let state = fields.nth(1).unwrap_or_default();
+                local.ends_with(&format!(":{port:04X}")) && state == "0A"
+            })
+        })
+    })
+}
+
+/// A program under way.
+struct Player {
+    name: String,
+    process: Child,
+}
+
+impl Player {
+    fn start(ours: bool, kind: &str, game: Game, port: u16, server: bool) -> Verdict<Player> {
+        let index = gid(&env::open()?)?.index;
+        let mut command = if ours {
+            let mut command = Command::new("uverbs");
+            command.args(["pingpong", kind]);
+            command
+        } else {
+            Command::new(format!("ibv_{kind}_pingpong"))
+        };
+        command.args(["-d", env::device().name()]);
+        command.args(["-g", &index.to_string(), "-p", &port.to_string()]);
+        command.args(["-s", &game.size.to_string(), "-n", &game.rounds.to_string()]);
+        if game.events {
+            command.arg("-e");
+        }
+        if game.check {
+            command.arg("-c");
+        }
+        if !server {
+            command.arg("127.0.0.1");
+        }
+        let name = format!("{command:?}");
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| Stop::fail(format!("{name}: {error}")))?;
+        Ok(Player { name, process })
+    }
+
+    /// Whether it has ended.
+    fn has_ended(&mut self) -> Verdict<bool> {
+        Ok(self.process.try_wait()?.is_some())
+    }
+
+    /// Kills it if it has not ended, and answers what was called, how it ended and what it printed.
+    fn end(&mut self) -> String {
+        let _ = self.process.kill();
+        let mut text = format!("{}: {:?}\n", self.name, self.process.wait());
+        if let Some(stream) = &mut self.process.stdout {
+            let _ = stream.read_to_string(&mut text);
+        }
+        if let Some(stream) = &mut self.process.stderr {
+            let _ = stream.read_to_string(&mut text);
+        }
+        text
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Plays one game and fails unless both sides are content.
+fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
+    let port = free_port()?;
+    let mut server = Player::start(ours_is_server, kind, game, port, true)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listened_at(port) {
+        if server.has_ended()? || Instant::now() > deadline {
+            let texts = server.end();
+            return Err(Stop::fail(format!("it does not listen: {texts}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut client = Player::start(!ours_is_server, kind, game, port, false)?;
+    while !(client.has_ended()? && server.has_ended()?) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Whoever has not ended by now hangs, and is killed.
+    let (at_client, at_server) = (client.end(), server.end());
+    let content = client.process.wait()?.success() && server.process.wait()?.success();
+    if !content {
+        return Err(Stop::fail(format!("{game:?}\n{at_client}\n{at_server}")));
+    }
+    // Theirs says how much went there and back.
+    let theirs = if ours_is_server { at_client } else { at_server };
+    let bytes = 2 * u64::from(game.size) * u64::from(game.rounds);
+    assert!(theirs.contains(&format!("{bytes} bytes in")), "{game:?}: {theirs}");
+    Ok(())
+}
+
+fn tournament(kind: &str, ours_is_server: bool) -> Verdict {
+    let wanted = std::env::var("UVERBS_PEERS").is_ok();
+    require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
+    for game in GAMES {
+        play(kind, game, ours_is_server)?;
+    }
+    match kind {
+        "ud" => Ok(()),
+        _ => play(kind, LONG, ours_is_server),
+    }
+}
+
+fn rc_server() -> Verdict {
+    tournament("rc", true)
+}
+
+fn rc_client() -> Verdict {
+    tournament("rc", false)
+}
+
+fn uc_server() -> Verdict {
+    tournament("uc", true)
+}
+
+fn uc_client() -> Verdict {
+    tournament("uc", false)
+}
+
+fn ud_server() -> Verdict {
+    tournament("ud", true)
+}
+
+fn ud_client() -> Verdict {
+    tournament("ud", false)
+}
+
+fn srq_server() -> Verdict {
+    tournament("srq", true)
+}
+
+fn srq_client() -> Verdict {
+    tournament("srq", false)
+}

@@ -1,0 +1,120 @@
+//! Two processes, and what becomes of one when the other dies.
+
+use crate::env;
+use crate::helper::{Helper, config, receive_from, send_to};
+use crate::pair::{PATIENCE, Side};
+use crate::verdict::{Stop, Verdict, trials};
+use std::time::Instant;
+use uverbs::device::ResourceCounts;
+use uverbs::{Psn, QpState, Remote, SendWr, WcOpcode, WcStatus};
+
+trials![
+    messages_between_processes,
+    memory_of_another_process,
+    killed_peer_is_noticed,
+    killed_peer_leaves_nothing,
+    peer_that_leaves_in_order_is_noticed,
+];
+
+fn start() -> Verdict<(Side, Helper, Remote)> {
+    let mut helper = Helper::start()?;
+    let mut side = Side::new(env::open()?, &config(), Psn::new(7))?;
+    let remote = helper.connect(env::device().name(), &mut side)?;
+    Ok((side, helper, remote))
+}
+
+fn messages_between_processes() -> Verdict {
+    let (mut side, mut helper, _) = start()?;
+    for (seed, length) in [0, 1, 1000, 1024, 4096, 100_000].into_iter().enumerate() {
+        send_to(&mut side, &mut helper, seed as u64, length)?;
+        receive_from(&mut side, &mut helper, 100 + seed as u64, length)?;
+    }
+    Ok(())
+}
+
+fn memory_of_another_process() -> Verdict {
+    let (mut side, mut helper, remote) = start()?;
+    for seed in 0..5 {
+        side.fill(0..5000, seed);
+        let sges = [side.sge(0..5000)];
+        side.send(SendWr::write(remote, &sges).id(1).signaled())?;
+        side.expect(1, WcOpcode::WRITE)?;
+        side.poison(0..5000);
+        side.send(SendWr::read(remote, &sges).id(2).signaled())?;
+        side.expect(2, WcOpcode::READ)?;
+        side.check(0..5000, seed);
+    }
+    send_to(&mut side, &mut helper, 9, 100)
+}
+
+fn killed_peer_is_noticed() -> Verdict {
+    let (mut side, mut helper, _) = start()?;
+    send_to(&mut side, &mut helper, 1, 100)?;
+    helper.kill()?;
+    let sges = [side.sge(0..100)];
+    for wr_id in 0..3 {
+        side.send(SendWr::send(&sges).id(wr_id))?;
+    }
+    side.expect_failure(0, WcStatus::RETRY_EXC_ERR)?;
+    side.expect_failure(1, WcStatus::WR_FLUSH_ERR)?;
+    side.expect_failure(2, WcStatus::WR_FLUSH_ERR)?;
+    assert_eq!(side.qp.query()?.state, QpState::ERR);
+    // The survivor starts afresh with another peer.
+    side.reset()?;
+    let mut helper = Helper::start()?;
+    helper.connect(env::device().name(), &mut side)?;
+    send_to(&mut side, &mut helper, 2, 2000)?;
+    receive_from(&mut side, &mut helper, 3, 2000)
+}
+
+/// Waits until the device has these objects: the kernel cleans up after a process on its own time.
+fn settles(expected: &ResourceCounts) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = env::device().resources()?;
+        if found == *expected {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(Stop::fail(format!("{found} remain, {expected} were before")));
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn killed_peer_leaves_nothing() -> Verdict {
+    let before = env::device().resources()?;
+    {
+        let (mut side, mut helper, remote) = start()?;
+        // In the middle of it: sends without a receive at the peer, and writes to its memory.
+        let sges = [side.sge(0..100_000)];
+        for wr_id in 0..8 {
+            side.send(SendWr::write(remote, &sges).id(wr_id).signaled())?;
+        }
+        helper.tell("recv 1 100")?;
+        helper.hear("posted")?;
+        helper.kill()?;
+        let own = env::device().resources()?;
+        assert_eq!(
+            (own.ctx(), own.qp()),
+            (before.ctx().map(|n| n + 1), before.qp().map(|n| n + 1))
+        );
+        loop {
+            let done = side.wait()?;
+            if done.wr_id == 7 || done.status != WcStatus::SUCCESS {
+                break;
+            }
+        }
+    }
+    settles(&before)
+}
+
+fn peer_that_leaves_in_order_is_noticed() -> Verdict {
+    let (mut side, mut helper, remote) = start()?;
+    helper.tell("close")?;
+    helper.hear("closed")?;
+    let sges = [side.sge(0..8)];
+    side.send(SendWr::read(remote, &sges).id(1))?;
+    side.expect_failure(1, WcStatus::RETRY_EXC_ERR)?;
+    Ok(())
+}

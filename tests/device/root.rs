@@ -1,0 +1,192 @@
+//! What changes the machine: links that come and go, network namespaces. Run as root, in the lab
+//! only.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::helper::{Helper, config, receive_from, send_to};
+use crate::pair::{Config, PATIENCE, PORT, Pair, Side};
+use crate::verdict::{Stop, Verdict, require, trials};
+use std::fs;
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+use uverbs::device::{DriverId, link};
+use uverbs::{Context, Device, EventSource, EventType, PortState, Psn};
+
+trials![
+    link_comes_and_goes,
+    removal_waits_for_the_last_file,
+    port_events_follow_the_link,
+    two_network_namespaces,
+];
+
+/// Skips unless links can be made and removed here.
+fn links() -> Verdict {
+    env::lab()?;
+    let rxe = env::device().driver() == Some(DriverId::RXE);
+    require(rxe, Capability::Links, "the device under test is no software device")
+}
+
+/// Runs `ip`.
+fn ip(arguments: &str) -> Verdict {
+    let output = Command::new("ip").args(arguments.split(' ')).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(Stop::fail(format!("ip {arguments}: {why}")))
+}
+
+/// A network interface of this test's own, removed with what stands on it.
+struct Interface(&'static str);
+
+impl Interface {
+    fn dummy(name: &'static str, address: &str) -> Verdict<Interface> {
+        ip(&format!("link add {name} type dummy"))?;
+        let interface = Interface(name);
+        ip(&format!("addr add {address} dev {name}"))?;
+        ip(&format!("link set {name} up"))?;
+        Ok(interface)
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        let _ = ip(&format!("link del {}", self.0));
+    }
+}
+
+/// A link of this test's own.
+struct Link(&'static str);
+
+impl Link {
+    fn add(name: &'static str, interface: &str) -> Verdict<Link> {
+        link::add_link(name, "rxe", interface)?;
+        Ok(Link(name))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = link::remove_link(self.0);
+    }
+}
+
+fn link_comes_and_goes() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt0", "10.77.0.1/24")?;
+    for _ in 0..5 {
+        link::add_link("uvt_rxe", "rxe", "uvt0")?;
+        let device = Device::by_name("uvt_rxe")?;
+        assert_eq!(device.netdev(PORT.into())?.as_deref(), Some("uvt0"));
+        let context = Context::open(&device)?;
+        assert_eq!(context.query_port(PORT)?.state, PortState::ACTIVE);
+        let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+        pair.connect()?;
+        pair.message(1, 5000)?;
+        drop(pair);
+        link::remove_link("uvt_rxe")?;
+        assert!(Device::by_name("uvt_rxe").is_err());
+        // What was listed before is a description; its device is gone.
+        assert!(Context::open(&device).is_err());
+    }
+    Ok(())
+}
+
+fn removal_waits_for_the_last_file() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt1", "10.77.1.1/24")?;
+    let _link = Link::add("uvt_rxe", "uvt1")?;
+    let context = Context::open(&Device::by_name("uvt_rxe")?)?;
+    let cq = context.create_cq(4).build()?;
+    let pd = context.alloc_pd()?;
+    let memory = pd.allocate::<u8>(100)?;
+    let (sender, removed) = channel();
+    let remover = std::thread::spawn(move || {
+        let _ = sender.send(link::remove_link("uvt_rxe"));
+    });
+    let early = removed.recv_timeout(Duration::from_millis(700));
+    assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "it did not wait: {early:?}");
+    drop((cq, memory, pd));
+    let early = removed.recv_timeout(Duration::from_millis(300));
+    assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "it did not wait: {early:?}");
+    drop(context);
+    removed.recv_timeout(PATIENCE)??;
+    remover.join().expect("it does not panic");
+    assert!(Device::by_name("uvt_rxe").is_err());
+    Ok(())
+}
+
+fn port_events_follow_the_link() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt2", "10.77.2.1/24")?;
+    let _link = Link::add("uvt_rxe", "uvt2")?;
+    let context = Context::open(&Device::by_name("uvt_rxe")?)?;
+    // What setting up brought is past.
+    while context.next_event(Some(Duration::from_millis(200)))?.is_some() {}
+    for (state, kind, after) in [
+        ("down", EventType::PORT_ERR, PortState::DOWN),
+        ("up", EventType::PORT_ACTIVE, PortState::ACTIVE),
+    ] {
+        ip(&format!("link set uvt2 {state}"))?;
+        loop {
+            let Some(event) = context.next_event(Some(PATIENCE))? else {
+                return Err(Stop::fail(format!("no {kind} after the link was set {state}")));
+            };
+            assert_eq!(event.source, EventSource::Port(PORT), "{event:?}");
+            if event.kind == kind {
+                break;
+            }
+            assert_eq!(event.kind, EventType::GID_CHANGE, "{event:?}");
+        }
+        assert_eq!(context.query_port(PORT)?.state, after);
+    }
+    Ok(())
+}
+
+/// The other end of a cable, by the index that the kernel links it with.
+fn other_end(interface: &str) -> Verdict<String> {
+    let index = fs::read_to_string(format!("/sys/class/net/{interface}/iflink"))?;
+    for entry in fs::read_dir("/sys/class/net")? {
+        let entry = entry?;
+        if fs::read_to_string(entry.path().join("ifindex")).is_ok_and(|found| found == index) {
+            return Ok(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Err(Stop::fail(format!("{interface} has no other end")))
+}
+
+/// Sets a helper's network namespace up: `interface` gets an address and a link.
+pub(crate) fn configure(interface: &str) -> Verdict {
+    ip("link set lo up")?;
+    ip(&format!("addr add 10.77.3.2/24 dev {interface}"))?;
+    ip(&format!("link set {interface} up"))?;
+    Ok(link::add_link("uvt_far", "rxe", interface)?)
+}
+
+fn two_network_namespaces() -> Verdict {
+    links()?;
+    ip("link add uvt3 type veth")?;
+    let _interface = Interface("uvt3");
+    let far = other_end("uvt3")?;
+    let mut helper = Helper::start()?;
+    helper.tell("namespace")?;
+    helper.hear("unshared")?;
+    ip(&format!("link set {far} netns {}", helper.id()))?;
+    ip("addr add 10.77.3.1/24 dev uvt3")?;
+    ip("link set uvt3 up")?;
+    helper.tell(&format!("link {far}"))?;
+    helper.hear("linked")?;
+    let _far = Link("uvt_far");
+    let _near = Link::add("uvt_near", "uvt3")?;
+    let context = Context::open(&Device::by_name("uvt_near")?)?;
+    let mut side = Side::new(context, &config(), Psn::new(1))?;
+    helper.connect("uvt_far", &mut side)?;
+    for seed in 0..5 {
+        send_to(&mut side, &mut helper, seed, 3000)?;
+        receive_from(&mut side, &mut helper, 100 + seed, 3000)?;
+    }
+    helper.tell("close")?;
+    helper.hear("closed")?;
+    Ok(())
+}
