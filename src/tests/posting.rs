@@ -1,4 +1,5 @@
 //! Posting and polling at the limits: full and wrapping rings, wrong requests, wrong states.
+#![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};

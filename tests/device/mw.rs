@@ -96,7 +96,7 @@ fn types_are_allocated_and_destroyed() -> Verdict {
     assert_eq!(error.errno(), Errno::BUSY);
     one.destroy().map_err(|(_, error)| error)?;
     drop(two);
-    assert_eq!(count()?, []);
+    assert_eq!(count()?, [0u32; 0]);
     pd.destroy().map_err(|(_, error)| error)?;
     Ok(())
 }

@@ -255,7 +255,8 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
         (entry.gid_type == GidType::ROCE_V2, !entry.gid.is_link_local(), entry.gid.ip().is_ipv4())
     };
     let table = context.gid_table()?;
-    let own = table.into_iter().filter(|entry| entry.port == PORT.into() && !entry.gid.is_zero());
+    let own =
+        table.into_iter().filter(|entry| entry.port == u32::from(PORT) && !entry.gid.is_zero());
     own.max_by_key(rank).ok_or_else(|| Stop::fail("the port has no global identifier"))
 }
 

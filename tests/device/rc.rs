@@ -1,4 +1,5 @@
 //! Reliable connections: messages, remote memory, queues.
+#![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use crate::capability::Capability;
 use crate::pair::{Config, Pair};

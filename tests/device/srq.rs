@@ -1,4 +1,5 @@
 //! Shared receive queues without traffic.
+#![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use crate::capability::Capability;
 use crate::env;
