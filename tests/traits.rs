@@ -2,8 +2,11 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use uverbs::{
-    AddressSpace, Borrowed, DmaBuf, Exclusive, MemoryRegion, MemoryWindow, OnDemandRange,
-    ParentDomain, ProtectionDomain, RawRange, RegionBuilder, Shared,
+    AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
+    Completions, Context, Device, DmaBuf, Endpoint, Error, Exclusive, McastMembership,
+    MemoryRegion, MemoryWindow, ObjectKey, OnDemandRange, ParentDomain, PostError,
+    ProtectionDomain, QpControl, QpParts, QueuePair, QueuePairBuilder, RawRange, RecvBatch,
+    RecvQueue, RegionBuilder, SendBatch, SendQueue, Shared, SharedReceiveQueue, ThreadDomain,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -24,6 +27,34 @@ const _: () = {
     carefree::<MemoryWindow>();
     shared::<MemoryRegion<u8, Borrowed<'static>>>();
     shared::<OnDemandRange<'static>>();
+    carefree::<Context>();
+    carefree::<Device>();
+    carefree::<Error>();
+    carefree::<PostError>();
+    carefree::<ObjectKey>();
+    carefree::<AsyncEvent>();
+    carefree::<Endpoint>();
+    carefree::<ThreadDomain>();
+    carefree::<CompletionChannel>();
+    carefree::<AddressHandle>();
+    carefree::<McastMembership>();
+    // Each part of a queue pair may go to a thread of its own, and whole workers move as one.
+    carefree::<CompletionQueue>();
+    carefree::<SharedReceiveQueue>();
+    carefree::<QueuePair>();
+    carefree::<QueuePair<Exclusive>>();
+    carefree::<QueuePairBuilder>();
+    carefree::<QpParts>();
+    carefree::<QpParts<Exclusive>>();
+    carefree::<SendQueue>();
+    carefree::<SendQueue<Exclusive>>();
+    carefree::<RecvQueue>();
+    carefree::<QpControl>();
+    carefree::<(ThreadDomain, QueuePair<Exclusive>, CompletionQueue)>();
+    shared::<SendBatch<'static>>();
+    shared::<SendBatch<'static, Exclusive>>();
+    shared::<RecvBatch<'static>>();
+    shared::<Completions<'static>>();
     // Cells are moved in and out as bytes, never shared.
     shared::<MemoryRegion<std::cell::Cell<u8>>>();
 };

@@ -1,0 +1,13 @@
+//! Queues under a thread domain are rung with its token.
+#![allow(unused)]
+
+use uverbs::{Exclusive, PostError, SendQueue, ThreadDomain};
+
+fn ring(queue: &mut SendQueue<Exclusive>, td: &mut ThreadDomain) -> Result<(), PostError> {
+    let batch = queue.batch()?;
+    unsafe { batch.ring() }
+}
+
+fn main() {
+    let _ = ring;
+}

@@ -1,0 +1,12 @@
+//! The key for this side does not stand where the key for peers is due.
+#![allow(unused)]
+
+use uverbs::{MemoryRegion, Remote};
+
+fn remote(region: &MemoryRegion) -> Remote {
+    Remote { addr: region.addr(), rkey: region.rkey() }
+}
+
+fn main() {
+    let _ = remote;
+}

@@ -1,0 +1,12 @@
+//! Polling takes the queue for itself.
+#![allow(unused)]
+
+use uverbs::{CompletionQueue, PollError};
+
+fn any(cq: &CompletionQueue) -> Result<bool, PollError> {
+    Ok(cq.poll()?.next().is_some())
+}
+
+fn main() {
+    let _ = any;
+}

@@ -1,0 +1,12 @@
+//! A peer may write any bytes into a region, so any bytes must be a value.
+#![allow(unused)]
+
+use uverbs::{MemoryRegion, ProtectionDomain, Result};
+
+fn allocate(pd: &ProtectionDomain) -> Result<MemoryRegion<u8>> {
+    pd.try_allocate(8)
+}
+
+fn main() {
+    let _ = allocate;
+}

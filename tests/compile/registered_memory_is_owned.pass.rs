@@ -1,0 +1,12 @@
+//! What is registered without further promises is owned: a borrow ends, the device goes on.
+#![allow(unused)]
+
+use uverbs::{Access, ProtectionDomain};
+
+fn register(pd: &ProtectionDomain, owned: Box<[u8]>, borrowed: &mut [u8]) {
+    let _ = pd.register(owned, Access::LOCAL_WRITE);
+}
+
+fn main() {
+    let _ = register;
+}
