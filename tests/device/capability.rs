@@ -45,6 +45,8 @@ capabilities! {
     Mw1 = "mw1";
     /// Memory windows of type 2.
     Mw2 = "mw2";
+    /// Devices in several network namespaces.
+    Netns = "netns";
     /// Memory that is paged on demand.
     Odp = "odp";
     /// A whole address space that is paged on demand.

@@ -32,7 +32,6 @@ mod port;
 mod processes;
 mod qp;
 mod rc;
-mod remote;
 mod reset;
 mod root;
 mod srq;
@@ -79,7 +78,6 @@ fn main() -> ExitCode {
         processes::trials(),
         qp::trials(),
         rc::trials(),
-        remote::trials(),
         reset::trials(),
         root::trials(),
         srq::trials(),

@@ -4,9 +4,22 @@ use crate::capability::Capability;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Access, MemoryRegion, Remote, Rereg, SendWr, WcOpcode, WcStatus};
+use uverbs::{Access, Errno, MemoryRegion, Remote, Rereg, SendWr, WcOpcode, WcStatus};
 
-trials![addresses_count_from_where_they_are_told, right_is_lost_by_rereg, pages_are_faulted_in];
+trials![
+    addresses_count_from_where_they_are_told,
+    right_is_lost_by_rereg,
+    pages_are_faulted_in,
+    boxed_slice_can_be_reached,
+    mapping_can_be_reached,
+    raw_memory_can_be_reached,
+    borrowed_memory_can_be_reached,
+    elements_arrive_as_values,
+    domain_changes,
+    memory_is_exchanged,
+    whole_address_space,
+    invalidation_of_what_is_no_window
+];
 
 /// Lets `a` write to a region of `b`'s; how that ended.
 fn write(pair: &mut Pair, remote: Remote, seed: u64, length: usize) -> Verdict<WcStatus> {
@@ -74,5 +87,132 @@ fn pages_are_faulted_in() -> Verdict {
         pair.a.check(0..LENGTH, page as u64);
     }
     region.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+/// Writes to memory of b, reads it back, and compares.
+fn reaches(pair: &mut Pair, remote: Remote, length: usize) -> Verdict {
+    pair.a.fill(0..length, 21);
+    let sges = [pair.a.sge(0..length)];
+    pair.a.send(SendWr::write(remote, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::WRITE)?;
+    pair.a.poison(0..length);
+    pair.a.send(SendWr::read(remote, &sges).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::READ)?;
+    pair.a.check(0..length, 21);
+    Ok(())
+}
+
+fn boxed_slice_can_be_reached() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let boxed = vec![0xaau8; 10_000].into_boxed_slice();
+    let region = pair.b.pd.register(boxed, Access::ALL_REMOTE)?;
+    reaches(&mut pair, region.remote(5)?, 9_000)?;
+    let boxed = region.destroy().map_err(|(_, error)| error)?;
+    pattern::check(&boxed[5..9_005], 21);
+    assert!(boxed[..5].iter().chain(&boxed[9_005..]).all(|byte| *byte == 0xaa));
+    Ok(())
+}
+
+fn mapping_can_be_reached() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mapping = memmap2::MmapMut::map_anon(20_000)?;
+    let region = pair.b.pd.register(mapping, Access::ALL_REMOTE)?;
+    reaches(&mut pair, region.remote(4090)?, 10_000)?;
+    let mapping = region.destroy().map_err(|(_, error)| error)?;
+    pattern::check(&mapping[4090..14_090], 21);
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "the memory is borrowed by hand")]
+fn raw_memory_can_be_reached() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mut memory = vec![0u8; 5000];
+    let address = memory.as_mut_ptr();
+    // SAFETY: the vector outlives the region, and nothing touches it meanwhile.
+    let region = unsafe { pair.b.pd.register_raw(address, 5000, Access::ALL_REMOTE) }?;
+    reaches(&mut pair, region.remote(0)?, 5000)?;
+    region.destroy().map_err(|(_, error)| error)?;
+    pattern::check(&memory, 21);
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "the memory is borrowed by hand")]
+fn borrowed_memory_can_be_reached() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mut memory = [0u8; 3000];
+    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE);
+    // SAFETY: the region is destroyed before the borrow ends.
+    let region = unsafe { builder.register_borrowed(&mut memory[..]) }?;
+    reaches(&mut pair, region.remote(1000)?, 2000)?;
+    region.destroy().map_err(|(_, error)| error)?;
+    pattern::check(&memory[1000..], 21);
+    Ok(())
+}
+
+fn elements_arrive_as_values() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mut from = pair.a.pd.allocate::<u64>(100)?;
+    let to = pair.b.pd.allocate::<u64>(100)?;
+    for index in 0..100 {
+        from.write_at(index, (index as u64) << 40 | 0xff)?;
+    }
+    let sges = [from.sge(..)?];
+    pair.a.send(SendWr::write(to.remote(0)?, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::WRITE)?;
+    for index in 0..100 {
+        assert_eq!(to.read_at(index), Some((index as u64) << 40 | 0xff));
+    }
+    Ok(())
+}
+
+fn domain_changes() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let other = pair.b.context.alloc_pd()?;
+    let mut region = other.allocate::<u8>(4096)?;
+    supported(region.rereg(Rereg::new().protection_domain(&pair.b.pd)), Capability::Rereg)?;
+    reaches(&mut pair, region.remote(0)?, 4096)?;
+    // The domain that it left is free.
+    other.destroy().map_err(|(_, error)| error)?;
+    let foreign = crate::env::open()?.alloc_pd()?;
+    let error = region.rereg(Rereg::new().protection_domain(&foreign)).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn memory_is_exchanged() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let region = pair.b.pd.register(vec![1u8; 8192], Access::ALL_REMOTE)?;
+    let (region, old) = match region.exchange(vec![2u8; 4096]) {
+        Ok(exchanged) => exchanged,
+        Err(failed) => {
+            assert!(failed.region.is_some() && failed.memory.is_some(), "{}", failed.error);
+            supported(Err(failed.error), Capability::ReregTranslation)?
+        }
+    };
+    assert_eq!((old.len(), old[0], region.byte_len()), (8192, 1, 4096));
+    reaches(&mut pair, region.remote(0)?, 4096)
+}
+
+#[allow(unsafe_code, reason = "all memory is exposed")]
+fn whole_address_space() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    // SAFETY: the only one who learns the key is this test.
+    let region = unsafe { builder.register_address_space() };
+    let region = supported(region, Capability::OdpImplicit)?;
+    let remote = Remote { addr: pair.b.memory.addr(), rkey: region.rkey() };
+    reaches(&mut pair, remote, 4096)
+}
+
+fn invalidation_of_what_is_no_window() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    pair.b.recv(1, 0..50)?;
+    let sges = [pair.a.sge(0..50)];
+    pair.a.send(SendWr::send_inv(&sges, uverbs::Rkey(0x00ee_ee00)).id(2).signaled())?;
+    // The message arrives, but the receive and with it the queue pair fail.
+    let received = pair.b.wait()?;
+    assert_eq!(received.wr_id, 1);
+    assert_ne!(received.status, WcStatus::SUCCESS, "{received:?}");
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use uverbs::device::{DriverId, link};
-use uverbs::{Context, Device, EventSource, EventType, PortState, Psn};
+use uverbs::{Context, Device, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
 
 trials![
     link_comes_and_goes,
@@ -182,7 +182,14 @@ fn two_network_namespaces() -> Verdict {
     let context = Context::open(&Device::by_name("uvt_near")?)?;
     let mut side = Side::new(context, &config(), Psn::new(1))?;
     helper.connect("uvt_far", &mut side)?;
-    for seed in 0..5 {
+    helper.tell("recv 0 0")?;
+    helper.hear("posted")?;
+    side.send(SendWr::send(&[]).id(0).signaled())?;
+    // Before Linux 7 rxe listens in the first namespace only.
+    let arrives = side.wait()?.status == WcStatus::SUCCESS;
+    require(arrives, Capability::Netns, "nothing arrives in another network namespace")?;
+    helper.hear("received")?;
+    for seed in 1..5 {
         send_to(&mut side, &mut helper, seed, 3000)?;
         receive_from(&mut side, &mut helper, 100 + seed, 3000)?;
     }
