@@ -3,6 +3,9 @@
 
 mod access;
 mod ah;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod channel;
 mod completion;
 mod context;

@@ -1,0 +1,118 @@
+//! rxe's queues in plain memory, for `benches/`: what it costs to write requests and to read
+//! completions when no kernel is involved. No part of the API.
+//!
+//! The kernel's end is played by writing an index to the file that a queue is mapped from.
+
+use crate::completion::Completion;
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::{Mapper, Mapping};
+use crate::provider::{CqRing, RecvRing, SendLimits, SendRing, rxe};
+use crate::wr::{PostError, Recv, SendWr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{Errno, pwrite};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
+use uverbs_uapi::rxe::{mminfo, rxe_queue_buf, rxe_recv_wqe, rxe_send_wqe, rxe_sge};
+use uverbs_uapi::wc::ib_uverbs_wc;
+use zerocopy::IntoBytes;
+
+/// What a queue is mapped from.
+struct Memory {
+    file: OwnedFd,
+    mi: mminfo,
+}
+
+impl Memory {
+    /// A queue of `slots`, a power of two, with elements of at least `element` bytes.
+    fn new(slots: u32, element: usize) -> Result<Memory, Errno> {
+        let stride = element.next_power_of_two() as u32;
+        let header = rxe_queue_buf {
+            log2_elem_size: stride.trailing_zeros(),
+            index_mask: slots - 1,
+            ..Default::default()
+        };
+        let size = size_of::<rxe_queue_buf>() as u32 + slots * stride;
+        let file = memfd_create("queue", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, size.into())?;
+        pwrite(&file, header.as_bytes(), 0)?;
+        Ok(Memory { file, mi: mminfo { offset: 0, size, ..Default::default() } })
+    }
+}
+
+impl Mapper for Memory {
+    fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
+        Mapping::of_fd(self.file.as_fd(), offset, length, Epoch::current()?)
+    }
+}
+
+/// A send queue that nobody empties.
+#[derive(Debug)]
+pub struct Sends(SendRing);
+
+impl Sends {
+    /// A queue of `slots`, a power of two, for requests of one entry or 64 bytes inline.
+    pub fn new(slots: u32) -> Result<Sends, Errno> {
+        let limits = SendLimits { max_sge: 1, max_inline: 64 };
+        let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
+        let ring = rxe::sq::SendRing::map(memory.mi, limits, &memory)?;
+        Ok(Sends(SendRing::Rxe(ring)))
+    }
+
+    /// Writes a request `count` times into the same free slots as the last time.
+    pub fn write(&self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
+        let mut cursor = self.0.cursor();
+        (0..count).try_for_each(|_| self.0.push(&mut cursor, wr))
+    }
+}
+
+/// A receive queue that nobody empties.
+#[derive(Debug)]
+pub struct Recvs(RecvRing);
+
+impl Recvs {
+    /// A queue of `slots`, a power of two, for requests of one entry.
+    pub fn new(slots: u32) -> Result<Recvs, Errno> {
+        let memory = Memory::new(slots, size_of::<rxe_recv_wqe>() + size_of::<rxe_sge>())?;
+        let ring = rxe::rq::RecvRing::map(memory.mi, 1, &memory)?;
+        Ok(Recvs(RecvRing::Rxe(ring)))
+    }
+
+    /// Writes a request `count` times into the same free slots as the last time.
+    pub fn write(&self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
+        let mut cursor = self.0.cursor();
+        (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
+    }
+}
+
+/// A completion queue that is filled when told.
+#[derive(Debug)]
+pub struct Completed {
+    file: OwnedFd,
+    ring: CqRing,
+    mask: u32,
+    producer: u32,
+}
+
+impl Completed {
+    /// A queue of `slots`, a power of two.
+    pub fn new(slots: u32) -> Result<Completed, Errno> {
+        let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
+        let ring = CqRing::Rxe(rxe::cq::CqRing::map(memory.mi, &memory)?);
+        Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
+    }
+
+    /// Adds `count` completions; the queue must have room.
+    pub fn fill(&mut self, count: u32) -> Result<(), Errno> {
+        self.producer = self.producer.wrapping_add(count) & self.mask;
+        let place = offset_of!(rxe_queue_buf, producer_index) as u64;
+        pwrite(&self.file, self.producer.as_bytes(), place).map(drop)
+    }
+
+    /// Reads all completions, gives each to `read`, and hands their places back.
+    pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
+        while let Some(wc) = self.ring.next() {
+            read(Completion::new(wc));
+        }
+        self.ring.release();
+    }
+}
