@@ -50,7 +50,7 @@ fn word(u: &mut Unstructured<'_>, guest: &Guest) -> Result<u32> {
         4 => u.int_in_range(0..=16)?,
         5 => guest.key,
         6 => guest.queues[u.choose_index(guest.queues.len())?].number,
-        7 => u.int_in_range(0..=255)? << 12,
+        7 => u.int_in_range(0..=255)? << u.choose(&[12, 16, 24])?,
         8 => u32::MAX,
         _ => u32::arbitrary(u)?,
     })
@@ -66,7 +66,25 @@ fn words(u: &mut Unstructured<'_>, guest: &Guest, most: usize) -> Result<Vec<u8>
 }
 
 fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
-    match u.int_in_range(0..=10)? {
+    match u.int_in_range(0..=11)? {
+        11 => {
+            // A change of a key that is right but for its numbers.
+            let mut segments = vec![*u.choose(&[0x00, 0x80, 0x90, 0xa0, 0xc0])?, 0, 0, 0];
+            for _ in 0..2 {
+                segments.extend(u.int_in_range(0..=20u16)?.to_be_bytes());
+            }
+            let mask = u64::arbitrary(u)? & 0x8400_22be_61c3;
+            segments.extend(mask.to_be_bytes());
+            segments.resize(48, 0);
+            segments.extend(words(u, guest, 16)?);
+            segments.resize(48 + 64, 0);
+            segments.extend(words(u, guest, 60)?);
+            segments.truncate(segments.len() / 16 * 16);
+            let key = guest.key;
+            let peer = guest.queues[1].number;
+            let _ = guest.driver.revive(&mut guest.queues[0], peer);
+            guest.driver.post_send(&mut guest.queues[0], 37, key, &segments);
+        }
         10 => {
             // A slot of nonsense: lengths, pointers, tokens.
             let mut slot = words(u, guest, 16)?;
@@ -97,6 +115,14 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             let op = u.choose(&[0, 1, 8, 9, 10, 11, 14, 16, 17, 18, 20, 21, 27, 37, 99])?;
             let immediate = word(u, guest)?;
             let index = u.choose_index(guest.queues.len())?;
+            // The first mistake kills a connection; get it back to make the next.
+            if index < 2 && u.ratio(3, 4)? {
+                for (queue, peer) in [(0, 1), (1, 0)] {
+                    let peer = guest.queues[peer].number;
+                    // Something else may have destroyed it.
+                    let _ = guest.driver.revive(&mut guest.queues[queue], peer);
+                }
+            }
             let len = segments.len() / 16 * 16;
             guest.driver.post_send(&mut guest.queues[index], *op, immediate, &segments[..len]);
         }

@@ -246,6 +246,21 @@ impl Driver {
         self.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
     }
 
+    /// Brings a reliable queue pair back from whatever became of it, as far as that is possible.
+    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), Refused> {
+        self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
+        qp.posted = 0;
+        qp.received = 0;
+        let record = qp.record;
+        self.memory().write(record, &[0; 8]).unwrap();
+        let rights = [(qpc::rre, 1), (qpc::rwe, 1), (qpc::rae, 1)];
+        self.modify(opcode::RST2INIT_QP, qp, 0, &rights)?;
+        let receive = [(qpc::mtu, 3), (qpc::min_rnr_nak, 1)];
+        self.modify(opcode::INIT2RTR_QP, qp, peer, &receive)?;
+        self.modify(opcode::RTR2RTS_QP, qp, peer, &[])?;
+        Ok(())
+    }
+
     /// Gives the port its address.
     pub(crate) fn address(&mut self) {
         let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
