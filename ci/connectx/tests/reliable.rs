@@ -26,6 +26,7 @@ struct Pair {
     from: u64,
     to: u64,
     key: u32,
+    send_cq: u32,
 }
 
 fn pair() -> Pair {
@@ -42,7 +43,7 @@ fn pair() -> Pair {
     let to = driver.page();
     let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a];
     let key = driver.mkey(from, 8192, &rights);
-    Pair { driver, a, b, sent, received, from, to, key }
+    Pair { driver, a, b, sent, received, from, to, key, send_cq }
 }
 
 fn remote(address: u64, key: u32) -> Vec<u8> {
@@ -140,6 +141,24 @@ fn a_message_that_does_not_fit_ends_both_sides() {
     assert_eq!((code, cqe[55]), (RECEIVE_ERROR, 0x01));
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x12));
+}
+
+/// The old buffer ends with a marker, and the next completion is one index further in the new one.
+#[test]
+fn a_completion_queue_gets_another_buffer() {
+    const RESIZED: u8 = 5;
+    let mut p = pair();
+    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    let new = p.driver.page();
+    p.driver.memory().write(new, &[0xf1; 4096]).unwrap();
+    p.driver.resize_cq(p.send_cq, 4, new).unwrap();
+    assert_eq!(p.driver.cqe(p.sent, 1).0, RESIZED);
+    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
+    assert_eq!(p.driver.cqe(new, 1).0, NONE);
+    assert_eq!(p.driver.cqe(new, 2).0, REQUEST);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use connectx::device::Options;
 use connectx::fabric::Fabric;
 use connectx::function::Region;
 use connectx::guest::GuestMemory;
-use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out};
@@ -158,6 +158,21 @@ impl Driver {
         input.extend(page.to_be_bytes());
         let out = self.simple(opcode::CREATE_CQ, &input).unwrap();
         (Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn), page)
+    }
+
+    pub(crate) fn resize_cq(
+        &mut self,
+        number: u32,
+        log_size: u64,
+        page: u64,
+    ) -> Result<Vec<u8>, Refused> {
+        let mut input = Bits::<modify_cq_in, _>::new(vec![0; modify_cq_in::SIZE]);
+        input.set(modify_cq_in::op_mod, 1);
+        input.set(modify_cq_in::cqn, number.into());
+        input.sub_mut(modify_cq_in::cq_context).set(cqc::log_cq_size, log_size);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.simple(opcode::MODIFY_CQ, &input)
     }
 
     /// A key for `len` bytes from `start`, which is where they are in memory.
