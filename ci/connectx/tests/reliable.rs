@@ -2,6 +2,7 @@
 
 mod driver;
 
+use connectx::control::{Reply, Request, answer};
 use driver::{Driver, Queue};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode;
@@ -159,6 +160,34 @@ fn a_completion_queue_gets_another_buffer() {
     assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
     assert_eq!(p.driver.cqe(new, 1).0, NONE);
     assert_eq!(p.driver.cqe(new, 2).0, REQUEST);
+}
+
+#[test]
+fn a_lost_message_is_sent_again_until_retries_run_out() {
+    const RETRIES_EXCEEDED: u8 = 0x15;
+    let mut p = pair();
+    for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
+        p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+        let request = Request::LoseMessages { function: 0, count: lost };
+        assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+        p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+        let (code, cqe) = p.driver.cqe(p.sent, u64::from(lost) / 4);
+        assert_eq!(code, expected);
+        assert_eq!(cqe[55] == RETRIES_EXCEEDED, expected == REQUEST_ERROR);
+    }
+    assert_eq!(p.driver.cqe(p.received, 0).0, RECEIVED);
+    assert_eq!(p.driver.cqe(p.received, 1).0, NONE);
+}
+
+#[test]
+fn a_command_fails_when_it_is_asked_to() {
+    let mut driver = Driver::new();
+    let opcode = opcode::ALLOC_PD;
+    let request = Request::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
+    assert_eq!(answer(&mut driver.fabric, &request), Reply::Done);
+    assert!(driver.simple(opcode, &[0; 16]).is_ok());
+    assert_eq!(driver.simple(opcode, &[0; 16]).unwrap_err().0, 0x08);
+    assert!(driver.simple(opcode, &[0; 16]).is_ok());
 }
 
 #[test]
