@@ -107,6 +107,7 @@ fn general(options: &Options) -> Vec<u8> {
         // Completions.
         (general::cqe_version, 1),
         (general::cq_oi, 1),
+        (general::cq_resize, 1),
         (general::cq_moderation, 1),
         (general::device_frequency_khz, CLOCK_KHZ),
         (general::device_frequency_mhz, CLOCK_KHZ / 1000),

@@ -68,6 +68,10 @@ pub struct Device {
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
+    /// Commands that are to fail, by opcode: after how many, and how.
+    pub(crate) failing: BTreeMap<u16, (u32, u8)>,
+    /// How many messages are still to be lost.
+    pub(crate) losing: u32,
     /// Refusals that were logged.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
@@ -92,12 +96,15 @@ impl Device {
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
             now: 0,
+            failing: BTreeMap::new(),
+            losing: 0,
             refused: BTreeMap::new(),
             options,
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts and the time stay.
+    /// A function-level reset: only guest memory, interrupts, the time and what tests asked for
+    /// stay.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -105,6 +112,9 @@ impl Device {
         std::mem::swap(&mut fresh.memory, &mut self.memory);
         fresh.interrupts = vectors;
         fresh.now = self.now;
+        fresh.failing = std::mem::take(&mut self.failing);
+        fresh.losing = self.losing;
+        fresh.port.link_up = self.port.link_up;
         fresh.segment = Segment::after_reset();
         *self = fresh;
     }

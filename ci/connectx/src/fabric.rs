@@ -27,6 +27,16 @@ impl Fabric {
         number
     }
 
+    /// How many functions there are.
+    pub fn len(&self) -> usize {
+        self.functions.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
     /// The function with this number.
     ///
     /// # Panics
@@ -112,6 +122,11 @@ impl Fabric {
 
     /// Brings a message to where it is addressed.
     fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
+        let sender = self.functions[from].device_mut();
+        if sender.losing > 0 {
+            sender.losing -= 1;
+            return Answer::Lost;
+        }
         if let Target::Group(group) = target {
             for number in 0..self.functions.len() {
                 if !self.reaches(from, number) {

@@ -9,6 +9,7 @@ use std::io::Write;
 /// The vectors of a function.
 pub struct Interrupts {
     vectors: Vec<Vector>,
+    losing: u32,
 }
 
 #[derive(Default)]
@@ -20,18 +21,27 @@ struct Vector {
 impl Interrupts {
     /// `count` vectors, none connected.
     pub fn new(count: usize) -> Self {
-        Self { vectors: (0..count).map(|_| Vector::default()).collect() }
+        Self { vectors: (0..count).map(|_| Vector::default()).collect(), losing: 0 }
     }
 
     /// Raises a vector; one that is not connected is only counted.
     pub fn raise(&mut self, vector: usize) {
         let Some(vector) = self.vectors.get_mut(vector) else { return };
         vector.raised += 1;
+        if self.losing > 0 {
+            self.losing -= 1;
+            return;
+        }
         if let Some(event) = &mut vector.event
             && let Err(error) = event.write_all(&1u64.to_ne_bytes())
         {
             log::warn!("eventfd: {error}");
         }
+    }
+
+    /// Loses the next `count` interrupts, whichever they are.
+    pub fn lose(&mut self, count: u32) {
+        self.losing = count;
     }
 
     /// How often a vector was raised.

@@ -12,6 +12,7 @@
 pub mod buffer;
 pub mod caps;
 pub mod cmd;
+pub mod control;
 pub mod data;
 pub mod device;
 pub mod fabric;

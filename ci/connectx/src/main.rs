@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
+use connectx::control;
 use connectx::device::{Options, PortType};
 use connectx::fabric::Fabric;
 use connectx::vfio::session::Session;
@@ -29,6 +30,9 @@ struct Arguments {
     /// Has memory registered by commands alone.
     #[arg(long)]
     minimal: bool,
+    /// Where tests ask about the functions, and for faults: JSON lines, see `control.rs`.
+    #[arg(long)]
+    control: Option<PathBuf>,
     /// What is written to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
@@ -74,12 +78,7 @@ fn main() -> io::Result<()> {
     let mut fabric = Fabric::default();
     let mut places = Vec::new();
     for path in &arguments.sockets {
-        // A socket that a killed predecessor left behind.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
+        let listener = bind(path)?;
         fabric.add(Options {
             port_type: match arguments.port_type {
                 Port::Eth => PortType::Ethernet,
@@ -91,12 +90,32 @@ fn main() -> io::Result<()> {
         });
         places.push(Place { listener, session: None });
     }
-    serve(&mut fabric, &mut places)
+    let mut tests = Tests { listener: None, clients: Vec::new() };
+    if let Some(path) = &arguments.control {
+        tests.listener = Some(bind(path)?);
+    }
+    serve(&mut fabric, &mut places, &mut tests)
 }
 
-fn serve(fabric: &mut Fabric, places: &mut [Place]) -> io::Result<()> {
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    // A socket that a killed predecessor left behind.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+/// The control socket, and who is connected to it.
+struct Tests {
+    listener: Option<UnixListener>,
+    clients: Vec<control::Server>,
+}
+
+fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Result<()> {
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
+    let mut turns = 0u32;
     loop {
         let mut busy = false;
         let mut gathering = false;
@@ -119,10 +138,17 @@ fn serve(fabric: &mut Fabric, places: &mut [Place]) -> io::Result<()> {
             busy = true;
         }
         busy |= fabric.turn(now());
-        if busy {
+        // Even a guest that never pauses leaves room for others now and then.
+        turns = if busy { turns.wrapping_add(1) } else { 0 };
+        if busy && !turns.is_multiple_of(1024) {
             continue;
         }
-        wait(places, fabric.deadline().map(|due| due.saturating_sub(now())))?;
+        wait(
+            places,
+            tests,
+            if busy { Some(0) } else { fabric.deadline().map(|due| due.saturating_sub(now())) },
+        )?;
+        tests.clients.retain_mut(|client| client.serve(fabric));
     }
 }
 
@@ -144,7 +170,7 @@ fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
 }
 
 /// Sleeps until a client or the clock wants something.
-fn wait(places: &mut [Place], nanoseconds: Option<u64>) -> io::Result<()> {
+fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io::Result<()> {
     let mut fds: Vec<_> = places
         .iter()
         .map(|place| {
@@ -155,6 +181,10 @@ fn wait(places: &mut [Place], nanoseconds: Option<u64>) -> io::Result<()> {
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         })
         .collect();
+    let clients = tests.clients.iter().map(|client| client.stream().as_fd());
+    let listener = tests.listener.iter().map(AsFd::as_fd);
+    let others = clients.chain(listener);
+    fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let timeout = nanoseconds.map(|ns| Timespec {
         tv_sec: (ns / 1_000_000_000) as i64,
         tv_nsec: (ns % 1_000_000_000) as _,
@@ -163,6 +193,7 @@ fn wait(places: &mut [Place], nanoseconds: Option<u64>) -> io::Result<()> {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
+    let knocks = tests.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     for (place, ready) in places.iter_mut().zip(ready) {
         if ready && place.session.is_none() {
@@ -170,6 +201,9 @@ fn wait(places: &mut [Place], nanoseconds: Option<u64>) -> io::Result<()> {
             log::info!("client connected");
             place.session = Some(Session::new(stream));
         }
+    }
+    if let Some(listener) = tests.listener.as_ref().filter(|_| knocks) {
+        tests.clients.push(control::Server::new(listener.accept()?.0)?);
     }
     Ok(())
 }

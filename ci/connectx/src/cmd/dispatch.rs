@@ -24,6 +24,9 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
+    if let Some(output) = fail(device, op) {
+        return output;
+    }
     let result = run(device, op, uid.into(), op_mod, input, room);
     let name = opcode::name(op).unwrap_or("unknown");
     match result {
@@ -45,6 +48,18 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
             output
         }
     }
+}
+
+/// The output of a command that was asked to fail.
+fn fail(device: &mut Device, op: u16) -> Option<Vec<u8>> {
+    let (after, status) = device.failing.get_mut(&op)?;
+    if *after > 0 {
+        *after -= 1;
+        return None;
+    }
+    let status = *status;
+    device.failing.remove(&op);
+    Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17])
 }
 
 fn run(

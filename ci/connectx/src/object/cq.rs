@@ -39,6 +39,11 @@ enum Arm {
 const MODIFY_PERIOD: u64 = 1;
 const MODIFY_COUNT: u64 = 2;
 
+/// Modifier of MODIFY_CQ that gives the queue another buffer.
+const RESIZE: u64 = 1;
+/// Opcode of the completion that ends the old buffer.
+const RESIZED: u8 = 0x5;
+
 const OVERRUN: u8 = 1;
 const WRITE_FAULT: u8 = 2;
 
@@ -116,12 +121,10 @@ impl Device {
     pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<modify_cq_in, _>::new(input);
         let number = input.get32(modify_cq_in::cqn);
-        let op_mod = input.get(modify_cq_in::op_mod);
-        if op_mod != 0 {
-            return refuse!(
-                BadParam,
-                "MODIFY_CQ with modifier {op_mod:#x} (resize) is not modelled"
-            );
+        match input.get(modify_cq_in::op_mod) {
+            0 => {}
+            RESIZE => return self.resize_cq(number, &input),
+            other => return refuse!(BadParam, "MODIFY_CQ with modifier {other:#x}"),
         }
         let select = input.get(modify_cq_in::modify_field_select_resize_field_select);
         if select & !(MODIFY_PERIOD | MODIFY_COUNT) != 0 {
@@ -134,6 +137,49 @@ impl Device {
         }
         if select & MODIFY_COUNT != 0 {
             cq.context.set(cqc::cq_max_count, new.get(cqc::cq_max_count));
+        }
+        Ok(vec![])
+    }
+
+    /// Ends the old buffer with a marker and goes on in the new one, at the index after the
+    /// marker's: there the driver copies what it has not seen yet.
+    fn resize_cq(
+        &mut self,
+        number: u32,
+        input: &Bits<modify_cq_in, &[u8]>,
+    ) -> Result<Vec<u8>, Refused> {
+        let new = input.sub(modify_cq_in::cq_context);
+        let log_size = new.get32(cqc::log_cq_size);
+        let cq = self.objects.cqs.get(number)?;
+        if log_size > 22 || cq.failed {
+            return refuse!(BadParam, "CQ {number:#x} cannot get 2^{log_size} entries");
+        }
+        if (new.get(cqc::cqe_sz) == 0) != (cq.entry == 64) {
+            return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.entry);
+        }
+        let buffer = Buffer::new(
+            new.get(cqc::log_page_size),
+            new.get(cqc::page_offset),
+            cq.entry << log_size,
+            input.tail(modify_cq_in::pas),
+        )?;
+        let consumer = self.memory.read_be32(cq.context.get(cqc::dbr_addr));
+        let waiting = consumer.map(|consumer| cq.producer.wrapping_sub(consumer) & PRODUCER_MASK);
+        // The marker comes after what waits, and both have to fit the new buffer.
+        let least = log_size.min(cq.log_size);
+        if waiting.is_ok_and(|waiting| waiting >= 1 << least) {
+            return refuse!(BadParam, "more completions wait than 2^{least} entries hold");
+        }
+        let mut marker = [0; 64];
+        marker[63] = RESIZED << 4;
+        if !self.complete(number, marker, false) {
+            return refuse!(BadResourceState, "CQ {number:#x} has no room for the marker");
+        }
+        let cq = self.objects.cqs.get_mut(number)?;
+        cq.buffer = buffer;
+        cq.log_size = log_size;
+        for field in [cqc::log_cq_size, cqc::log_page_size, cqc::page_offset] {
+            cq.context.set(field, new.get(field));
         }
         Ok(vec![])
     }

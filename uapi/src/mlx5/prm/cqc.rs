@@ -34,6 +34,7 @@ super::layouts! {
         cqn: 0x48, 0x18;
         modify_field_select_resize_field_select: 0x60, 0x20;
         cq_context: 0x80, 0x200 of cqc;
+        pas: 0x880, 0x0 tail;
     }
     query_cq_in[0x80] {
         cqn: 0x48, 0x18;

@@ -1,0 +1,316 @@
+//! The control socket: what tests ask of the emulator behind the driver's back.
+//!
+//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each answer a line with a
+//! [`Reply`]; [`Client`] speaks it for tests. For example:
+//!
+//! ```text
+//! {"do":"objects","function":0}
+//! {"answer":"objects","counts":{"PD":3,"QP":1}}
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fabric::Fabric;
+
+/// The longest line taken.
+const MAX_LINE: usize = 4096;
+/// The most of a VAR page that is read at once: all of it.
+const MAX_VAR: u32 = 4096;
+
+/// What can be asked. `function` is the place of its `--socket` on the command line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// How many objects of each kind live.
+    Objects {
+        /// Which function.
+        function: usize,
+    },
+    /// How many host pages firmware holds.
+    Pages {
+        /// Which function.
+        function: usize,
+    },
+    /// What was seen at doorbells that a correct driver does not do.
+    Doorbells {
+        /// Which function.
+        function: usize,
+    },
+    /// What is in a VAR page.
+    Var {
+        /// Which function.
+        function: usize,
+        /// Number of the page.
+        page: u32,
+        /// How many bytes, from its start.
+        len: u32,
+    },
+    /// Plugs the cable in or out.
+    Link {
+        /// Which function.
+        function: usize,
+        /// In or out.
+        up: bool,
+    },
+    /// Has commands with this opcode fail.
+    FailCommand {
+        /// Which function.
+        function: usize,
+        /// The opcode.
+        opcode: u16,
+        /// How many succeed before.
+        after: u32,
+        /// The status to answer.
+        status: u8,
+    },
+    /// Loses the next messages that a function sends.
+    LoseMessages {
+        /// Which function.
+        function: usize,
+        /// How many.
+        count: u32,
+    },
+    /// Loses the next interrupts of a function.
+    LoseInterrupts {
+        /// Which function.
+        function: usize,
+        /// How many.
+        count: u32,
+    },
+    /// Reports sickness, or health again with 0.
+    Health {
+        /// Which function.
+        function: usize,
+        /// The syndrome.
+        syndrome: u8,
+    },
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// It cannot be done.
+    Error {
+        /// Why not.
+        why: String,
+    },
+    /// Living objects.
+    Objects {
+        /// By kind.
+        counts: BTreeMap<String, usize>,
+    },
+    /// Host pages.
+    Pages {
+        /// How many are held.
+        held: usize,
+    },
+    /// Doorbells.
+    Doorbells {
+        /// See [`crate::data::doorbell::Faults`].
+        torn: u64,
+        /// Likewise.
+        record_behind: u64,
+        /// Likewise.
+        differs: u64,
+        /// Likewise.
+        late: u64,
+        /// Likewise.
+        stray: u64,
+    },
+    /// A VAR page.
+    Var {
+        /// What is in it.
+        bytes: Vec<u8>,
+    },
+}
+
+fn error(why: impl Into<String>) -> Reply {
+    Reply::Error { why: why.into() }
+}
+
+/// Does what was asked.
+pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
+    let number = match *request {
+        Request::Objects { function }
+        | Request::Pages { function }
+        | Request::Doorbells { function }
+        | Request::Var { function, .. }
+        | Request::Link { function, .. }
+        | Request::FailCommand { function, .. }
+        | Request::LoseMessages { function, .. }
+        | Request::LoseInterrupts { function, .. }
+        | Request::Health { function, .. } => function,
+    };
+    if number >= fabric.len() {
+        return error(format!("function {number}, {} exist", fabric.len()));
+    }
+    let device = fabric.function(number).device_mut();
+    match *request {
+        Request::Objects { .. } => {
+            let counts = device.objects().counts();
+            let counts = counts.into_iter().map(|(kind, count)| (kind.to_owned(), count));
+            return Reply::Objects { counts: counts.collect() };
+        }
+        Request::Pages { .. } => return Reply::Pages { held: device.pages.held() },
+        Request::Doorbells { .. } => {
+            let faults = device.doorbell_faults();
+            return Reply::Doorbells {
+                torn: faults.torn,
+                record_behind: faults.record_behind,
+                differs: faults.differs,
+                late: faults.late,
+                stray: faults.stray,
+            };
+        }
+        Request::Var { page, len, .. } => {
+            let stride = 1u64 << crate::caps::LOG_VAR_STRIDE;
+            let offset = u64::from(page) * stride;
+            if offset >= crate::var::BYTES || len > MAX_VAR {
+                return error(format!("{len} bytes of VAR page {page}"));
+            }
+            let mut bytes = vec![0; len as usize];
+            device.vars.read(offset, &mut bytes);
+            return Reply::Var { bytes };
+        }
+        Request::Link { up, .. } => device.set_link(up),
+        Request::FailCommand { opcode, after, status, .. } => {
+            if status == 0 {
+                return error("status 0 is success");
+            }
+            device.failing.insert(opcode, (after, status));
+        }
+        Request::LoseMessages { count, .. } => device.losing = count,
+        Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
+        Request::Health { syndrome, .. } => device.segment.set_health(syndrome),
+    }
+    Reply::Done
+}
+
+/// One connection to the control socket.
+pub struct Server {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Server {
+    /// Serves a connected client.
+    ///
+    /// # Errors
+    /// If the socket cannot be made non-blocking.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, buffer: Vec::new() })
+    }
+
+    /// The socket, to wait on.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Answers what has arrived; false when the client is gone.
+    pub fn serve(&mut self, fabric: &mut Fabric) -> bool {
+        let mut bytes = [0; MAX_LINE];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => return false,
+            Ok(count) => self.buffer.extend(&bytes[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            Err(_) => return false,
+        }
+        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            let reply = match serde_json::from_slice(&line) {
+                Ok(request) => answer(fabric, &request),
+                Err(wrong) => error(wrong.to_string()),
+            };
+            let Ok(mut line) = serde_json::to_vec(&reply) else { return false };
+            line.push(b'\n');
+            if self.stream.write_all(&line).is_err() {
+                return false;
+            }
+        }
+        self.buffer.len() <= MAX_LINE
+    }
+}
+
+/// The other end.
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to a control socket.
+    ///
+    /// # Errors
+    /// What connecting answers.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        Ok(Self { stream: BufReader::new(UnixStream::connect(path)?) })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// What the socket answers, or `InvalidData` for an answer that is none.
+    pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes())?;
+        let mut reply = String::new();
+        self.stream.read_line(&mut reply)?;
+        Ok(serde_json::from_str(&reply)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
+
+    #[test]
+    fn questions_are_answered_line_by_line() {
+        let mut fabric = Fabric::default();
+        fabric.add(Options::default());
+        fabric.function(0).device_mut().vars.write(4096, &[7, 8, 9]);
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let mut server = Server::new(server).unwrap();
+        let asked = [
+            r#"{"do":"var","function":0,"page":1,"len":3}"#,
+            r#"{"do":"pages","function":0}"#,
+            r#"{"do":"pages","function":1}"#,
+            r#"{"do":"dance"}"#,
+            r#"{"do":"link","function":0,"up":false}"#,
+        ];
+        for line in asked {
+            writeln!(client, "{line}").unwrap();
+        }
+        assert!(server.serve(&mut fabric));
+        drop(server);
+        let replies: Vec<Reply> = BufReader::new(client)
+            .lines()
+            .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+            .collect();
+        assert_eq!(replies[0], Reply::Var { bytes: vec![7, 8, 9] });
+        assert_eq!(replies[1], Reply::Pages { held: 0 });
+        assert!(matches!(&replies[2], Reply::Error { why } if why.contains("1 exist")));
+        assert!(matches!(&replies[3], Reply::Error { why } if why.contains("dance")));
+        assert_eq!(replies[4], Reply::Done);
+        assert!(!fabric.function(0).device().port.active());
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_kept() {
+        let mut fabric = Fabric::default();
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let mut server = Server::new(server).unwrap();
+        client.write_all(&[b'x'; 2 * MAX_LINE]).unwrap();
+        assert!(server.serve(&mut fabric));
+        assert!(!server.serve(&mut fabric));
+    }
+}

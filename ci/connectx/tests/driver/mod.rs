@@ -1,0 +1,344 @@
+//! A driver in a few lines: drives a device in plain memory, without QEMU or a kernel.
+
+#![allow(dead_code, reason = "each test uses its own part")]
+
+use connectx::device::Options;
+use connectx::fabric::Fabric;
+use connectx::function::Region;
+use connectx::guest::GuestMemory;
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
+use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
+use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out};
+use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in};
+use uverbs_uapi::mlx5::prm::vport::{roce_addr_layout, set_roce_address_in};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+
+pub(crate) const MEMORY: usize = 1 << 20;
+const QUEUE: u64 = 0x1000;
+const INPUT: u64 = 0x2000;
+const OUTPUT: u64 = 0x6000;
+/// Where queues are laid out, a page each.
+const FIRST_FREE: u64 = 0x2_0000;
+const DATA_BLOCK: usize = 512;
+pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
+
+/// A queue pair as its user sees it.
+pub(crate) struct Queue {
+    pub(crate) number: u32,
+    pub(crate) receives: u64,
+    pub(crate) sends: u64,
+    pub(crate) record: u64,
+    posted: u16,
+    received: u16,
+}
+
+/// One function and who drives it.
+pub(crate) struct Driver {
+    pub(crate) fabric: Fabric,
+    pub(crate) uar: u32,
+    pub(crate) pd: u32,
+    next: u64,
+    now: u64,
+}
+
+/// A refused command: status and syndrome.
+pub(crate) type Refused = (u8, u32);
+
+impl Driver {
+    /// A function with its command queue, a UAR page and a protection domain.
+    pub(crate) fn new() -> Self {
+        let mut fabric = Fabric::default();
+        fabric.add(Options::default());
+        let function = fabric.function(0);
+        *function.memory_mut() = GuestMemory::plain(0, MEMORY).unwrap();
+        function.write(Region::Config, 4, &[6, 0]);
+        function.write(Region::Bar0, 0x10, &0u32.to_be_bytes());
+        function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
+        let mut driver = Self { fabric, uar: 0, pd: 0, next: FIRST_FREE, now: 0 };
+        let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
+        driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
+        let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+        driver
+    }
+
+    pub(crate) fn memory(&mut self) -> &mut GuestMemory {
+        self.fabric.function(0).memory_mut()
+    }
+
+    pub(crate) fn page(&mut self) -> u64 {
+        self.next += 4096;
+        self.next - 4096
+    }
+
+    /// Runs a command whose opcode is filled in here.
+    pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        let mut input = input.to_vec();
+        input[..2].copy_from_slice(&op.to_be_bytes());
+        self.command(&input, 4096)
+    }
+
+    /// Runs a command by the first slot.
+    pub(crate) fn command(&mut self, input: &[u8], out_len: usize) -> Result<Vec<u8>, Refused> {
+        let (input_token, memory) = (7, self.memory());
+        for (base, len) in [(INPUT, input.len()), (OUTPUT, out_len)] {
+            let blocks = len.saturating_sub(16).div_ceil(DATA_BLOCK);
+            for number in 0..blocks {
+                let address = base + number as u64 * 1024;
+                let mut block = [0; 576];
+                if base == INPUT {
+                    let from = 16 + number * DATA_BLOCK;
+                    let part = &input[from..input.len().min(from + DATA_BLOCK)];
+                    block[..part.len()].copy_from_slice(part);
+                }
+                block[560..568].copy_from_slice(&(address + 1024).to_be_bytes());
+                block[568..572].copy_from_slice(&(number as u32).to_be_bytes());
+                block[573] = input_token;
+                memory.write(address, &block).unwrap();
+            }
+        }
+        let mut slot = [0; 64];
+        slot[0] = 7;
+        slot[4..8].copy_from_slice(&(input.len() as u32).to_be_bytes());
+        slot[8..16].copy_from_slice(&INPUT.to_be_bytes());
+        let inline = input.len().min(16);
+        slot[16..16 + inline].copy_from_slice(&input[..inline]);
+        slot[48..56].copy_from_slice(&OUTPUT.to_be_bytes());
+        slot[56..60].copy_from_slice(&(out_len as u32).to_be_bytes());
+        slot[60] = input_token;
+        slot[63] = 1;
+        memory.write(QUEUE, &slot).unwrap();
+        self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
+        let memory = self.memory();
+        memory.read(QUEUE, &mut slot).unwrap();
+        assert_eq!(slot[63], 0, "delivery status");
+        let mut output = slot[32..48].to_vec();
+        for number in 0..out_len.saturating_sub(16).div_ceil(DATA_BLOCK) {
+            let mut block = [0; DATA_BLOCK];
+            memory.read(OUTPUT + number as u64 * 1024, &mut block).unwrap();
+            output.extend(block);
+        }
+        output.truncate(out_len);
+        match output[0] {
+            0 => Ok(output),
+            status => Err((status, u32::from_be_bytes(output[4..8].try_into().unwrap()))),
+        }
+    }
+
+    /// Rings for a slot that is written as it is.
+    pub(crate) fn slot(&mut self, slot: &[u8]) {
+        self.memory().write(QUEUE, slot).unwrap();
+        self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
+    }
+
+    pub(crate) fn eq(&mut self) -> u32 {
+        let page = self.page();
+        let mut input = Bits::<create_eq_in, _>::new(vec![0; create_eq_in::SIZE]);
+        let mut context = input.sub_mut(create_eq_in::eq_context_entry);
+        context.set(eqc::log_eq_size, 6);
+        context.set(eqc::uar_page, self.uar.into());
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        let out = self.simple(opcode::CREATE_EQ, &input).unwrap();
+        Bits::<create_eq_out, _>::new(out).get32(create_eq_out::eq_number)
+    }
+
+    /// A completion queue of 64 entries: its number and its buffer.
+    pub(crate) fn cq(&mut self, eqn: u32) -> (u32, u64) {
+        let (page, record) = (self.page(), self.page());
+        self.memory().write(page, &[0xf1; 4096]).unwrap();
+        let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
+        let mut context = input.sub_mut(create_cq_in::cq_context);
+        context.set(cqc::log_cq_size, 6);
+        context.set(cqc::uar_page, self.uar.into());
+        context.set(cqc::c_eqn_or_apu_element, eqn.into());
+        context.set(cqc::dbr_addr, record);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        let out = self.simple(opcode::CREATE_CQ, &input).unwrap();
+        (Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn), page)
+    }
+
+    pub(crate) fn resize_cq(
+        &mut self,
+        number: u32,
+        log_size: u64,
+        page: u64,
+    ) -> Result<Vec<u8>, Refused> {
+        let mut input = Bits::<modify_cq_in, _>::new(vec![0; modify_cq_in::SIZE]);
+        input.set(modify_cq_in::op_mod, 1);
+        input.set(modify_cq_in::cqn, number.into());
+        input.sub_mut(modify_cq_in::cq_context).set(cqc::log_cq_size, log_size);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.simple(opcode::MODIFY_CQ, &input)
+    }
+
+    /// A key for `len` bytes from `start`, which is where they are in memory.
+    pub(crate) fn mkey(&mut self, start: u64, len: u64, rights: &[Field<mkc>]) -> u32 {
+        let first = start & !0xfff;
+        let pages = (start + len).div_ceil(4096) - first / 4096;
+        let octowords = pages.div_ceil(2);
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        input.set(create_mkey_in::translations_octword_actual_size, octowords);
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        for right in rights {
+            context.set(*right, 1);
+        }
+        for (field, value) in [
+            (mkc::access_mode_1_0, 1),
+            (mkc::qpn, 0xff_ffff),
+            (mkc::mkey_7_0, 0x5a),
+            (mkc::pd, self.pd.into()),
+            (mkc::start_addr, start),
+            (mkc::len, len),
+            (mkc::log_page_size, 12),
+            (mkc::translations_octword_size, octowords),
+        ] {
+            context.set(field, value);
+        }
+        let mut input = input.into_inner();
+        for page in 0..octowords * 2 {
+            input.extend((first + page * 4096).to_be_bytes());
+        }
+        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
+    }
+
+    /// A queue pair of 16 receives of one segment and 16 send blocks.
+    pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
+        let (page, record) = (self.page(), self.page());
+        let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
+        let mut context = input.sub_mut(create_qp_in::qpc);
+        for (field, value) in [
+            (qpc::st, service),
+            (qpc::pd, self.pd.into()),
+            (qpc::log_rq_size, 4),
+            (qpc::log_rq_stride, 0),
+            (qpc::log_sq_size, 4),
+            (qpc::uar_page, self.uar.into()),
+            (qpc::cqn_snd, cqn.into()),
+            (qpc::cqn_rcv, cqn.into()),
+            (qpc::dbr_addr, record),
+        ] {
+            context.set(field, value);
+        }
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        let out = self.simple(opcode::CREATE_QP, &input).unwrap();
+        let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
+        Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 }
+    }
+
+    pub(crate) fn modify(
+        &mut self,
+        op: u16,
+        qp: &Queue,
+        peer: u32,
+        fields: &[(Field<qpc>, u64)],
+    ) -> Result<Vec<u8>, Refused> {
+        let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
+        input.set(rst2init_qp_in::qpn, qp.number.into());
+        let mut context = input.sub_mut(rst2init_qp_in::qpc);
+        context.set(qpc::remote_qpn, peer.into());
+        for (field, value) in fields {
+            context.set(*field, *value);
+        }
+        let mut path = context.sub_mut(qpc::primary_address_path);
+        path.set_span(ads::rgid_rip, &GID);
+        path.set(ads::ack_timeout, 1);
+        self.simple(op, &input.into_inner())
+    }
+
+    /// Connects two reliable queue pairs of this function.
+    pub(crate) fn connect(&mut self, qp: &Queue, peer: &Queue) {
+        let rights = [(qpc::rre, 1), (qpc::rwe, 1), (qpc::rae, 1)];
+        self.modify(opcode::RST2INIT_QP, qp, 0, &rights).unwrap();
+        let receive = [(qpc::mtu, 3), (qpc::min_rnr_nak, 1)];
+        self.modify(opcode::INIT2RTR_QP, qp, peer.number, &receive).unwrap();
+        let send = [(qpc::retry_count, 3), (qpc::rnr_retry, 2)];
+        self.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
+    }
+
+    /// Brings a reliable queue pair back from whatever became of it, as far as that is possible.
+    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), Refused> {
+        self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
+        qp.posted = 0;
+        qp.received = 0;
+        let record = qp.record;
+        self.memory().write(record, &[0; 8]).unwrap();
+        let rights = [(qpc::rre, 1), (qpc::rwe, 1), (qpc::rae, 1)];
+        self.modify(opcode::RST2INIT_QP, qp, 0, &rights)?;
+        let receive = [(qpc::mtu, 3), (qpc::min_rnr_nak, 1)];
+        self.modify(opcode::INIT2RTR_QP, qp, peer, &receive)?;
+        self.modify(opcode::RTR2RTS_QP, qp, peer, &[])?;
+        Ok(())
+    }
+
+    /// Gives the port its address.
+    pub(crate) fn address(&mut self) {
+        let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
+        let mut entry = input.sub_mut(set_roce_address_in::roce_address);
+        entry.set_span(roce_addr_layout::source_l3_address, &GID);
+        entry.set(roce_addr_layout::roce_version, 2);
+        self.simple(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
+    }
+
+    pub(crate) fn segment(len: u32, key: u32, address: u64) -> Vec<u8> {
+        let mut bytes = len.to_be_bytes().to_vec();
+        bytes.extend(key.to_be_bytes());
+        bytes.extend(address.to_be_bytes());
+        bytes
+    }
+
+    pub(crate) fn post_receive(&mut self, qp: &mut Queue, segment: &[u8]) {
+        let at = qp.receives + u64::from(qp.received % 16) * 16;
+        qp.received += 1;
+        let record = u32::from(qp.received).to_be_bytes();
+        let address = qp.record;
+        self.memory().write(at, segment).unwrap();
+        self.memory().write(address, &record).unwrap();
+    }
+
+    /// Posts one signaled request and rings.
+    pub(crate) fn post_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
+        let units = 1 + segments.len() / 16;
+        let mut request = (u32::from(qp.posted) << 8 | u32::from(op)).to_be_bytes().to_vec();
+        request.extend((qp.number << 8 | units as u32).to_be_bytes());
+        request.extend([0, 0, 0, 8]);
+        request.extend(immediate.to_be_bytes());
+        request.extend(segments);
+        request.resize(request.len().next_multiple_of(64), 0);
+        for (number, block) in request.chunks(64).enumerate() {
+            let index = (u64::from(qp.posted) + number as u64) % 16;
+            let at = qp.sends + index * 64;
+            self.memory().write(at, block).unwrap();
+        }
+        qp.posted += (request.len() / 64) as u16;
+        let (record, posted) = (qp.record + 4, u32::from(qp.posted).to_be_bytes());
+        self.memory().write(record, &posted).unwrap();
+        let doorbell = u64::from(self.uar) * 4096 + 0x800;
+        self.fabric.function(0).write(Region::Bar0, doorbell, &request[..8]);
+        self.fabric.function(0).device_mut().settle();
+        self.run();
+    }
+
+    /// Lets the device work until it has nothing more to do, timers included.
+    pub(crate) fn run(&mut self) {
+        loop {
+            while self.fabric.turn(self.now) {}
+            match self.fabric.deadline() {
+                Some(due) => self.now = due,
+                None => return,
+            }
+        }
+    }
+
+    /// Entry `index` of a completion queue: opcode and bytes.
+    pub(crate) fn cqe(&mut self, buffer: u64, index: u64) -> (u8, [u8; 64]) {
+        let mut bytes = [0; 64];
+        self.memory().read(buffer + index * 64, &mut bytes).unwrap();
+        (bytes[63] >> 4, bytes)
+    }
+}

@@ -1,0 +1,210 @@
+//! A hostile guest: commands, mailboxes, work requests, doorbells and registers full of nonsense.
+//!
+//! Whatever it writes, the device must neither crash nor hang, nor reach outside guest memory (which
+//! `guest.rs` answers as an error). Inputs that once failed are kept in `tests/corpus` and run first;
+//! then come fresh ones from a seed. `CONNECTX_FUZZ_SECONDS` lets it run longer, and
+//! `CONNECTX_FUZZ_SEED` begins elsewhere.
+
+mod driver;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use connectx::function::Region;
+use driver::{Driver, MEMORY, Queue};
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::opcode::OPCODES;
+
+/// Longest time that one input may take: far above what the device needs, below what a human waits.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Guest {
+    driver: Driver,
+    queues: Vec<Queue>,
+    key: u32,
+}
+
+/// A guest with working objects, so that nonsense gets past the first check.
+fn guest() -> Guest {
+    let mut driver = Driver::new();
+    driver.address();
+    let eqn = driver.eq();
+    let (cqn, _) = driver.cq(eqn);
+    let mut queues: Vec<Queue> = (0..2).map(|_| driver.qp(0, cqn)).collect();
+    let (a, b) = queues.split_at_mut(1);
+    driver.connect(&a[0], &b[0]);
+    driver.connect(&b[0], &a[0]);
+    queues.push(driver.qp(2, cqn));
+    let page = driver.page();
+    let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a, mkc::umr_en];
+    let key = driver.mkey(page, 4096, &rights);
+    Guest { driver, queues, key }
+}
+
+/// Numbers that mean something more often than random ones do.
+fn word(u: &mut Unstructured<'_>, guest: &Guest) -> Result<u32> {
+    Ok(match u.int_in_range(0..=9)? {
+        0..=3 => 0,
+        4 => u.int_in_range(0..=16)?,
+        5 => guest.key,
+        6 => guest.queues[u.choose_index(guest.queues.len())?].number,
+        7 => u.int_in_range(0..=255)? << u.choose(&[12, 16, 24])?,
+        8 => u32::MAX,
+        _ => u32::arbitrary(u)?,
+    })
+}
+
+fn words(u: &mut Unstructured<'_>, guest: &Guest, most: usize) -> Result<Vec<u8>> {
+    let count = u.int_in_range(0..=most)?;
+    let mut bytes = Vec::new();
+    for _ in 0..count {
+        bytes.extend(word(u, guest)?.to_be_bytes());
+    }
+    Ok(bytes)
+}
+
+fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
+    match u.int_in_range(0..=11)? {
+        11 => {
+            // A change of a key that is right but for its numbers.
+            let mut segments = vec![*u.choose(&[0x00, 0x80, 0x90, 0xa0, 0xc0])?, 0, 0, 0];
+            for _ in 0..2 {
+                segments.extend(u.int_in_range(0..=20u16)?.to_be_bytes());
+            }
+            let mask = u64::arbitrary(u)? & 0x8400_22be_61c3;
+            segments.extend(mask.to_be_bytes());
+            segments.resize(48, 0);
+            segments.extend(words(u, guest, 16)?);
+            segments.resize(48 + 64, 0);
+            segments.extend(words(u, guest, 60)?);
+            segments.truncate(segments.len() / 16 * 16);
+            let key = guest.key;
+            let peer = guest.queues[1].number;
+            let _ = guest.driver.revive(&mut guest.queues[0], peer);
+            guest.driver.post_send(&mut guest.queues[0], 37, key, &segments);
+        }
+        10 => {
+            // A slot of nonsense: lengths, pointers, tokens.
+            let mut slot = words(u, guest, 16)?;
+            slot.resize(64, 0);
+            slot[0] = *u.choose(&[7, 7, 7, 0])?;
+            slot[61] = 0;
+            slot[63] = 1;
+            guest.driver.slot(&slot);
+        }
+        0..=3 => {
+            let (op, _) = *u.choose(OPCODES)?;
+            let mut input = words(u, guest, 120)?;
+            input.resize(input.len().max(16), 0);
+            input[2..4].fill(0);
+            let room = u.int_in_range(16..=5000)?;
+            input[..2].copy_from_slice(&op.to_be_bytes());
+            // A refusal is as good as success.
+            let _ = guest.driver.command(&input, room);
+        }
+        4 => {
+            let at = u.int_in_range(0..=MEMORY as u64)?;
+            let bytes = words(u, guest, 40)?;
+            // The end of memory is a place like any other.
+            let _ = guest.driver.memory().write(at, &bytes);
+        }
+        5 | 6 => {
+            let segments = words(u, guest, 60)?;
+            let op = u.choose(&[0, 1, 8, 9, 10, 11, 14, 16, 17, 18, 20, 21, 27, 37, 99])?;
+            let immediate = word(u, guest)?;
+            let index = u.choose_index(guest.queues.len())?;
+            // The first mistake kills a connection; get it back to make the next.
+            if index < 2 && u.ratio(3, 4)? {
+                for (queue, peer) in [(0, 1), (1, 0)] {
+                    let peer = guest.queues[peer].number;
+                    // Something else may have destroyed it.
+                    let _ = guest.driver.revive(&mut guest.queues[queue], peer);
+                }
+            }
+            let len = segments.len() / 16 * 16;
+            guest.driver.post_send(&mut guest.queues[index], *op, immediate, &segments[..len]);
+        }
+        7 => {
+            let segment = Driver::segment(word(u, guest)?, guest.key, word(u, guest)?.into());
+            let index = u.choose_index(guest.queues.len())?;
+            guest.driver.post_receive(&mut guest.queues[index], &segment);
+        }
+        8 => {
+            let offset = match u.ratio(1, 2)? {
+                true => u64::from(guest.driver.uar) * 4096 + u.int_in_range(0..=0xfff)?,
+                false => u.int_in_range(0..=(32 << 20) - 256)?,
+            };
+            let bytes = words(u, guest, 4)?;
+            // The queue's own address stays, or no command would be read any more.
+            if !(0xc..0x18).contains(&offset) {
+                guest.driver.fabric.function(0).write(Region::Bar0, offset, &bytes);
+            }
+        }
+        _ => {
+            let mut bytes = [0; 64];
+            let offset = u.int_in_range(0..=(32 << 20) - 64)?;
+            guest.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
+        }
+    }
+    guest.driver.run();
+    Ok(())
+}
+
+/// Runs one input to its end.
+fn run(input: &[u8]) {
+    let mut guest = guest();
+    let mut u = Unstructured::new(input);
+    let start = Instant::now();
+    while !u.is_empty() && step(&mut u, &mut guest).is_ok() {
+        assert!(start.elapsed() < PATIENCE, "the device hangs");
+    }
+}
+
+/// Numbers from a seed (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn nonsense_neither_crashes_nor_hangs() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let mut kept: Vec<_> = std::fs::read_dir(&corpus)
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    kept.sort();
+    for path in kept.iter().filter(|path| path.extension().is_some_and(|e| e == "bin")) {
+        println!("{}", path.display());
+        run(&std::fs::read(path).unwrap());
+    }
+    let seconds = number("CONNECTX_FUZZ_SECONDS").unwrap_or(2);
+    let seed = number("CONNECTX_FUZZ_SEED").unwrap_or(1).max(1);
+    let mut random = Random(seed);
+    let start = Instant::now();
+    let mut runs = 0u64;
+    while start.elapsed() < Duration::from_secs(seconds) {
+        let len = 64 + random.next() as usize % 4096;
+        let input: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        if catch_unwind(AssertUnwindSafe(|| run(&input))).is_err() {
+            let path = corpus.join(format!("seed-{seed}-run-{runs}.bin"));
+            std::fs::create_dir_all(&corpus).unwrap();
+            std::fs::write(&path, &input).unwrap();
+            panic!("kept as {}", path.display());
+        }
+        runs += 1;
+    }
+    println!("{runs} inputs from seed {seed}");
+    assert!(runs > 0);
+}

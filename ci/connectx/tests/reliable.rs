@@ -1,0 +1,220 @@
+//! Reliable connections in plain memory: what arrives, and what is refused.
+
+mod driver;
+
+use connectx::control::{Reply, Request, answer};
+use driver::{Driver, Queue};
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::opcode;
+
+const SEND: u8 = 0x0a;
+const WRITE: u8 = 0x08;
+const READ: u8 = 0x10;
+const FETCH_ADD: u8 = 0x12;
+
+const REQUEST: u8 = 0;
+const RECEIVED: u8 = 2;
+const REQUEST_ERROR: u8 = 13;
+const RECEIVE_ERROR: u8 = 14;
+const NONE: u8 = 15;
+
+struct Pair {
+    driver: Driver,
+    a: Queue,
+    b: Queue,
+    sent: u64,
+    received: u64,
+    from: u64,
+    to: u64,
+    key: u32,
+    send_cq: u32,
+}
+
+fn pair() -> Pair {
+    let mut driver = Driver::new();
+    driver.address();
+    let eqn = driver.eq();
+    let (send_cq, sent) = driver.cq(eqn);
+    let (receive_cq, received) = driver.cq(eqn);
+    let a = driver.qp(0, send_cq);
+    let b = driver.qp(0, receive_cq);
+    driver.connect(&a, &b);
+    driver.connect(&b, &a);
+    let from = driver.page();
+    let to = driver.page();
+    let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a];
+    let key = driver.mkey(from, 8192, &rights);
+    Pair { driver, a, b, sent, received, from, to, key, send_cq }
+}
+
+fn remote(address: u64, key: u32) -> Vec<u8> {
+    let mut bytes = address.to_be_bytes().to_vec();
+    bytes.extend(key.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes
+}
+
+#[test]
+fn a_send_arrives() {
+    let mut p = pair();
+    p.driver.memory().write(p.from, b"hello, device").unwrap();
+    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    let mut data = [0; 13];
+    p.driver.memory().read(p.to, &mut data).unwrap();
+    assert_eq!(&data, b"hello, device");
+    assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST);
+    let (code, cqe) = p.driver.cqe(p.received, 0);
+    assert_eq!((code, &cqe[44..48]), (RECEIVED, &13u32.to_be_bytes()[..]));
+    assert_eq!(p.driver.cqe(p.received, 1).0, NONE);
+}
+
+#[test]
+fn writes_reads_and_atomics_do_what_they_say() {
+    let mut p = pair();
+    p.driver.memory().write(p.from, &5u64.to_le_bytes()).unwrap();
+    let local = Driver::segment(8, p.key, p.from);
+    p.driver.post_send(&mut p.a, WRITE, 0, &[remote(p.to, p.key), local.clone()].concat());
+    let add = [7u64.to_be_bytes(), [0; 8]].concat();
+    let segments = [remote(p.to, p.key), add, local.clone()].concat();
+    p.driver.post_send(&mut p.a, FETCH_ADD, 0, &segments);
+    let mut old = [0; 8];
+    p.driver.memory().read(p.from, &mut old).unwrap();
+    assert_eq!(u64::from_le_bytes(old), 5);
+    p.driver.post_send(&mut p.a, READ, 0, &[remote(p.to, p.key), local].concat());
+    p.driver.memory().read(p.from, &mut old).unwrap();
+    assert_eq!(u64::from_le_bytes(old), 12);
+    for index in 0..3 {
+        assert_eq!(p.driver.cqe(p.sent, index).0, REQUEST);
+    }
+}
+
+/// Syndrome of the first completion of a request that names this memory of the other side.
+fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
+    let mut p = pair();
+    let (address, key) = key_of(&mut p);
+    p.driver.memory().write(p.to, &[0xaa; 8]).unwrap();
+    let segments = [remote(address, key), Driver::segment(8, p.key, p.from)].concat();
+    p.driver.post_send(&mut p.a, WRITE, 0, &segments);
+    let mut untouched = [0; 8];
+    p.driver.memory().read(p.to, &mut untouched).unwrap();
+    assert_eq!(untouched, [0xaa; 8]);
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!(code, REQUEST_ERROR);
+    // The connection is dead: what follows is flushed.
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    let (code, next) = p.driver.cqe(p.sent, 1);
+    assert_eq!((code, next[55]), (REQUEST_ERROR, 0x05));
+    cqe[55]
+}
+
+#[test]
+fn memory_is_protected() {
+    const REMOTE_ACCESS: u8 = 0x13;
+    assert_eq!(syndrome(|p| (p.to, p.key ^ 1)), REMOTE_ACCESS);
+    assert_eq!(syndrome(|p| (p.to, p.key + 0x100)), REMOTE_ACCESS);
+    assert_eq!(syndrome(|p| (p.to + 4089, p.key)), REMOTE_ACCESS);
+    assert_eq!(syndrome(|p| (p.from - 1, p.key)), REMOTE_ACCESS);
+    assert_eq!(syndrome(|p| (p.to, p.driver.mkey(p.to, 64, &[mkc::lw, mkc::rr]))), REMOTE_ACCESS);
+    let other_domain = |p: &mut Pair| {
+        let own = p.driver.pd;
+        p.driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        p.driver.pd = own + 1;
+        (p.to, p.driver.mkey(p.to, 64, &[mkc::lw, mkc::rw]))
+    };
+    assert_eq!(syndrome(other_domain), REMOTE_ACCESS);
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_asked_again_and_then_given_up() {
+    let mut p = pair();
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x16));
+}
+
+#[test]
+fn a_message_that_does_not_fit_ends_both_sides() {
+    let mut p = pair();
+    p.driver.post_receive(&mut p.b, &Driver::segment(7, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    let (code, cqe) = p.driver.cqe(p.received, 0);
+    assert_eq!((code, cqe[55]), (RECEIVE_ERROR, 0x01));
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x12));
+}
+
+/// The old buffer ends with a marker, and the next completion is one index further in the new one.
+#[test]
+fn a_completion_queue_gets_another_buffer() {
+    const RESIZED: u8 = 5;
+    let mut p = pair();
+    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    let new = p.driver.page();
+    p.driver.memory().write(new, &[0xf1; 4096]).unwrap();
+    p.driver.resize_cq(p.send_cq, 4, new).unwrap();
+    assert_eq!(p.driver.cqe(p.sent, 1).0, RESIZED);
+    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
+    assert_eq!(p.driver.cqe(new, 1).0, NONE);
+    assert_eq!(p.driver.cqe(new, 2).0, REQUEST);
+}
+
+#[test]
+fn a_lost_message_is_sent_again_until_retries_run_out() {
+    const RETRIES_EXCEEDED: u8 = 0x15;
+    let mut p = pair();
+    for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
+        p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+        let request = Request::LoseMessages { function: 0, count: lost };
+        assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+        p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+        let (code, cqe) = p.driver.cqe(p.sent, u64::from(lost) / 4);
+        assert_eq!(code, expected);
+        assert_eq!(cqe[55] == RETRIES_EXCEEDED, expected == REQUEST_ERROR);
+    }
+    assert_eq!(p.driver.cqe(p.received, 0).0, RECEIVED);
+    assert_eq!(p.driver.cqe(p.received, 1).0, NONE);
+}
+
+#[test]
+fn a_command_fails_when_it_is_asked_to() {
+    let mut driver = Driver::new();
+    let opcode = opcode::ALLOC_PD;
+    let request = Request::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
+    assert_eq!(answer(&mut driver.fabric, &request), Reply::Done);
+    assert!(driver.simple(opcode, &[0; 16]).is_ok());
+    assert_eq!(driver.simple(opcode, &[0; 16]).unwrap_err().0, 0x08);
+    assert!(driver.simple(opcode, &[0; 16]).is_ok());
+}
+
+#[test]
+fn what_is_in_use_is_not_destroyed() {
+    const BUSY: u8 = 0x06;
+    let mut p = pair();
+    let mut input = [0; 16];
+    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
+    assert_eq!(p.driver.simple(opcode::DEALLOC_PD, &input).unwrap_err().0, BUSY);
+    input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
+    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
+    input[8..12].copy_from_slice(&p.b.number.to_be_bytes());
+    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
+    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
+    p.driver.simple(opcode::DEALLOC_PD, &input).unwrap();
+}
+
+#[test]
+fn states_come_in_order() {
+    const BAD_STATE: u8 = 0x10;
+    let mut driver = Driver::new();
+    let eqn = driver.eq();
+    let (cqn, _) = driver.cq(eqn);
+    let qp = driver.qp(0, cqn);
+    assert_eq!(driver.modify(opcode::INIT2RTR_QP, &qp, 1, &[]).unwrap_err().0, BAD_STATE);
+    driver.modify(opcode::RST2INIT_QP, &qp, 0, &[]).unwrap();
+    assert_eq!(driver.modify(opcode::RTR2RTS_QP, &qp, 1, &[]).unwrap_err().0, BAD_STATE);
+    driver.modify(opcode::TO_RST_QP, &qp, 0, &[]).unwrap();
+    driver.modify(opcode::RST2INIT_QP, &qp, 0, &[]).unwrap();
+}
