@@ -1,8 +1,10 @@
 //! Contexts: opening, what they say about the device, when the file closes.
 
+use crate::capability::Capability;
 use crate::env;
-use crate::verdict::{Verdict, trials};
+use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
+use uverbs::ObjectKind;
 
 trials![opens, clones_share_a_file, contexts_have_files_of_their_own, children_keep_it_open];
 
@@ -21,6 +23,9 @@ fn clones_share_a_file() -> Verdict {
     // Objects of one file work together whichever clone made them.
     let td = context.alloc_td()?;
     uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let listed = supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
+    assert_eq!(listed, [pd.handle()]);
+    assert_eq!(clone.handles(ObjectKind::PD)?, listed);
     Ok(())
 }
 
