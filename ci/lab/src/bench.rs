@@ -24,6 +24,12 @@ use std::time::Duration;
 
 /// How long one ping-pong may take.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a run that is timed should take, in microseconds: many short ones tell more than few
+/// long ones where the machine has other things to do.
+const RUN: f64 = 400_000.0;
+/// Iterations of the runs whose system calls are counted; what happens once cancels. A program
+/// that stops at each call is slow.
+const COUNTED: [u64; 2] = [100, 300];
 
 /// `cargo ci bench`
 #[derive(Args, Clone, Debug)]
@@ -35,7 +41,7 @@ pub(crate) struct BenchArguments {
     #[arg(long, value_enum, default_value = "newest")]
     kernel: KernelName,
     /// Pairs of runs for each operation
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -91,25 +97,24 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
 
 fn measure(vm: &mut Vm, operation: &Operation, runs: u32) -> Result<Row> {
     let spinner = progress::spinner(operation.name());
-    let time = |vm: &mut Vm, program| -> Result<f64> {
-        let output = exchange(vm, program, operation, operation.iterations, false)?;
-        program.microseconds(&output)
+    let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
+        program.microseconds(&exchange(vm, program, operation, iterations, false)?)
     };
-    // The first run of either warms up what both use.
-    time(vm, Program::Theirs)?;
+    // The first run warms up what both use, and tells how many iterations make a run.
+    let first = time(vm, Program::Theirs, COUNTED[0])?;
+    let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000);
     let mut pairs = Vec::new();
     for _ in 0..runs {
-        pairs.push([time(vm, Program::Ours)?, time(vm, Program::Theirs)?]);
+        pairs.push([time(vm, Program::Ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
     }
     let mut calls = [0.0; 2];
     for (calls, program) in calls.iter_mut().zip([Program::Ours, Program::Theirs]) {
-        let counted = operation.counted_iterations();
         let mut totals = [0.0; 2];
-        for (total, iterations) in totals.iter_mut().zip(counted) {
+        for (total, iterations) in totals.iter_mut().zip(COUNTED) {
             *total = pingpong::system_calls(&exchange(vm, program, operation, iterations, true)?)?;
         }
         // Each of the two sides sent one message per iteration.
-        *calls = (totals[1] - totals[0]) / (2.0 * (counted[1] - counted[0]) as f64);
+        *calls = (totals[1] - totals[0]) / (2.0 * (COUNTED[1] - COUNTED[0]) as f64);
     }
     spinner.finish_and_clear();
     Ok(Row::new(operation, &pairs, calls))

@@ -111,8 +111,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_of_neighbours() {
-        let operation =
-            Operation { kind: "rc", queue_pairs: 1, size: 4096, events: false, iterations: 1 };
+        let operation = Operation { kind: "rc", queue_pairs: 1, size: 4096, events: false };
         // The machine got slower and slower; each pair says 2.
         let pairs = [[20.0, 10.0], [40.0, 20.0], [90.0, 45.0]];
         let row = Row::new(&operation, &pairs, [1.0, 1.5]);
