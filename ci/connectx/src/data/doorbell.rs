@@ -4,7 +4,11 @@
 //! from 0x800 the registers of send queues. The first eight bytes of a work request, written to
 //! such a register, say that there is work; a whole work request, written there in ascending order
 //! (BlueFlame), is the work itself. The two look alike until the second write, so writes are
-//! gathered until the request is complete, another write comes, or the stream of writes pauses.
+//! gathered until the request is complete, another write comes to the same register, or the stream of
+//! writes pauses. Processors write to their own registers at the same time, so each is gathered by
+//! itself.
+
+use std::collections::BTreeMap;
 
 use crate::device::Device;
 
@@ -14,20 +18,35 @@ const EQ_UPDATE: u64 = 0x48;
 const SEND: u64 = 0x800;
 /// Bytes of one of the two buffers of a register.
 const BUFFER: u64 = 0x100;
+/// Bytes of a register: two buffers, used in turn.
+const REGISTER: u64 = 0x200;
+/// The most registers that are gathered at once.
+const MAX_BURSTS: usize = 64;
+
+/// A register: page, and number within.
+type Place = (u32, u64);
 
 /// What was seen that a correct driver does not do.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
-    /// BlueFlame bursts that stopped short, or were cut into by another write.
+    /// BlueFlame copies that never came to their end: another write to the register cut in.
     pub torn: u64,
     /// Doorbells whose doorbell record does not cover the request they name.
     pub record_behind: u64,
     /// BlueFlame data that is not what the ring holds.
     pub differs: u64,
-    /// Writes of a burst that came after it was given up, so that it counted as a doorbell only.
+    /// Writes of a copy that came after a pause too long to wait for, so that it counted as a
+    /// doorbell. This is the host's doing, not the driver's.
     pub late: u64,
     /// Doorbells of queues that do not exist, or not on this page.
     pub stray: u64,
+}
+
+/// What is still to come of a copy, if it is one.
+struct Rest {
+    start: u64,
+    next: u64,
+    end: u64,
 }
 
 struct Burst {
@@ -39,16 +58,21 @@ struct Burst {
 /// The gathering of writes.
 pub struct Doorbells {
     write_combining: bool,
-    burst: Option<Burst>,
-    /// Where the rest of a burst would go on that was taken for a doorbell.
-    given_up: Option<(u32, u64)>,
+    bursts: BTreeMap<Place, Burst>,
+    /// Where the rest of a copy would go on that was taken for a doorbell.
+    given_up: BTreeMap<Place, Rest>,
     pub(crate) faults: Faults,
 }
 
 impl Doorbells {
     /// Takes data by BlueFlame, or only doorbells.
     pub fn new(write_combining: bool) -> Self {
-        Self { write_combining, burst: None, given_up: None, faults: Faults::default() }
+        Self {
+            write_combining,
+            bursts: BTreeMap::new(),
+            given_up: BTreeMap::new(),
+            faults: Faults::default(),
+        }
     }
 }
 
@@ -56,6 +80,11 @@ impl Burst {
     /// Bytes that the work request has, whole blocks.
     fn wanted(&self) -> usize {
         (usize::from(self.bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
+    }
+
+    /// Whether it is a whole work request.
+    fn whole(&self) -> bool {
+        self.bytes.len() > 8 && self.bytes.len() >= self.wanted()
     }
 
     fn word(&self, at: usize) -> u32 {
@@ -75,7 +104,6 @@ impl Device {
             from.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
         };
         if offset < SEND {
-            self.settle();
             match (offset, from.len()) {
                 (CQ, 8) => self.cq_doorbell(uar, word(0), word(4)),
                 (EQ_ARM, 4) => self.eq_doorbell(uar, word(0), true),
@@ -94,49 +122,70 @@ impl Device {
             }
             return;
         }
-        if self.doorbells.burst.is_none() && self.doorbells.given_up == Some((uar, offset)) {
-            self.doorbells.faults.late += 1;
-            let next = offset + from.len() as u64;
-            self.doorbells.given_up = (!next.is_multiple_of(64)).then_some((uar, next));
-            return;
+        let place = (uar, offset / REGISTER);
+        let end = offset + from.len() as u64;
+        let bells = &mut self.doorbells;
+        if let Some(rest) = bells.given_up.remove(&place) {
+            if rest.next == offset {
+                bells.faults.late += 1;
+                if end < rest.end {
+                    bells.given_up.insert(place, Rest { next: end, ..rest });
+                }
+                return;
+            }
+            // One word alone was a doorbell after all.
+            bells.faults.torn += u64::from(rest.next != rest.start + 8);
         }
-        if let Some(burst) = &mut self.doorbells.burst
-            && burst.uar == uar
-            && burst.start + burst.bytes.len() as u64 == offset
-            && burst.bytes.len() + from.len() <= BUFFER as usize
-        {
-            burst.bytes.extend(from);
-        } else {
-            self.settle();
-            self.doorbells.burst = Some(Burst { uar, start: offset, bytes: from.to_vec() });
+        match bells.bursts.get_mut(&place) {
+            Some(burst)
+                if burst.start + burst.bytes.len() as u64 == offset
+                    && burst.bytes.len() + from.len() <= BUFFER as usize =>
+            {
+                burst.bytes.extend(from);
+            }
+            cut => {
+                if let Some(burst) = cut {
+                    bells.faults.torn += u64::from(burst.bytes.len() > 8);
+                    self.decide(place);
+                    self.doorbells.given_up.remove(&place);
+                }
+                if self.doorbells.bursts.len() >= MAX_BURSTS {
+                    self.settle();
+                }
+                let burst = Burst { uar, start: offset, bytes: from.to_vec() };
+                self.doorbells.bursts.insert(place, burst);
+            }
         }
-        if let Some(burst) = &self.doorbells.burst
-            && burst.bytes.len() > 8
-            && burst.bytes.len() >= burst.wanted()
-        {
-            self.settle();
+        if self.doorbells.bursts.get(&place).is_some_and(Burst::whole) {
+            self.decide(place);
         }
     }
 
     /// Whether a write is being gathered.
     pub fn gathering(&self) -> bool {
-        self.doorbells.burst.is_some()
+        !self.doorbells.bursts.is_empty()
     }
 
-    /// Decides what the gathered writes are: there is no continuation.
+    /// Decides what the gathered writes are: there is no continuation for now.
     pub fn settle(&mut self) {
-        let Some(burst) = self.doorbells.burst.take() else { return };
+        while let Some((place, _)) = self.doorbells.bursts.first_key_value() {
+            self.decide(*place);
+        }
+    }
+
+    fn decide(&mut self, place: Place) {
+        let Some(burst) = self.doorbells.bursts.remove(&place) else { return };
         if !burst.start.is_multiple_of(BUFFER) || burst.bytes.len() < 8 {
             log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
-            self.doorbells.faults.torn += 1;
+            self.doorbells.faults.stray += 1;
             return;
         }
-        let whole = burst.bytes.len() > 8 && burst.bytes.len() >= burst.wanted();
-        if burst.bytes.len() > 8 && !whole {
-            self.doorbells.faults.torn += 1;
+        let whole = burst.whole();
+        if !whole {
+            let next = burst.start + burst.bytes.len() as u64;
+            let rest = Rest { start: burst.start, next, end: burst.start + burst.wanted() as u64 };
+            self.doorbells.given_up.insert(place, rest);
         }
-        let end = burst.start + burst.bytes.len() as u64;
-        self.doorbells.given_up = (!whole).then_some((burst.uar, end));
         let (first, second) = (burst.word(0), burst.word(4));
         self.ring(burst.uar, first, second, whole.then_some(burst.bytes));
     }
@@ -207,12 +256,27 @@ mod tests {
 
     #[test]
     fn a_copy_that_stops_short_is_torn() {
+        for pause in [None, Some(2)] {
+            let mut device = Device::new(Options::default(), 1);
+            burst(&mut device, 0..3, pause);
+            burst(&mut device, 0..1, None);
+            device.settle();
+            let want = Faults { stray: 2, torn: 1, ..Faults::default() };
+            assert_eq!(device.doorbell_faults(), want);
+        }
+    }
+
+    #[test]
+    fn processors_do_not_tear_each_others_copies() {
         let mut device = Device::new(Options::default(), 1);
-        burst(&mut device, 0..3, None);
-        burst(&mut device, 0..1, None);
-        device.settle();
-        let want = Faults { stray: 2, torn: 1, ..Faults::default() };
-        assert_eq!(device.doorbell_faults(), want);
+        for word in 0..8 {
+            let bytes = if word == 0 { [0, 0, 0, 0x0a, 0, 0, 0x40, 2] } else { [0; 8] };
+            device.uar_write(20, SEND + word * 8, &bytes);
+            device.uar_write(21, SEND + word * 8, &bytes);
+            device.uar_write(20, SEND + REGISTER + word * 8, &bytes);
+        }
+        assert!(!device.gathering());
+        assert_eq!(device.doorbell_faults(), Faults { stray: 3, ..Faults::default() });
     }
 
     #[test]
