@@ -3,8 +3,8 @@
 use super::{Bench, bring_up};
 use crate::uverbs::scripted::Script;
 use crate::{
-    Access, AddressVector, Context, Destination, Errno, Error, Gid, ParentDomain, PostError, Qkey,
-    QpType, Qpn, QueuePair, SendWr, WindowType,
+    Access, AddressVector, Advice, Context, Destination, Errno, Error, Gid, ParentDomain,
+    PostError, Qkey, QpType, Qpn, QueuePair, Rereg, SendWr, WindowType,
 };
 
 /// `Ok` and every other error would be wrong.
@@ -47,6 +47,17 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
     let commands = (here.script.log().len(), script.log().len());
     names_both(&refused(window.bind(&our_qp, &region, .., Access::REMOTE_READ)));
     names_both(&refused(window.bind(&qp, &our_region, .., Access::REMOTE_READ)));
+    assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
+    let mut changed = here.pd.allocate::<u8>(64).unwrap();
+    let paged = pd
+        .registration()
+        .access(Access::LOCAL_WRITE | Access::ON_DEMAND)
+        .allocate::<u8>(64)
+        .unwrap();
+    let commands = (here.script.log().len(), script.log().len());
+    names_both(&refused(changed.rereg(Rereg::new().protection_domain(&pd))));
+    let ranges = [paged.on_demand(..).unwrap()];
+    names_both(&refused(here.pd.advise(Advice::PREFETCH, &ranges, true)));
     assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
 }
 
