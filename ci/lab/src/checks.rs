@@ -87,12 +87,26 @@ fn check(name: &str, component: &str, mut version: Command, command: Command) ->
 }
 
 fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Vec<Report>> {
-    let mut command =
+    let command =
         cargo(workspace, &["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
+    let mut reports = test("host tests", command, filter, filter.is_none())?;
+    if filter.is_none() {
+        let mut command = cargo(workspace, &["test", "--quiet", "--package", "uverbs", "--lib"]);
+        // Other flags build everything anew, so these builds have a place of their own.
+        command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
+        command.env("RUSTFLAGS", "--cfg loom");
+        reports.extend(test("loom models", command, Some("model"), true)?);
+    }
+    Ok(reports)
+}
+
+/// Runs tests; with a filter, those whose names contain it. None at all is a failure where there
+/// must be some.
+fn test(name: &str, mut command: Command, filter: Option<&str>, some: bool) -> Result<Vec<Report>> {
     command.arg("--");
     // One line per test: `--quiet` keeps cargo quiet and would make the tests print dots.
     command.args(["--format", "pretty", "--color", "never"]).args(filter);
-    let spinner = progress::spinner("host tests");
+    let spinner = progress::spinner(name);
     let run = watch::run(command, PATIENCE)?;
     spinner.finish_and_clear();
     let mut reports = outcome::parse(&run.stdout);
@@ -102,11 +116,11 @@ fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Vec<Report>> {
         Some(status) if !status.success() && !failed => {
             Some(format!("{status} without a failed test\n{}", tail(&run)))
         }
-        Some(_) if reports.is_empty() && filter.is_none() => Some("no test ran".into()),
+        Some(_) if reports.is_empty() && some => Some("no test ran".into()),
         Some(_) => None,
     };
     if let Some(problem) = problem {
-        reports.push(Report { name: "cargo test".into(), outcome: Outcome::Failed(problem) });
+        reports.push(Report { name: name.into(), outcome: Outcome::Failed(problem) });
     }
     Ok(reports)
 }
