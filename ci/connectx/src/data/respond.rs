@@ -27,15 +27,15 @@ impl Device {
         answer
     }
 
-    /// The queue pair a message is for: number 1 is whichever serves general services.
+    /// The queue pair a message is for: numbers 0 and 1 are whichever serve subnet management and
+    /// general services.
     pub(crate) fn local_qpn(&self, qpn: u32) -> Option<u32> {
-        if qpn == 1 {
-            let gsi = |(number, qp): (u32, &crate::object::qp::Qp)| {
-                (qp.service == Service::Gsi).then_some(number)
-            };
-            return self.objects.qps.iter().find_map(gsi);
-        }
-        Some(qpn)
+        let service = match qpn {
+            0 => Service::Smi,
+            1 => Service::Gsi,
+            _ => return Some(qpn),
+        };
+        self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
     fn respond_checked(&mut self, message: &Message) -> Answer {

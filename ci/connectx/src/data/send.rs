@@ -238,8 +238,12 @@ impl Device {
                 (Target::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
             }
         };
-        let source_qpn =
-            if service == Service::Gsi || qp.context.get(qpc::deth_sqpn) == 1 { 1 } else { qpn };
+        let source_qpn = match service {
+            Service::Smi => 0,
+            Service::Gsi => 1,
+            _ if qp.context.get(qpc::deth_sqpn) == 1 => 1,
+            _ => qpn,
+        };
         let packets = (len.div_ceil(mtu.into()) as u32).max(1);
         let message = Message {
             from: self.options.number as usize,
