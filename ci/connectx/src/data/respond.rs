@@ -1,6 +1,6 @@
 //! The responder: what a message does where it arrives.
 //!
-//! Pairs with [`super::send`]. Everything a message names is checked here: queue pair, state,
+//! Pairs with `data/send.rs`. Everything a message names is checked here: queue pair, state,
 //! connection, sequence, rights of the queue pair and of the key.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;

@@ -1,6 +1,6 @@
 //! The requester: takes work requests off a send ring and carries them out.
 //!
-//! Pairs with [`super::respond`] on the other side. A queue pair has one message under way at a time,
+//! Pairs with `data/respond.rs` on the other side. A queue pair has one message under way at a time,
 //! and a message is answered at once or never; so what a fence waits for has always happened.
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
