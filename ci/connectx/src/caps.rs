@@ -9,7 +9,8 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::hca_cap::{
     atomic_caps, cmd_hca_cap as general, flow_table_nic_cap, flow_table_prop_layout,
-    per_protocol_networking_offload_caps as ethernet, roce_cap, virtio_emulation_cap,
+    per_protocol_networking_offload_caps as ethernet, roce_cap, tlp_dev_emu_capabilities,
+    virtio_emulation_cap,
 };
 
 use crate::cmd::refusal::{Refused, refuse};
@@ -25,9 +26,13 @@ const ATOMIC: u16 = 3;
 const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
 const VIRTIO_EMULATION: u16 = 0x13;
+const TLP_EMULATION: u16 = 0x2a;
 
 /// `general_obj_types` bit of virtio network queues, without which VAR pages are not offered.
 const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
+
+/// The unit of the size of all VAR pages.
+const VAR_UNIT: u64 = 4096;
 
 /// Bytes of a doorbell (VAR) page, as a power of two.
 pub const LOG_VAR_STRIDE: u64 = 12;
@@ -120,6 +125,7 @@ fn general(options: &Options) -> Vec<u8> {
         // User contexts, and VAR pages.
         (general::log_max_uctx, 10),
         (general::log_max_umem, 16),
+        (general::tlp_device_emulation_manager, 1),
         (general::general_obj_types, OBJECT_VIRTIO_NET_Q),
         // Ports.
         (general::num_ports, 1),
@@ -209,8 +215,18 @@ fn flow_tables() -> Vec<u8> {
 fn virtio() -> Vec<u8> {
     let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);
     cap.set(virtio_emulation_cap::log_doorbell_stride, LOG_VAR_STRIDE);
-    cap.set(virtio_emulation_cap::log_doorbell_bar_size, u64::from(crate::var::BYTES.ilog2()));
+    cap.set(
+        virtio_emulation_cap::log_doorbell_bar_size,
+        u64::from((crate::var::BYTES / VAR_UNIT).ilog2()),
+    );
     cap.set(virtio_emulation_cap::doorbell_bar_offset, crate::var::OFFSET);
+    cap.into_inner()
+}
+
+fn tlp() -> Vec<u8> {
+    let mut cap = Bits::<tlp_dev_emu_capabilities, _>::new(vec![0; GROUP]);
+    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_num_pages, crate::var::TLP_PAGES);
+    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_pages_bar_offset, crate::var::TLP_OFFSET);
     cap.into_inner()
 }
 
@@ -224,6 +240,7 @@ impl Caps {
         add(GENERAL, general(options));
         add(ATOMIC, atomic());
         add(VIRTIO_EMULATION, virtio());
+        add(TLP_EMULATION, tlp());
         if options.port_type == PortType::Ethernet {
             add(ETHERNET, ethernet());
             add(ROCE, roce());
@@ -280,6 +297,20 @@ impl Caps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the driver computes how many there are, and where the last one ends.
+    #[test]
+    fn var_pages_lie_where_the_capability_says() {
+        let cap = Bits::<virtio_emulation_cap, _>::new(virtio());
+        let bytes = 4096u64 << cap.get(virtio_emulation_cap::log_doorbell_bar_size);
+        let stride = 1u64 << cap.get(virtio_emulation_cap::log_doorbell_stride);
+        assert_eq!(bytes / stride, 1024);
+        let tlp = Bits::<tlp_dev_emu_capabilities, _>::new(tlp());
+        let start = tlp.get(tlp_dev_emu_capabilities::tlp_rsp_gw_pages_bar_offset);
+        assert_eq!(start, cap.get(virtio_emulation_cap::doorbell_bar_offset) + bytes);
+        let count = tlp.get(tlp_dev_emu_capabilities::tlp_rsp_gw_num_pages);
+        assert!(start + count * 4096 <= crate::function::BAR0_SIZE);
+    }
 
     #[test]
     fn setting_the_endianness_of_atomics_keeps_the_atomics() {

@@ -213,7 +213,9 @@ impl Device {
         if refreshed.is_ok() && ring.behind(end) {
             self.doorbells.faults.record_behind += 1;
         }
-        if let Some(data) = data {
+        // One that was carried out already, because a record told of it before its doorbell came, may
+        // have been overwritten.
+        if let Some(data) = data.filter(|_| ring.pending(index)) {
             let stored = ring.read(&self.memory, index, usize::from(blocks));
             if stored.is_ok_and(|stored| data.get(..stored.len()) != Some(&stored[..])) {
                 self.doorbells.faults.differs += 1;

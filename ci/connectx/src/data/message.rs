@@ -1,6 +1,6 @@
 //! Messages between queue pairs, and the answers to them.
 //!
-//! Pairs requester ([`super::send`]) with responder ([`super::respond`]). A message travels whole; its
+//! Pairs requester (`data/send.rs`) with responder (`data/respond.rs`). A message travels whole; its
 //! packet sequence numbers count the packets it would be cut into.
 
 use super::wqe::Atomic;

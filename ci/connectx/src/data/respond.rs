@@ -1,6 +1,6 @@
 //! The responder: what a message does where it arrives.
 //!
-//! Pairs with [`super::send`]. Everything a message names is checked here: queue pair, state,
+//! Pairs with `data/send.rs`. Everything a message names is checked here: queue pair, state,
 //! connection, sequence, rights of the queue pair and of the key.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -27,15 +27,15 @@ impl Device {
         answer
     }
 
-    /// The queue pair a message is for: number 1 is whichever serves general services.
+    /// The queue pair a message is for: numbers 0 and 1 are whichever serve subnet management and
+    /// general services.
     pub(crate) fn local_qpn(&self, qpn: u32) -> Option<u32> {
-        if qpn == 1 {
-            let gsi = |(number, qp): (u32, &crate::object::qp::Qp)| {
-                (qp.service == Service::Gsi).then_some(number)
-            };
-            return self.objects.qps.iter().find_map(gsi);
-        }
-        Some(qpn)
+        let service = match qpn {
+            0 => Service::Smi,
+            1 => Service::Gsi,
+            _ => return Some(qpn),
+        };
+        self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
     fn respond_checked(&mut self, message: &Message) -> Answer {

@@ -61,9 +61,14 @@ impl SendRing {
         ahead != 0 && u32::from(ahead) <= size
     }
 
+    /// Whether a request that begins here is posted and not done.
+    pub fn pending(&self, index: u16) -> bool {
+        index.wrapping_sub(self.next) < self.posted.wrapping_sub(self.next)
+    }
+
     /// Takes a request that came with its doorbell; it replaces what the ring holds.
     pub fn set_data(&mut self, index: u16, data: Vec<u8>) {
-        if index.wrapping_sub(self.next) < self.posted.wrapping_sub(self.next) {
+        if self.pending(index) {
             self.data = Some((index, data));
         }
     }

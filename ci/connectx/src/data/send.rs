@@ -1,6 +1,6 @@
 //! The requester: takes work requests off a send ring and carries them out.
 //!
-//! Pairs with [`super::respond`] on the other side. A queue pair has one message under way at a time,
+//! Pairs with `data/respond.rs` on the other side. A queue pair has one message under way at a time,
 //! and a message is answered at once or never; so what a fence waits for has always happened.
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
@@ -238,8 +238,12 @@ impl Device {
                 (Target::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
             }
         };
-        let source_qpn =
-            if service == Service::Gsi || qp.context.get(qpc::deth_sqpn) == 1 { 1 } else { qpn };
+        let source_qpn = match service {
+            Service::Smi => 0,
+            Service::Gsi => 1,
+            _ if qp.context.get(qpc::deth_sqpn) == 1 => 1,
+            _ => qpn,
+        };
         let packets = (len.div_ceil(mtu.into()) as u32).max(1);
         let message = Message {
             from: self.options.number as usize,

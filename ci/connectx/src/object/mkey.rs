@@ -1,7 +1,7 @@
 //! Memory keys: who may reach which memory, and where it is.
 //!
-//! Pairs with CREATE_MKEY and, in [`crate::data::umr`], with work requests that change keys.
-//! Everything the data path touches goes through [`Objects::resolve`].
+//! Pairs with CREATE_MKEY and, in `data/umr.rs`, with work requests that change keys.
+//! Everything the data path touches goes through `Objects::resolve`.
 
 use uverbs_uapi::mlx5::prm::mkc::{
     create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,

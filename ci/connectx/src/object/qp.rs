@@ -29,6 +29,8 @@ pub enum Service {
     Xrc,
     /// Datagrams of the general services interface, queue pair 1 on the wire.
     Gsi,
+    /// Datagrams of subnet management, queue pair 0 on the wire.
+    Smi,
     /// Changes memory keys only.
     Umr,
 }
@@ -40,6 +42,7 @@ impl Service {
             0x1 => Ok(Self::Uc),
             0x2 => Ok(Self::Ud),
             0x3 => Ok(Self::Xrc),
+            0x7 => Ok(Self::Smi),
             0x8 => Ok(Self::Gsi),
             0xc => Ok(Self::Umr),
             other => refuse!(BadParam, "QP service type {other:#x} is not modelled"),
@@ -53,7 +56,7 @@ impl Service {
 
     /// Whether each request names its destination.
     pub fn datagram(self) -> bool {
-        matches!(self, Self::Ud | Self::Gsi)
+        matches!(self, Self::Ud | Self::Gsi | Self::Smi)
     }
 }
 

@@ -68,6 +68,7 @@ super::layouts! {
         log_max_rmp: 0x383, 0x5;
         log_max_rqt: 0x38b, 0x5;
         log_max_rqt_size: 0x393, 0x5;
+        tlp_device_emulation_manager: 0x398, 0x1;
         log_max_tis_per_sq: 0x39b, 0x5;
         log_max_stride_sz_rq: 0x3a3, 0x5;
         log_min_stride_sz_rq: 0x3ab, 0x5;
@@ -131,5 +132,8 @@ super::layouts! {
         log_doorbell_stride: 0x33, 0x5;
         log_doorbell_bar_size: 0x3b, 0x5;
         doorbell_bar_offset: 0x40, 0x40;
+    }    tlp_dev_emu_capabilities[0x800] {
+        tlp_rsp_gw_num_pages: 0x10c, 0x4;
+        tlp_rsp_gw_pages_bar_offset: 0x1c0, 0x40;
     }
 }
