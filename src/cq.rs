@@ -54,7 +54,8 @@ pub struct CompletionQueue {
 pub enum Notify {
     /// The next one.
     Next,
-    /// The next that its sender marked as solicited, or that failed.
+    /// The next that its sender marked as solicited, or that failed; rxe does not count what was
+    /// flushed as failed.
     Solicited,
 }
 

@@ -2,10 +2,11 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
 use std::time::Duration;
-use uverbs::{Errno, Notify};
+use uverbs::{Errno, Notify, SendWr, WcOpcode};
 
 trials![
     holds_what_was_asked,
@@ -14,6 +15,8 @@ trials![
     every_vector_exists_and_no_more,
     resize_grows_and_shrinks,
     resize_to_nothing_is_refused,
+    resize_keeps_what_is_there,
+    resize_below_what_is_there_is_refused,
     notify_needs_a_channel,
     armed_queue_is_silent_without_traffic,
     channel_waits_for_its_queues,
@@ -124,5 +127,50 @@ fn outlives_its_context_handle() -> Verdict {
     assert!(cq.poll()?.next().is_none());
     assert_eq!(cq.context().device(), &env::device());
     cq.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+/// A pair of which b has this many completions of receives that nobody has looked at.
+fn pending(count: u64) -> Verdict<Pair> {
+    let mut pair = Pair::new(Config { cqe: 10, ..Config::rc() })?;
+    for wr_id in 0..count {
+        pair.b.recv(wr_id, 0..8)?;
+        pair.a.send(SendWr::send(&[]).id(wr_id).signaled())?;
+        pair.a.expect(wr_id, WcOpcode::SEND)?;
+    }
+    Ok(pair)
+}
+
+fn resize_keeps_what_is_there() -> Verdict {
+    // At several places of the ring, and with some of it polled before.
+    for (before, cqe) in [(0, 100), (1, 6), (3, 1000), (5, 7)] {
+        let mut pair = pending(6 + before)?;
+        for wr_id in 0..before {
+            pair.b.expect(wr_id, WcOpcode::RECV)?;
+        }
+        supported(pair.b.cq.resize(cqe), Capability::CqResize)?;
+        for wr_id in before..6 + before {
+            pair.b.expect(wr_id, WcOpcode::RECV)?;
+        }
+        pair.b.expect_silence()?;
+        pair.message(77, 500)?;
+    }
+    Ok(())
+}
+
+fn resize_below_what_is_there_is_refused() -> Verdict {
+    let mut pair = pending(9)?;
+    let capacity = pair.b.cq.capacity();
+    match pair.b.cq.resize(2) {
+        Err(error) => {
+            assert_eq!(error.errno(), Errno::INVAL);
+            assert_eq!(pair.b.cq.capacity(), capacity);
+        }
+        // A device may give more room than it was asked for.
+        Ok(()) => assert!(pair.b.cq.capacity() >= 9),
+    }
+    for wr_id in 0..9 {
+        pair.b.expect(wr_id, WcOpcode::RECV)?;
+    }
     Ok(())
 }

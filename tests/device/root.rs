@@ -169,6 +169,8 @@ fn two_network_namespaces() -> Verdict {
     ip("link add uvt3 type veth")?;
     let _interface = Interface("uvt3");
     let far = other_end("uvt3")?;
+    // Before the helper, so that it goes when the helper and its file are gone.
+    let _far = Link("uvt_far");
     let mut helper = Helper::start()?;
     helper.tell("namespace")?;
     helper.hear("unshared")?;
@@ -177,7 +179,6 @@ fn two_network_namespaces() -> Verdict {
     ip("link set uvt3 up")?;
     helper.tell(&format!("link {far}"))?;
     helper.hear("linked")?;
-    let _far = Link("uvt_far");
     let _near = Link::add("uvt_near", "uvt3")?;
     let context = Context::open(&Device::by_name("uvt_near")?)?;
     let mut side = Side::new(context, &config(), Psn::new(1))?;

@@ -3,8 +3,9 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Errno, ProtectionDomain, QpType, Recv, Sge, SharedReceiveQueue};
+use uverbs::{Errno, ProtectionDomain, QpType, Recv, SendWr, Sge, SharedReceiveQueue, WcOpcode};
 
 trials![
     holds_what_was_asked,
@@ -13,6 +14,7 @@ trials![
     limit_beyond_the_queue_is_refused,
     resize_keeps_the_limit,
     resize_below_the_limit_is_refused,
+    resize_keeps_what_was_posted,
     full_queue_refuses,
     too_many_entries_are_refused,
     dropped_batch_leaves_no_trace,
@@ -83,6 +85,29 @@ fn resize_below_the_limit_is_refused() -> Verdict {
     let before = srq.query()?;
     assert_eq!(srq.resize(8).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(srq.query()?, before, "a refused resize changed the queue");
+    Ok(())
+}
+
+fn resize_keeps_what_was_posted() -> Verdict {
+    let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
+    for round in 0..3 {
+        for n in 0..6 {
+            let range = n * 100..(n + 1) * 100;
+            pair.b.poison(range.clone());
+            pair.b.recv(n as u64, range)?;
+        }
+        let srq = pair.b.srq.as_mut().expect("a pair with a shared receive queue");
+        srq.resize([200, 8, 31][round])?;
+        for n in 0..6 {
+            let seed = (10 * round + n) as u64;
+            pair.a.fill(0..100, seed);
+            let sges = [pair.a.sge(0..100)];
+            pair.a.send(SendWr::send(&sges).id(seed).signaled())?;
+            pair.a.expect(seed, WcOpcode::SEND)?;
+            pair.b.expect(n as u64, WcOpcode::RECV)?;
+            pair.b.check(n * 100..(n + 1) * 100, seed);
+        }
+    }
     Ok(())
 }
 
