@@ -132,7 +132,7 @@ impl Context {
     /// How many objects of this context could not be destroyed when they were dropped.
     ///
     /// Their memory is not freed before the process ends, because a device may still reach it.
-    /// 0 in a program that drops memory regions after the windows bound to them.
+    /// 0 unless the kernel refused a destruction, because of another holder of the file for one.
     pub fn leaked(&self) -> u64 {
         self.file.leaked.load(Ordering::Relaxed)
     }

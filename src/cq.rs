@@ -132,7 +132,7 @@ impl CqBuilder {
             .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted)
             .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
         let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE).unwrap_or(0);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
@@ -141,7 +141,12 @@ impl CqBuilder {
             )),
             _ => error,
         })?;
-        let object = Object::new(file.clone(), Class::CQ, handle, ());
+        let object = Object::new(
+            file.clone(),
+            Class::CQ,
+            handle.map_err(|errno| Error::new(VERB, errno))?,
+            (),
+        );
         let ring = file
             .provider
             .cq_ring(&answer, file.kernel.mapper())

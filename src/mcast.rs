@@ -43,6 +43,8 @@ impl QpControl {
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<McastMembership> {
         const VERB: &str = "attach_mcast";
+        // First: in a child the lock may have been held by a thread that only the parent has.
+        self.qp.file().check_fork(VERB)?;
         if self.qp_type() != QpType::UD {
             let detail = format!("a queue pair of type {}; only UD has groups", self.qp_type());
             return Err(Error::invalid(VERB, detail));

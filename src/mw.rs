@@ -209,6 +209,7 @@ impl MemoryWindow {
         };
         Ok(self.begin(
             WindowBinding {
+                qpn: (self.window_type == WindowType::Two).then(|| qp.qpn()),
                 addr: region.addr().wrapping_add(offset as u64),
                 length: length as u64,
                 mr_lkey: region.lkey(),
@@ -233,6 +234,7 @@ impl MemoryWindow {
         }
         Ok(self.begin(
             WindowBinding {
+                qpn: None,
                 addr: 0,
                 length: 0,
                 mr_lkey: Lkey(0),

@@ -123,6 +123,15 @@ impl<M> Object<M> {
         if self.alive { None } else { self.memory.take() }
     }
 
+    /// Gives up on an object that the kernel refuses to destroy: leaks its memory, and counts it.
+    pub(crate) fn abandon(&mut self) {
+        if self.alive {
+            self.alive = false;
+            std::mem::forget(self.memory.take());
+            self.file.count_leak();
+        }
+    }
+
     /// Destroys the object now. After an error it is as it was, and may be tried again.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         if !self.alive {
@@ -158,8 +167,7 @@ impl<M> Drop for Object<M> {
         if self.file.epoch.is_over() {
             std::mem::forget(self.memory.take());
         } else if self.destroy().is_err() {
-            std::mem::forget(self.memory.take());
-            self.file.count_leak();
+            self.abandon();
         }
     }
 }

@@ -68,14 +68,13 @@ pub struct SrqBuilder {
     pd: Arc<PdInner>,
     max_wr: u32,
     max_sge: u32,
-    limit: u32,
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a shared receive queue with room for at least `max_wr` receives.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
-        SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, limit: 0 }
+        SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1 }
     }
 }
 
@@ -96,7 +95,7 @@ impl SrqBuilder {
     /// limit.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         const VERB: &str = "create_srq";
-        let SrqBuilder { pd, max_wr, max_sge, limit } = self;
+        let SrqBuilder { pd, max_wr, max_sge } = self;
         let file = pd.file().clone();
         if max_wr == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 receives; the minimum is 1"));
@@ -110,7 +109,7 @@ impl SrqBuilder {
             .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, max_wr)
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, max_sge)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, limit)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
             .u64(
                 uapi::UVERBS_ATTR_CREATE_SRQ_TYPE,
                 uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC.0.into(),
@@ -120,7 +119,7 @@ impl SrqBuilder {
             .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge)
             .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
         let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE).unwrap_or(0);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
@@ -130,7 +129,12 @@ impl SrqBuilder {
             )),
             _ => error,
         })?;
-        let object = Object::new(file.clone(), Class::SRQ, handle, ());
+        let object = Object::new(
+            file.clone(),
+            Class::SRQ,
+            handle.map_err(|errno| Error::new(VERB, errno))?,
+            (),
+        );
         let ring = file
             .provider
             .srq_ring(&answer, granted_sge, file.kernel.mapper())

@@ -68,6 +68,8 @@ open_enum! {
 /// How a memory window is bound; see [`MemoryWindow`](crate::MemoryWindow), which makes one.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBinding {
+    /// The queue pair that it was prepared for, where it matters.
+    pub(crate) qpn: Option<Qpn>,
     pub(crate) addr: u64,
     pub(crate) length: u64,
     pub(crate) mr_lkey: Lkey,
@@ -318,6 +320,11 @@ pub enum PostError {
     AtomicTooShort,
     /// The operation does not exist on a queue pair of this type.
     Unsupported,
+    /// A window of type 2 is bound through another queue pair than the one that
+    /// [`bind`](crate::MemoryWindow::bind) named.
+    ForeignBinding,
+    /// The queue pair takes its receives from a shared receive queue: post there.
+    SharedReceives,
     /// Inline data with an operation that takes none from this side.
     NoInline,
     /// A datagram without a destination, or a destination without datagrams.
@@ -353,6 +360,12 @@ impl fmt::Display for PostError {
             }
             PostError::Unsupported => {
                 f.write_str("the operation does not exist on this type of queue pair")
+            }
+            PostError::ForeignBinding => {
+                f.write_str("the binding was prepared for another queue pair")
+            }
+            PostError::SharedReceives => {
+                f.write_str("receives come from the shared receive queue: post them there")
             }
             PostError::NoInline => f.write_str("the operation takes no inline data"),
             PostError::Destination => f.write_str(

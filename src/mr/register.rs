@@ -123,9 +123,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// Until the region was destroyed or dropped successfully, the memory must stay valid, and no
-    /// part of it may be borrowed while a request or a peer with the key writes it. If the region
-    /// is leaked, by the program or because the kernel refuses to destroy it
+    /// Until the region was destroyed or dropped successfully, the memory must be readable, writable
+    /// and initialised, and must be neither borrowed nor accessed other than through the region,
+    /// from any thread: its safe methods read and write it. If the region is leaked, by the program or because the kernel refuses to destroy it
     /// ([`Context::leaked`](crate::Context::leaked)), this holds until the process ends.
     ///
     /// # Errors
@@ -379,7 +379,7 @@ impl RegionBuilder {
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
         drop(command);
-        let handle = handle.ok_or_else(|| Error::new(VERB, Errno::BADMSG))?;
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::MR, handle, Backing::dmabuf(length));
         Ok(MemoryRegion::of(Arc::new(MrInner {
             object,

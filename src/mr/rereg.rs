@@ -69,7 +69,8 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
     /// to memory that was registered without, `EBUSY` while a window is bound to the region,
-    /// `EINVAL` for no change, for contradictory rights, or a domain of another context. After
+    /// `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
+    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), or a domain of another context. After
     /// these the region is what it was. Other errors, `ENOMEM` for one, can come in the middle:
     /// the region [is dead](Self::is_dead) then, its keys reach nothing, and all that is left is to
     /// [destroy](Self::destroy) it, which gives the memory back.
@@ -87,6 +88,7 @@ impl<T, M> MemoryRegion<T, M> {
         }
         if let Some(access) = change.access {
             access.check(VERB)?;
+            check_holding(inner.access, access)?;
             flags |= change::IB_MR_REREG_ACCESS;
         }
         if flags.is_empty() {
@@ -115,6 +117,20 @@ impl<T, M> MemoryRegion<T, M> {
         }
         Ok(())
     }
+}
+
+/// How pages are held is decided at registration. Kernels let these flags through and go on as
+/// before; what believes them afterwards (rxe's prefetch does) misreads the kernel's own memory.
+fn check_holding(old: Access, new: Access) -> Result<()> {
+    let fixed = Access::ON_DEMAND | Access::HUGETLB | Access::ZERO_BASED;
+    let changed = (old ^ new) & fixed;
+    if changed.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        VERB,
+        format!("{changed:?} cannot change from {old:?} to {new:?}: register the memory anew"),
+    ))
 }
 
 fn bound() -> Error {

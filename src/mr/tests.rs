@@ -323,3 +323,19 @@ fn a_window_goes_before_what_it_stands_on() {
     assert_eq!((freed(&count), context.leaked()), (1, 0));
     assert_eq!(script.complaints(), [""; 0]);
 }
+
+#[test]
+fn how_pages_are_held_does_not_change() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let mut region = pd.allocate::<u8>(64).unwrap();
+    let asked = || script.log().iter().filter(|op| **op == REREG).count();
+    for flag in [Access::ON_DEMAND, Access::HUGETLB, Access::ZERO_BASED] {
+        let access = Access::ALL_REMOTE | flag;
+        let error = region.rereg(Rereg::new().access(access)).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+        assert!(error.message().contains(&format!("{flag:?}")), "{error}");
+    }
+    assert_eq!(asked(), 0);
+    assert_eq!(region.access(), Access::ALL_REMOTE);
+    assert!(region.on_demand(..).is_err());
+}

@@ -154,10 +154,15 @@ impl<S: Sharing> QueuePairBuilder<S> {
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
             .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
         let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE).unwrap_or(0);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
         made.map_err(|error| self.explain(error))?;
-        let object = Object::new(file.clone(), Class::QP, handle, ());
+        let object = Object::new(
+            file.clone(),
+            Class::QP,
+            handle.map_err(|errno| Error::new(VERB, errno))?,
+            (),
+        );
         let unmapped = |errno: Errno| Error::new(VERB, errno).detail("a queue could not be mapped");
         let limits =
             SendLimits { max_sge: granted.max_send_sge, max_inline: granted.max_inline_data };

@@ -325,6 +325,8 @@ impl QpControl {
     }
 
     fn local(&self, verb: &'static str) -> Result<Local> {
+        // First: in a child the lock may have been held by a thread that only the parent has.
+        self.qp.file().check_fork(verb)?;
         let local = *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner);
         local.ok_or_else(|| {
             Error::invalid(verb, "port and identifier are unknown: call QpControl::endpoint before")

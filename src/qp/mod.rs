@@ -117,8 +117,9 @@ impl Drop for QpInner {
         if self.file().epoch.is_over() {
             return;
         }
-        // The refusal is met again, and counted, when `object` is dropped in its turn.
         if self.destroy().is_err() {
+            // No second try: it might succeed after the number was given up for good.
+            self.object.abandon();
             self.each_cq(|cq| cq.retirements.retire_for_good(self.qpn.0));
         }
     }
@@ -201,13 +202,13 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// [`PostError::Unsupported`] when receives come from a shared receive queue.
+    /// [`PostError::SharedReceives`] when receives come from a shared receive queue.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn recv_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
         match &mut self.recv {
             Some(recv) => recv.batch(),
-            None => Err(PostError::Unsupported),
+            None => Err(PostError::SharedReceives),
         }
     }
 
@@ -220,7 +221,7 @@ impl<S: Sharing> QueuePair<S> {
     /// the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a multicast membership of the queue pair is still alive";
+        const HELD: &str = "a multicast membership or a memory window still holds the queue pair";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

@@ -40,9 +40,10 @@ impl<S: Sharing> QueuePair<S> {
                 answer => answer?,
             }
             self.qp.set_state(QpState::RESET);
-        }
-        for cq in cqs {
-            cq.retire(self.qp.qpn.0);
+            // After each, lest a second that fails leaves completions of the life before.
+            for cq in cqs.iter_mut() {
+                cq.retire(self.qp.qpn.0);
+            }
         }
         Ok(())
     }

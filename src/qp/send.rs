@@ -170,6 +170,13 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
         }
         _ => {}
     }
+    // The kernel notes the queue pair that a binding came through, and our hold is on the one that
+    // it was prepared for.
+    if let SendOp::BindMw(binding) = &wr.op {
+        if binding.qpn.is_some_and(|qpn| qpn != qp.qpn) {
+            return Err(PostError::ForeignBinding);
+        }
+    }
     let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
     let (supported, inline) = match wr.op {
         SendOp::Send | SendOp::SendImm(_) => (true, true),

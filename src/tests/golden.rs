@@ -6,8 +6,8 @@
 use super::{Bench, ring, ring_recv};
 use crate::uverbs::scripted::Role;
 use crate::{
-    Access, AddressVector, Destination, FlushLevel, Gid, Lkey, Placement, Qkey, QpType, Qpn, Recv,
-    Remote, Rkey, SendWr, Sge, WindowType,
+    Access, AddressVector, Destination, FlushLevel, Gid, Lkey, Placement, Qkey, QpType, Qpn,
+    QueuePair, Recv, Remote, Rkey, SendWr, Sge, WindowType,
 };
 
 const SGES: [Sge; 2] = [
@@ -67,7 +67,10 @@ const DMA: usize = 184;
 
 /// What ends up in a slot that holds another request's remains.
 fn posted(bench: &Bench, qp_type: QpType, wr: SendWr<'_>) -> Vec<u8> {
-    let mut qp = bench.qp(qp_type);
+    posted_to(bench, bench.qp(qp_type), wr)
+}
+
+fn posted_to(bench: &Bench, mut qp: QueuePair, wr: SendWr<'_>) -> Vec<u8> {
     bench.script.poison(qp.handle(), Role::Send);
     let mut batch = qp.send_batch().unwrap();
     batch.push(wr.id(ID)).unwrap();
@@ -202,7 +205,7 @@ fn keys_and_windows() {
     let binding =
         window.bind(&qp, &region, 16..80, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
     assert_bytes(
-        &posted(&bench, QpType::RC, SendWr::bind_mw(binding)),
+        &posted_to(&bench, qp, SendWr::bind_mw(binding)),
         Golden::send(8, 0)
             .u64(24, region.addr() + 16)
             .u64(32, 64)

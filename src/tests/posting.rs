@@ -5,7 +5,7 @@ use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
     Access, AddressVector, Destination, Errno, FlushLevel, Gid, Lkey, Placement, PostError, Qkey,
-    QpState, QpType, Qpn, Recv, Remote, Rkey, SendWr, Sge, WindowType,
+    QpState, QpType, Qpn, Recv, Remote, Rkey, SendWr, Sge, WcStatus, WindowType,
 };
 
 const SGE: Sge = Sge { addr: 0x1000, length: 8, lkey: Lkey(5) };
@@ -161,7 +161,7 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
 fn operations_that_a_transport_lacks_are_refused() {
     let bench = Bench::new();
     let region = bench.pd.registration().access(Access::MW_BIND).allocate::<u8>(8).unwrap();
-    let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let mut window = bench.pd.alloc_mw(WindowType::One).unwrap();
     let mut uc = bench.qp(QpType::UC);
     let binding = window.bind(&uc, &region, .., Access::REMOTE_READ).unwrap();
     let reliable = [
@@ -249,7 +249,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     let cq = &bench.cq;
     let mut qp = bench.pd.create_qp(cq, cq, QpType::RC).srq(&srq).max_recv_wr(9).build().unwrap();
     super::bring_up(&bench.script, &qp);
-    assert_eq!(qp.recv_batch().err(), Some(PostError::Unsupported));
+    assert_eq!(qp.recv_batch().err(), Some(PostError::SharedReceives));
     assert!(qp.recv_queue().is_none());
     let mut batch = srq.batch().unwrap();
     batch.push(Recv { wr_id: 3, sges: &[SGE, SGE] }).unwrap();
@@ -335,4 +335,18 @@ fn resizing_keeps_completions() {
     assert_eq!(cq.resize(40).unwrap_err().errno(), Errno::NOMEM);
     assert!(bench.script.complete(cq.handle(), wc(99, 8)));
     assert_eq!(poll_ids(&mut cq), [0; 0]);
+}
+
+#[test]
+fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
+    let bench = Bench::new();
+    let (mut own, mut other) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
+    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let region = registration.allocate::<u8>(64).unwrap();
+    let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let binding = window.bind(&own, &region, .., Access::REMOTE_READ).unwrap();
+    let refused = other.send_batch().unwrap().push(SendWr::bind_mw(binding));
+    assert_eq!(refused, Err(PostError::ForeignBinding));
+    assert_eq!(own.send_batch().unwrap().push(SendWr::bind_mw(binding)), Ok(()));
+    window.settle(WcStatus::GENERAL_ERR);
 }

@@ -4,6 +4,7 @@
 //! address appears here: buffers are slices until [`fd`](super::fd) turns them into pointers, so
 //! whoever builds a command cannot make the kernel write anywhere else.
 
+use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -154,11 +155,12 @@ impl<'a> Command<'a> {
         self.attrs().find(|attr| attr.id == id)
     }
 
-    /// The handle of the object that the command made.
-    pub(crate) fn made(&self, id: u16) -> Option<u32> {
-        match self.attr(id)?.value {
-            Value::New(handle) => Some(handle),
-            _ => None,
+    /// The handle of the object that the command made. 0 is a handle like any other, so there is
+    /// none to fall back to.
+    pub(crate) fn made(&self, id: u16) -> Result<u32, Errno> {
+        match self.attr(id).map(|attr| &attr.value) {
+            Some(Value::New(handle)) => Ok(*handle),
+            _ => Err(Errno::BADMSG),
         }
     }
 
