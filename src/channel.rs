@@ -7,23 +7,38 @@ use crate::error::{Error, Result};
 use crate::events::keys::{ObjectKey, Resolved};
 use crate::events::wait::{Read, read_record, wait_readable};
 use crate::file::File;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
 use zerocopy::FromZeros;
+
+const VERB: &str = "get_cq_event";
+
+/// What reading the file gave.
+enum Event {
+    /// There is none.
+    None,
+    Of(ObjectKey),
+    /// It concerns no queue that the caller could poll.
+    Nobodys,
+}
 
 #[derive(Debug)]
 pub(crate) struct ChannelInner {
     pub(crate) file: Arc<File>,
     pub(crate) fd: OwnedFd,
+    /// Reading the file waits for an event.
+    blocking: AtomicBool,
 }
 
 /// Where completion queues announce that there is something to poll.
 ///
-/// One channel may serve many queues. The file is non-blocking: register it
+/// One channel may serve many queues. The file is non-blocking unless
+/// [`set_nonblocking`](Self::set_nonblocking) says otherwise: register it
 /// ([`as_fd`](AsFd::as_fd)) with an event loop, and read it until it is empty, or an
 /// edge-triggered loop will not be woken again. An event of a queue that was destroyed meanwhile
 /// is dropped. Events need no acknowledgement. May be used from several threads; each event
@@ -47,11 +62,32 @@ impl Context {
         let fd = crate::uverbs::fd::create_comp_channel(&*self.file.kernel)
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| Error::new(VERB, errno))?;
-        Ok(CompletionChannel { inner: Arc::new(ChannelInner { file: self.file.clone(), fd }) })
+        let blocking = AtomicBool::new(false);
+        let inner = ChannelInner { file: self.file.clone(), fd, blocking };
+        Ok(CompletionChannel { inner: Arc::new(inner) })
     }
 }
 
 impl CompletionChannel {
+    /// Whether reading the file answers at once (`true`, as it is created) or waits for an event.
+    ///
+    /// A thread that does nothing but wait for this channel is better off with a file that waits:
+    /// [`wait`](Self::wait) without a timeout is then a single system call. Everything else costs
+    /// one more, and where several threads share the channel may wait for as long as it takes if
+    /// another one was quicker to read.
+    ///
+    /// # Errors
+    ///
+    /// None that is known of.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> Result<()> {
+        const VERB: &str = "set_nonblocking";
+        self.inner.file.check_fork(VERB)?;
+        rustix::io::ioctl_fionbio(&self.inner.fd, nonblocking)
+            .map_err(|errno| Error::new(VERB, errno))?;
+        self.inner.blocking.store(!nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// The next event: the key of a queue that has completions ([`CompletionQueue::key`]), or
     /// `None` when there is none right now.
     ///
@@ -62,23 +98,15 @@ impl CompletionChannel {
     /// `EIO` when the device is gone.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn try_next(&self) -> Result<Option<ObjectKey>> {
-        const VERB: &str = "get_cq_event";
-        let file = &self.inner.file;
-        file.check_fork(VERB)?;
+        self.inner.file.check_fork(VERB)?;
         loop {
-            let mut event = ib_uverbs_comp_event_desc::new_zeroed();
-            match read_record(VERB, self.inner.fd.as_fd(), &mut event)? {
-                Read::Empty => return Ok(None),
-                Read::Record => {}
+            if self.inner.blocking.load(Ordering::Relaxed) && !self.is_readable()? {
+                return Ok(None);
             }
-            match file.keys.resolve(event.cq_handle) {
-                Resolved::Live(_, key) => return Ok(Some(key)),
-                Resolved::Dead => {
-                    file.dead_events.fetch_add(1, Ordering::Relaxed);
-                }
-                // Somebody who shares the kernel file made a queue on this channel; to us it is
-                // nothing that we could poll.
-                Resolved::Foreign(_) => {}
+            match self.read()? {
+                Event::None => return Ok(None),
+                Event::Of(key) => return Ok(Some(key)),
+                Event::Nobodys => {}
             }
         }
     }
@@ -86,7 +114,46 @@ impl CompletionChannel {
     /// Waits for an event, at most for `timeout`, for ever without one. `None` after the timeout.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ObjectKey>> {
-        wait_readable("get_cq_event", self.inner.fd.as_fd(), timeout, || self.try_next())
+        if timeout.is_none() && self.inner.blocking.load(Ordering::Relaxed) {
+            self.inner.file.check_fork(VERB)?;
+            loop {
+                match self.read()? {
+                    Event::Of(key) => return Ok(Some(key)),
+                    Event::Nobodys => {}
+                    // Somebody made the file non-blocking meanwhile.
+                    Event::None => break,
+                }
+            }
+        }
+        wait_readable(VERB, self.inner.fd.as_fd(), timeout, || self.try_next())
+    }
+
+    fn read(&self) -> Result<Event> {
+        let file = &self.inner.file;
+        let mut event = ib_uverbs_comp_event_desc::new_zeroed();
+        match read_record(VERB, self.inner.fd.as_fd(), &mut event)? {
+            Read::Empty => return Ok(Event::None),
+            Read::Record => {}
+        }
+        Ok(match file.keys.resolve(event.cq_handle) {
+            Resolved::Live(_, key) => Event::Of(key),
+            Resolved::Dead => {
+                file.dead_events.fetch_add(1, Ordering::Relaxed);
+                Event::Nobodys
+            }
+            // Somebody who shares the kernel file made a queue on this channel; to us it is
+            // nothing that we could poll.
+            Resolved::Foreign(_) => Event::Nobodys,
+        })
+    }
+
+    fn is_readable(&self) -> Result<bool> {
+        let mut fds = [PollFd::new(&self.inner.fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&Timespec::default())) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(Error::new(VERB, errno)),
+        }
     }
 
     /// Closes the channel and says whether that was possible; dropping it closes it as soon as no

@@ -10,6 +10,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::provider::{CqRing, CqWatch};
 use crate::retired::{Retired, Retirements};
 use crate::uverbs::command::Command;
+use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
 use std::fmt;
@@ -17,7 +18,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
-use uverbs_uapi::write::{IB_USER_VERBS_CMD_REQ_NOTIFY_CQ, IB_USER_VERBS_CMD_RESIZE_CQ};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_RESIZE_CQ;
 use zerocopy::FromZeros;
 
 /// The part of a completion queue that its queue pairs hold on to.
@@ -219,11 +220,13 @@ impl CompletionQueue {
         if self.inner.channel.is_none() {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
         }
-        let request = uapi::ib_uverbs_req_notify_cq {
+        let file = self.inner.file();
+        file.check_fork(VERB)?;
+        let doorbell = Doorbell::Notify {
             cq_handle: self.inner.object.handle(),
-            solicited_only: (notify == Notify::Solicited).into(),
+            solicited: notify == Notify::Solicited,
         };
-        self.inner.file().execute(VERB, &mut write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ, &request))
+        file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.

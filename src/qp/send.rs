@@ -1,9 +1,10 @@
-//! Send queues and their batches. A send goes from here through the provider's ring to the kick.
+//! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
 use super::{QpInner, QpType};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
 use crate::td::ThreadDomain;
+use crate::uverbs::doorbell::Doorbell;
 use crate::wr::{Payload, PostError, SendOp, SendWr};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ impl<S: Sharing> SendQueue<S> {
         self.ring.publish(cursor);
         match &self.ring {
             SendRing::Rxe(_) => {
-                self.qp.file().kernel.kick(self.qp.object.handle()).map_err(PostError::Kernel)
+                let doorbell = Doorbell::Send { qp_handle: self.qp.object.handle() };
+                self.qp.file().kernel.ring(doorbell).map_err(PostError::Kernel)
             }
         }
     }

@@ -128,6 +128,23 @@ fn a_channel_names_the_queue_that_has_completions() {
     assert_eq!(channel.wait(None).unwrap(), Some(second.key()));
     assert_eq!(channel.try_next().unwrap(), Some(first.key()));
     assert_eq!(poll_ids(&mut second), [1]);
+    // A file that waits says the same, and still knows when there is nothing.
+    channel.set_nonblocking(false).unwrap();
+    assert_eq!(channel.try_next().unwrap(), None);
+    assert_eq!(channel.wait(Some(Duration::from_millis(5))).unwrap(), None);
+    for _ in 0..2 {
+        script.notify(first.handle());
+    }
+    assert_eq!(channel.try_next().unwrap(), Some(first.key()));
+    assert_eq!(channel.wait(None).unwrap(), Some(first.key()));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| channel.wait(None).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        script.notify(second.handle());
+        assert_eq!(waiter.join().unwrap(), Some(second.key()));
+    });
+    channel.set_nonblocking(true).unwrap();
+    assert_eq!(channel.try_next().unwrap(), None);
     // An event of a queue that is gone concerns nobody.
     script.notify(first.handle());
     let (channel, error) = channel.destroy().unwrap_err();

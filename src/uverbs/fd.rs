@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::command::{Command, MAX_ATTRS, Value};
+use super::doorbell::{Doorbell, Response};
 use super::invoke_write::write;
 use super::kernel::Kernel;
-use super::kick::{self, WrittenKick};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
 use rustix::io::Errno;
@@ -20,7 +20,6 @@ use uverbs_uapi::comp_channel::{
 use uverbs_uapi::ioctl::{
     RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, ib_uverbs_attr, ib_uverbs_ioctl_hdr,
 };
-use uverbs_uapi::wr::ib_uverbs_post_send_resp;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -30,7 +29,7 @@ pub(crate) struct UverbsFd {
     fd: OwnedFd,
     driver: u32,
     epoch: Epoch,
-    /// The kernel takes no more commands by `write(2)`, see [`Kernel::kick`].
+    /// The kernel takes no more commands by `write(2)`, see [`Kernel::ring`].
     unwritable: AtomicBool,
 }
 
@@ -100,12 +99,12 @@ impl Kernel for UverbsFd {
         Ok(())
     }
 
-    fn kick(&self, qp_handle: u32) -> Result<(), Errno> {
+    fn ring(&self, doorbell: Doorbell) -> Result<(), Errno> {
         if !self.unwritable.load(Ordering::Relaxed) {
-            let mut resp = ib_uverbs_post_send_resp::default();
-            // The kernel writes to `resp`, which outlives the call.
-            let response = std::ptr::from_mut(&mut resp).expose_provenance() as u64;
-            match rustix::io::write(&self.fd, WrittenKick::new(qp_handle, response).as_bytes()) {
+            let mut response = Response::default();
+            // The kernel writes to `response`, which outlives the call.
+            let address = std::ptr::from_mut(&mut response).expose_provenance() as u64;
+            match doorbell.by_write(address, |bytes| rustix::io::write(&self.fd, bytes)) {
                 Ok(_) => return Ok(()),
                 // The file was opened with other credentials than the caller has: it gave up
                 // privileges since, or inherited or was sent the file. Ioctls do not mind.
@@ -113,7 +112,7 @@ impl Kernel for UverbsFd {
                 Err(errno) => return Err(errno),
             }
         }
-        kick::by_ioctl(|command| self.execute(command), qp_handle)
+        doorbell.by_ioctl(|command| self.execute(command))
     }
 
     fn mapper(&self) -> &dyn Mapper {

@@ -1,7 +1,7 @@
 //! The seam between the library and whoever answers its ioctls.
 
 use super::command::Command;
-use super::kick;
+use super::doorbell::Doorbell;
 use crate::mem::mapping::Mapper;
 use rustix::io::Errno;
 use std::fmt::Debug;
@@ -13,10 +13,9 @@ pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSa
     /// Runs a command; its outputs are filled in on success.
     fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno>;
 
-    /// Makes rxe look at the send queue of a queue pair. Allocates nothing: this is the doorbell
-    /// of a data path.
-    fn kick(&self, qp_handle: u32) -> Result<(), Errno> {
-        kick::by_ioctl(|command| self.execute(command), qp_handle)
+    /// Rings a doorbell that is in the kernel. Allocates nothing: this is part of a data path.
+    fn ring(&self, doorbell: Doorbell) -> Result<(), Errno> {
+        doorbell.by_ioctl(|command| self.execute(command))
     }
 
     /// Where providers get mappings from.

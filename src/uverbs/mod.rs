@@ -4,9 +4,9 @@
 //! [`Kernel`](kernel::Kernel) does it. The real one is [`fd::UverbsFd`]; tests play one.
 
 pub(crate) mod command;
+pub(crate) mod doorbell;
 pub(crate) mod fd;
 pub(crate) mod invoke_write;
 pub(crate) mod kernel;
-pub(crate) mod kick;
 #[cfg(test)]
 pub(crate) mod scripted;

@@ -76,8 +76,13 @@ impl Failure {
         self
     }
 
-    pub(crate) fn is_shown(&self) -> bool {
-        self.shown
+    /// Says it, and answers the exit status.
+    pub(crate) fn tell(&self, json: bool) -> u8 {
+        eprintln!("uverbs: {self}");
+        if json && !self.shown {
+            print(&self.to_json());
+        }
+        self.status()
     }
 
     /// Says more about what happened.

@@ -19,12 +19,6 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("uverbs: {failure}");
-            if json && !failure.is_shown() {
-                failure::print(&failure.to_json());
-            }
-            ExitCode::from(failure.status())
-        }
+        Err(failure) => ExitCode::from(failure.tell(json)),
     }
 }

@@ -1,8 +1,8 @@
 //! `uverbs pingpong`: messages there and back, with itself or with rdma-core's programs.
 //!
 //! [`port`] is the local end, [`queues`] what is made on it, [`exchange`] how the sides learn of
-//! each other ([`address`]), [`volley`] the run; [`content`] fills and checks the buffers that
-//! [`layout`] places, with [`checker`] and [`pattern`]; [`report`] says how it went.
+//! each other ([`address`]), [`volley`] the run, whose sleep a [`watchdog`] guards; [`content`]
+//! fills and checks the buffers that [`layout`] places, with [`checker`] and [`pattern`]; [`report`] says how it went.
 
 mod address;
 mod checker;
@@ -15,6 +15,7 @@ mod port;
 mod queues;
 mod report;
 mod volley;
+mod watchdog;
 
 use crate::args::PingpongArgs;
 use crate::failure::{self, Failure, Result};
@@ -166,6 +167,7 @@ impl<'a> Side<'a> {
             iters: options.iters,
             rx_depth: options.rx_depth,
             timeout: options.timeout(),
+            json: options.json,
             layout: self.layout,
         }
     }

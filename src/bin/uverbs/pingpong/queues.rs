@@ -66,6 +66,10 @@ impl Queues {
         let pd = context.alloc_pd()?;
         let memory = pd.try_allocate::<u8>(layout.byte_len())?;
         let channel = shape.events.then(|| context.create_comp_channel()).transpose()?;
+        if let Some(channel) = &channel {
+            // Nothing but this channel is waited for.
+            channel.set_nonblocking(false)?;
+        }
         // A queue pair has a send and a receive under way at most, and there are no fewer receives
         // than queue pairs.
         let mut cq = context.create_cq(rx_depth.saturating_add(qps + MOST_POLLED));

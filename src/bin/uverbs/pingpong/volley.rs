@@ -8,10 +8,10 @@ use super::content::Content;
 use super::kind::Kind;
 use super::layout::Layout;
 use super::queues::{Posting, Queues, RECV, SEND, SLOT_SHIFT, WHAT};
+use super::watchdog::Watchdog;
 use crate::failure::{Failure, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
-use uverbs::{Completion, CompletionChannel, Errno, MemoryRegion, Notify, PostError, WcStatus};
+use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
 
 /// After how many polls in vain to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
@@ -28,6 +28,8 @@ pub(crate) struct Volley {
     pub(crate) iters: u64,
     pub(crate) rx_depth: u32,
     pub(crate) timeout: Duration,
+    /// How to say that nothing happened for that long.
+    pub(crate) json: bool,
     pub(crate) layout: Layout,
 }
 
@@ -77,11 +79,16 @@ impl Volley {
         }
         let start = Instant::now();
         let mut watch = Watch { seen: 0, since: start };
+        let volley = *self;
+        let watchdog = channel.as_ref().map(|_| {
+            Watchdog::new(self.timeout, self.json, move |sent, received| {
+                volley.stalled(sent, received)
+            })
+        });
         while progress.received < self.iters || progress.sent < self.iters {
-            if let Some(channel) = channel {
-                if !sleep(channel, self.timeout)? {
-                    return Err(progress.stalled());
-                }
+            if let (Some(channel), Some(watchdog)) = (&channel, &watchdog) {
+                watchdog.tell(progress.sent, progress.received);
+                channel.wait(None)?;
                 cq.req_notify(Notify::Next)?;
             }
             let mut vain = 0;
@@ -109,11 +116,29 @@ impl Volley {
                 if vain % POLLS_PER_LOOK == 0
                     && watch.is_overdue(progress.sent + progress.received, self.timeout)
                 {
-                    return Err(progress.stalled());
+                    return Err(self.stalled(progress.sent, progress.received));
                 }
             }
         }
         Ok(start.elapsed())
+    }
+
+    fn stalled(&self, sent: u64, received: u64) -> Failure {
+        let so_far = so_far(sent, received, self.iters);
+        let message = format!("no progress for {} s, with {so_far}", self.timeout.as_secs());
+        Failure::run(message).advice(match (self.kind.is_reliable(), received) {
+            (_, 0) => {
+                "see what the other side says; if it waits, too, packets get lost: look for a \
+                 firewall (RoCE v2 is UDP port 4791), and choose GIDs of one network"
+            }
+            (true, _) => {
+                "see what the other side says; it may have died or started with fewer --iters"
+            }
+            (false, _) => {
+                "see what the other side says; a single lost packet ends a run over this \
+                 unreliable transport"
+            }
+        })
     }
 }
 
@@ -168,35 +193,14 @@ impl<C: Content> Progress<'_, C> {
         })
     }
 
-    fn so_far(&self) -> String {
-        format!("{} sent and {} received of {}", self.sent, self.received, self.volley.iters)
-    }
-
-    fn stalled(&self) -> Failure {
-        let message =
-            format!("no progress for {} s, with {}", self.volley.timeout.as_secs(), self.so_far());
-        Failure::run(message).advice(match (self.volley.kind.is_reliable(), self.received) {
-            (_, 0) => {
-                "see what the other side says; if it waits, too, packets get lost: look for a \
-                 firewall (RoCE v2 is UDP port 4791), and choose GIDs of one network"
-            }
-            (true, _) => {
-                "see what the other side says; it may have died or started with fewer --iters"
-            }
-            (false, _) => {
-                "see what the other side says; a single lost packet ends a run over this \
-                 unreliable transport"
-            }
-        })
-    }
-
     fn failed(&self, failed: &Failed) -> Failure {
         let Failed { status, what, vendor_err } = *failed;
         let vendor = match vendor_err {
             0 => String::new(),
             code => format!(", vendor error {code:#x}"),
         };
-        let message = format!("{what} failed: {status}{vendor}, with {}", self.so_far());
+        let so_far = so_far(self.sent, self.received, self.volley.iters);
+        let message = format!("{what} failed: {status}{vendor}, with {so_far}");
         let failure = Failure::run(message);
         match status {
             WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR => failure.advice(
@@ -212,26 +216,6 @@ impl<C: Content> Progress<'_, C> {
                 failure.advice("the connection broke: see what the other side says")
             }
             _ => failure,
-        }
-    }
-}
-
-/// Waits for an event and takes it; `false` if none came in time.
-///
-/// The peer takes longer than this side to come here, so that looking for an event before sleeping
-/// would be a system call in vain.
-fn sleep(channel: &CompletionChannel, timeout: Duration) -> Result<bool> {
-    let timeout = Timespec::try_from(timeout).ok();
-    loop {
-        match poll(&mut [PollFd::new(channel, PollFlags::IN)], timeout.as_ref()) {
-            Ok(0) => return Ok(false),
-            Ok(_) => {
-                if channel.try_next()?.is_some() {
-                    return Ok(true);
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(Failure::device(format!("cannot wait for events: {errno}"))),
         }
     }
 }
@@ -272,6 +256,10 @@ impl Watch {
         }
         now.duration_since(self.since) >= timeout
     }
+}
+
+fn so_far(sent: u64, received: u64, iters: u64) -> String {
+    format!("{sent} sent and {received} received of {iters}")
 }
 
 fn cannot_post(what: &str, error: PostError) -> Failure {

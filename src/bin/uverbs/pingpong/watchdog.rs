@@ -1,0 +1,111 @@
+//! Ends the program when nothing happens any more while it sleeps for an event.
+//!
+//! Sleeping with a timeout takes a second system call for each event, and what is measured is the
+//! time between events. So the sleeper has no timeout, and a thread looks after it, which cannot
+//! wake it up and therefore speaks for it.
+
+use crate::failure::Failure;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, park_timeout, spawn};
+use std::time::{Duration, Instant};
+
+/// How far the run is, told by the one who sleeps.
+#[derive(Debug, Default)]
+struct Told {
+    sent: AtomicU64,
+    received: AtomicU64,
+    over: AtomicBool,
+}
+
+/// A thread that watches until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    told: Arc<Told>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Ends the program with what `failure` makes of the messages sent and received, once these
+    /// have been the same for `timeout`.
+    pub(crate) fn new(
+        timeout: Duration,
+        json: bool,
+        failure: impl Fn(u64, u64) -> Failure + Send + 'static,
+    ) -> Watchdog {
+        let told = Arc::new(Told::default());
+        let watched = told.clone();
+        let thread = spawn(move || {
+            if let Some((sent, received)) = watch(&watched, timeout) {
+                exit(failure(sent, received).tell(json).into());
+            }
+        });
+        Watchdog { told, thread: Some(thread) }
+    }
+
+    /// Takes note of how far the run is.
+    #[inline]
+    pub(crate) fn tell(&self, sent: u64, received: u64) {
+        self.told.sent.store(sent, Ordering::Relaxed);
+        self.told.received.store(received, Ordering::Relaxed);
+    }
+}
+
+/// Returns what was reached when that has not changed for `timeout`; `None` when all is over.
+fn watch(told: &Told, timeout: Duration) -> Option<(u64, u64)> {
+    let read = || (told.sent.load(Ordering::Relaxed), told.received.load(Ordering::Relaxed));
+    let (mut seen, mut since) = (read(), Instant::now());
+    while !told.over.load(Ordering::Acquire) {
+        park_timeout((timeout / 4).max(Duration::from_millis(1)));
+        let now = read();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        } else if since.elapsed() >= timeout && !told.over.load(Ordering::Acquire) {
+            return Some(seen);
+        }
+    }
+    None
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.told.over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has nothing to say that matters now.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_standing_still_ends_the_watch() {
+        let told = Arc::new(Told::default());
+        let watched = told.clone();
+        let watch = spawn(move || {
+            let start = Instant::now();
+            (watch(&watched, Duration::from_millis(200)), start.elapsed())
+        });
+        for sent in 1..=10 {
+            std::thread::sleep(Duration::from_millis(50));
+            told.sent.store(sent, Ordering::Relaxed);
+        }
+        let (reached, took) = watch.join().unwrap();
+        assert_eq!(reached, Some((10, 0)));
+        assert!(took >= Duration::from_millis(650), "{took:?}: it moved meanwhile");
+    }
+
+    #[test]
+    fn a_run_that_is_over_is_not_waited_for() {
+        let start = Instant::now();
+        let dog = Watchdog::new(Duration::from_secs(60), false, |_, _| Failure::run("not reached"));
+        dog.tell(1, 1);
+        drop(dog);
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
