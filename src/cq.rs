@@ -233,8 +233,9 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for fewer than are in the queue or more than the device has. After an error the
-    /// queue is as it was.
+    /// `EINVAL` for fewer than are in the queue or more than the device has: the queue is as it was.
+    /// If the resized queue could not be mapped (`ENOMEM`, and `EAGAIN` for locked memory), no
+    /// completion arrives any more: destroy it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<()> {
         const VERB: &str = "resize_cq";

@@ -1,10 +1,18 @@
 //! Finding and describing the device under test.
 
+use crate::capability::Capability;
 use crate::env;
-use crate::verdict::{Verdict, trials};
+use crate::verdict::{Verdict, require, trials};
+use uverbs::device::link;
 use uverbs::{Device, Errno};
 
-trials![is_listed, name_leads_back, unknown_name_lists_known_ones, node_and_driver_are_known];
+trials![
+    is_listed,
+    name_leads_back,
+    unknown_name_lists_known_ones,
+    node_and_driver_are_known,
+    links_are_not_for_ordinary_users,
+];
 
 fn is_listed() -> Verdict {
     let device = env::device();
@@ -36,5 +44,18 @@ fn node_and_driver_are_known() -> Verdict {
     assert!(device.port_count() >= 1);
     assert!(device.netdev(0).is_err(), "ports count from 1");
     assert!(device.netdev(device.port_count() + 1).is_err());
+    Ok(())
+}
+
+/// As root it would change the machine.
+fn links_are_not_for_ordinary_users() -> Verdict {
+    require(!rustix::process::geteuid().is_root(), Capability::Lab, "this is root")?;
+    let before = uverbs::devices()?;
+    let error = link::add_link("uvt_rxe", "rxe", "lo").unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM);
+    assert!(error.message().contains("CAP_NET_ADMIN"), "{error}");
+    let error = link::remove_link(env::device().name()).unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM);
+    assert_eq!(uverbs::devices()?, before);
     Ok(())
 }

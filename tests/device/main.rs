@@ -52,7 +52,9 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     if !arguments.list {
         if let Err(why) = env::find() {
-            println!("device tests not run: {why}; `cargo ci test` runs them on virtual machines");
+            println!(
+                "device tests not run: {why}; `cargo ci test` runs them in a VM, with --native here"
+            );
             return ExitCode::SUCCESS;
         }
     }

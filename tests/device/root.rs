@@ -11,10 +11,12 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use uverbs::device::{DriverId, link};
-use uverbs::{Context, Device, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
+use uverbs::{Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
 
 trials![
     link_comes_and_goes,
+    wrong_links_are_refused,
+    device_does_not_open_its_successor,
     removal_waits_for_the_last_file,
     port_events_follow_the_link,
     two_network_namespaces,
@@ -90,6 +92,39 @@ fn link_comes_and_goes() -> Verdict {
         // What was listed before is a description; its device is gone.
         assert!(Context::open(&device).is_err());
     }
+    Ok(())
+}
+
+fn wrong_links_are_refused() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt3", "10.77.3.1/24")?;
+    let _link = Link::add("uvt_rxe", "uvt3")?;
+    let device = env::device();
+    let refusal = |name, kind, netdev| link::add_link(name, kind, netdev).unwrap_err().errno();
+    assert_eq!(refusal(device.name(), "rxe", "uvt3"), Errno::NFILE);
+    assert_eq!(refusal("uvt_other", "rxe", "uvt3"), Errno::EXIST);
+    assert_eq!(refusal("uvt_other", "rxe", "no_such_netdev"), Errno::NODEV);
+    assert_eq!(refusal("uvt_other", "no_such_kind", "uvt3"), Errno::INVAL);
+    assert_eq!(link::remove_link("uvt_other").unwrap_err().errno(), Errno::NODEV);
+    Ok(())
+}
+
+fn device_does_not_open_its_successor() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt4", "10.77.4.1/24")?;
+    let first = {
+        let _link = Link::add("uvt_rxe", "uvt4")?;
+        Device::by_name("uvt_rxe")?
+    };
+    // The same name on the same node with the same number, and another device all the same.
+    let _link = Link::add("uvt_rxe", "uvt4")?;
+    let second = Device::by_name("uvt_rxe")?;
+    assert_eq!(second.device_number(), first.device_number());
+    assert_ne!(second.index(), first.index());
+    let error = Context::open(&first).unwrap_err();
+    assert_eq!(error.errno(), Errno::NODEV);
+    assert!(error.message().contains("another device's"), "{error}");
+    Context::open(&second)?;
     Ok(())
 }
 

@@ -133,3 +133,16 @@ fn tail(run: &Watched) -> String {
     let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    /// In any build or test of the workspace: all of them are in the one lock file.
+    #[test]
+    fn no_crate_compiles_or_binds_c() {
+        let lock = include_str!("../../../Cargo.lock");
+        assert!(lock.contains("name = \"uverbs\""));
+        for name in ["cc", "cmake", "bindgen", "pkg-config", "ibverbs-sys", "rdma-sys"] {
+            assert!(!lock.contains(&format!("name = \"{name}\"\n")), "{name} is in Cargo.lock");
+        }
+    }
+}

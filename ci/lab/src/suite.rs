@@ -341,7 +341,6 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
         .args(["--skip", ROOT, "--test-threads", "1", "--color", "never"])
         .args(scope.filter)
         .envs(environment(scope.offer))
-        .env("UVERBS_NATIVE", "1")
         .env("UVERBS_TEST_DEVICE", device)
         .env_remove("UVERBS_LAB");
     let run = watch::run(command, scope.patience)?;

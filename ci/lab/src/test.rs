@@ -229,8 +229,8 @@ pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     };
     fs::copy(&suite.binary, &path).with_context(|| format!("write {}", path.display()))?;
     println!(
-        "{}: static, for any x86_64 Linux. UVERBS_TEST_DEVICE names the device and UVERBS_NATIVE=1 \
-         keeps its tests from changing the machine.",
+        "{}: static, for any x86_64 Linux. UVERBS_TEST_DEVICE names the device to test; nothing of \
+         the machine is changed.",
         path.display()
     );
     Ok(ExitCode::SUCCESS)
