@@ -6,8 +6,8 @@ use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, require, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, DeviceCaps, FlushLevel, MemoryRegion, ParentDomain, Placement, PostError, QpType,
-    SendWr, Sge, WcOpcode, WcStatus,
+    Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, ParentDomain, Placement,
+    PostError, QpType, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 trials![
@@ -36,6 +36,7 @@ trials![
     shared_completion_queue_for_two_pairs,
     dropped_pair_leaves_no_completions,
     two_devices,
+    doorbells_after_a_change_of_credentials,
     flush_of_a_range,
     flush_of_a_region,
     batch_rung_with_its_thread_domain,
@@ -442,6 +443,24 @@ fn two_devices() -> Verdict {
     for seed in 0..5 {
         pair.message(seed, 3000)?;
         std::mem::swap(&mut pair.a, &mut pair.b);
+    }
+    Ok(())
+}
+
+/// The kernel takes writes only from whoever opened the file; doorbells must find another way.
+fn doorbells_after_a_change_of_credentials() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let write = |pair: &Pair| rustix::io::write(&pair.a.context, &[0; 8]).unwrap_err();
+    assert_ne!(write(&pair), Errno::ACCESS);
+    pair.message(1, 100)?;
+    // The same numbers, but credentials of their own.
+    nix::unistd::setgid(nix::unistd::getgid())?;
+    assert_eq!(write(&pair), Errno::ACCESS);
+    for seed in 2..5 {
+        pair.b.cq.req_notify(Notify::Next)?;
+        pair.message(seed, 100)?;
+        let announced = pair.b.channel.wait(Some(Duration::from_secs(10)))?;
+        assert_eq!(announced, Some(pair.b.cq.key()));
     }
     Ok(())
 }

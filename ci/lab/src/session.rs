@@ -70,6 +70,11 @@ impl Session {
         Ok(session)
     }
 
+    /// Makes time in the machines depend on nothing but what they do.
+    pub(crate) fn count_instructions(&mut self) {
+        self.accelerator = Accelerator::Counting;
+    }
+
     /// What machines run on.
     pub(crate) fn accelerator(&self) -> Accelerator {
         self.accelerator

@@ -423,7 +423,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     const MEMORY: &str = "2G";
     let mut command = plan.qemu.command();
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    command.args(["-name", "uverbs-lab", "-smp", "2", "-m", MEMORY]);
+    command.args(["-name", "uverbs-lab", "-m", MEMORY]);
     command.args(["-machine", "q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off,hpet=off"]);
     command.args(plan.accelerator.arguments());
     if plan.device.shared_memory {
