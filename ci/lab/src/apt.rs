@@ -4,18 +4,24 @@
 //! and an empty status makes apt answer with the whole closure of dependencies. Mirror, proxies
 //! and keyrings are the machine's. `deb.rs` unpacks what this downloads.
 
-use crate::{progress, tie};
+use crate::{progress, tie, watch};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::{env, thread, time::Duration};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, thread};
 
 /// Names the mirror when the machine's own apt sources carry no Debian suites.
 pub(crate) const MIRROR: &str = "UVERBS_LAB_MIRROR";
 /// Names the keyring that signs the mirror's suites, if it is not the usual one.
 pub(crate) const KEYRING: &str = "UVERBS_LAB_KEYRING";
+
+/// How long apt may take to answer, lists included.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// How long a download may bring nothing.
+const STALL: Duration = Duration::from_secs(120);
 
 const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -92,9 +98,11 @@ impl Apt {
         fs::write(&configuration, settings(directory))?;
         let apt = Self { suite, directory: directory.to_owned(), configuration };
         let spinner = progress::spinner(format!("package lists of {} ({mirror})", suite.name()));
-        let output = apt.get().args(["update", "-q"]).arg("--error-on=any").output()?;
+        let mut command = apt.get();
+        command.args(["update", "-q", "--error-on=any"]);
+        let updated = answer("apt-get update", command);
         spinner.finish_and_clear();
-        succeeded("apt-get update", &output).with_context(|| {
+        updated.with_context(|| {
             format!(
                 "cannot read the lists of {} from {mirror}.\n{MIRROR} names another mirror (http(s) \
                  URI of a Debian archive), {KEYRING} the keyring that signs it.",
@@ -117,16 +125,15 @@ impl Apt {
 
     /// The packages with everything they depend on, recommendations left out.
     pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Package>> {
-        let output = self
-            .get()
+        let mut command = self.get();
+        command
             .args(["install", "--simulate", "--no-install-recommends", "-y", "-qq"])
             .args(["-t", self.suite.name()])
-            .args(names)
-            .output()?;
-        succeeded("apt-get install --simulate", &output).with_context(|| {
+            .args(names);
+        let plan = answer("apt-get install --simulate", command).with_context(|| {
             format!("{} cannot be resolved in {}", names.join(", "), self.suite.name())
         })?;
-        let closure = installations(&String::from_utf8_lossy(&output.stdout));
+        let closure = installations(&plan);
         for name in names {
             if !closure.iter().any(|package| package.name == *name) {
                 bail!("apt resolved no package {name} in {}", self.suite.name());
@@ -139,9 +146,9 @@ impl Apt {
     pub(crate) fn download(&self, what: &str, packages: &[Package]) -> Result<Vec<PathBuf>> {
         let archives = self.directory.join("debs");
         let requests: Vec<String> = packages.iter().map(Package::to_string).collect();
-        let sizes = self.get().args(["download", "--print-uris"]).args(&requests).output()?;
-        succeeded("apt-get download --print-uris", &sizes)?;
-        let total = download_size(&String::from_utf8_lossy(&sizes.stdout));
+        let mut command = self.get();
+        command.args(["download", "--print-uris"]).args(&requests);
+        let total = download_size(&answer("apt-get download --print-uris", command)?);
         let before = directory_size(&archives);
         let known: BTreeSet<PathBuf> = files(&archives)?.into_iter().collect();
         let bar = progress::bytes(format!("{what}: {} packages", packages.len()), total);
@@ -153,11 +160,20 @@ impl Apt {
             .stdout(fs::File::create(&log)?)
             .stderr(fs::File::options().append(true).open(&log)?)
             .spawn()?;
+        let mut seen = (before, Instant::now());
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            bar.set_position(directory_size(&archives).saturating_sub(before));
+            let size = directory_size(&archives);
+            if size != seen.0 {
+                seen = (size, Instant::now());
+            } else if seen.1.elapsed() > STALL {
+                child.kill()?;
+                child.wait()?;
+                bail!("the download of {what} stood still for {} s", STALL.as_secs());
+            }
+            bar.set_position(size.saturating_sub(before));
             thread::sleep(Duration::from_millis(200));
         };
         bar.finish_and_clear();
@@ -231,13 +247,11 @@ fn mirror() -> Result<String> {
     if let Some(mirror) = env::var(MIRROR).ok().filter(|value| !value.is_empty()) {
         return Ok(mirror);
     }
-    let output = Command::new("apt-get")
-        .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"])
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .output()
-        .context("run apt-get indextargets")?;
-    archive(&String::from_utf8_lossy(&output.stdout)).with_context(|| {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"]).env("LC_ALL", "C");
+    // What it says of a source that it does not like matters less than the others.
+    let targets = watch::run(command, PATIENCE)?.stdout;
+    archive(&targets).with_context(|| {
         format!(
             "this machine's apt sources name no Debian archive; set {MIRROR} to the URI of one \
              (it must carry bookworm, trixie and trixie-backports)"
@@ -298,12 +312,16 @@ fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-fn succeeded(what: &str, output: &Output) -> Result<()> {
-    if output.status.success() {
-        return Ok(());
+/// What a command of apt prints.
+fn answer(what: &str, command: Command) -> Result<String> {
+    let run = watch::run(command, PATIENCE)?;
+    match run.status {
+        Some(status) if status.success() => Ok(run.stdout),
+        Some(status) => bail!("{what} failed ({status}):\n{}", tail(&run.stderr, 20)),
+        None => {
+            bail!("{what} did not end within {} s:\n{}", PATIENCE.as_secs(), tail(&run.stderr, 20))
+        }
     }
-    let text = String::from_utf8_lossy(&output.stderr);
-    bail!("{what} failed ({}):\n{}", output.status, tail(&text, 20))
 }
 
 #[cfg(test)]

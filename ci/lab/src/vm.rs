@@ -153,6 +153,8 @@ impl Vm {
             None => None,
         };
         let (host, guest) = UnixStream::pair()?;
+        // A guest that reads nothing any more must not hold us up.
+        host.set_write_timeout(Some(Duration::from_secs(30)))?;
         let mut command = tie::tied(&command_line(&plan, &archive))?;
         let mut qemu = Tied(
             command
