@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::{ObjectKey, Resolved};
 use crate::events::wait::{Read, read_record, wait_readable};
 use crate::file::File;
+use crate::object::destroy_sole;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -164,11 +165,9 @@ impl CompletionChannel {
     /// `EBUSY` while a queue uses it; the channel comes back with the error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        Arc::try_unwrap(self.inner).map(drop).map_err(|inner| {
-            let error = Error::new("destroy_comp_channel", Errno::BUSY)
-                .detail("a completion queue still uses the channel");
-            (CompletionChannel { inner }, error)
-        })
+        const HELD: &str = "a completion queue still uses the channel";
+        destroy_sole(self.inner, "destroy_comp_channel", HELD, |_| Ok(()))
+            .map_err(|(inner, error)| (CompletionChannel { inner }, error))
     }
 }
 

@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// A verb that failed.
 ///
-/// Displays as `create_cq: cqe 40000 exceeds the device's maximum of 32767 (EINVAL)`.
+/// Displays as `create_cq: a queue of 0 entries; the minimum is 1 (Invalid argument …)`.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 

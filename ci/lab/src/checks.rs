@@ -6,8 +6,6 @@ use crate::summary::Place;
 use crate::watch::{self, Watched};
 use crate::workspace::Workspace;
 use anyhow::Result;
-use std::env;
-use std::ffi::OsString;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,8 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(20 * 60);
 const TAIL: usize = 60;
 
 fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
-    let program = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    let mut command = Command::new(program);
+    let mut command = Command::new(crate::workspace::cargo());
     command.args(arguments).current_dir(workspace.root());
     command
 }

@@ -56,7 +56,8 @@ struct Message {
     target: Option<Target>,
 }
 
-fn cargo() -> OsString {
+/// The cargo that runs the lab, or the one on `PATH`.
+pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
