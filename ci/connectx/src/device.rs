@@ -13,6 +13,7 @@ use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
 use crate::port::{Port, Traffic};
+use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
 use crate::var::{self, VarPages};
 
@@ -72,6 +73,8 @@ pub struct Device {
     pub(crate) failing: BTreeMap<u16, (u32, u8)>,
     /// How many messages are still to be lost.
     pub(crate) losing: u32,
+    /// What is seen and done, for later.
+    pub(crate) recorder: Recorder,
     /// Refusals that were logged.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
@@ -98,13 +101,14 @@ impl Device {
             now: 0,
             failing: BTreeMap::new(),
             losing: 0,
+            recorder: Recorder::default(),
             refused: BTreeMap::new(),
             options,
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts, the time and what tests asked for
-    /// stay.
+    /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
+    /// asked for stay.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -114,6 +118,8 @@ impl Device {
         fresh.now = self.now;
         fresh.failing = std::mem::take(&mut self.failing);
         fresh.losing = self.losing;
+        fresh.recorder = std::mem::take(&mut self.recorder);
+        fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
         fresh.segment = Segment::after_reset();
         *self = fresh;
@@ -137,6 +143,7 @@ impl Device {
 
     /// Writes to BAR0.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
+        self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
         if offset >= var::OFFSET {
             return self.vars.write(offset - var::OFFSET, from);
         }
@@ -182,6 +189,11 @@ impl Device {
     /// Interrupt vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         &mut self.interrupts
+    }
+
+    /// Where what is seen and done is recorded.
+    pub fn recorder_mut(&mut self) -> &mut Recorder {
+        &mut self.recorder
     }
 
     /// The objects, to count.

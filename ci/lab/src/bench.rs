@@ -83,6 +83,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         programs: &[("uverbs".to_owned(), program)],
         overlays: &[],
         peers: true,
+        record: None,
     })?;
     let mut rows = Vec::new();
     for operation in &operations {

@@ -78,6 +78,7 @@ fn lab(arguments: &DemoArguments) -> Result<()> {
         programs: &programs,
         overlays: &[],
         peers: false,
+        record: None,
     })?;
     println!(
         "Linux {} is up after {:.1} s with {}.\n",

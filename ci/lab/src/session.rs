@@ -14,7 +14,7 @@ use crate::qemu::Qemu;
 use crate::vm::{self, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Names another emulator of ConnectX functions than the workspace's.
@@ -39,6 +39,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) programs: &'a [(String, PathBuf)],
     pub(crate) overlays: &'a [PathBuf],
     pub(crate) peers: bool,
+    /// Where an emulated device records what it sees and does.
+    pub(crate) record: Option<&'a Path>,
 }
 
 impl Session {
@@ -93,7 +95,10 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(machine.device, &kernel, emulator)?;
+        let mut device = device::prepare(machine.device, &kernel, emulator)?;
+        if let Some(directory) = machine.record {
+            device.record(directory)?;
+        }
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
         if machine.peers {

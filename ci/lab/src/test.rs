@@ -153,6 +153,7 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
                 programs: &programs,
                 overlays: &[],
                 peers: scope.offer.peers,
+                record: None,
             };
             let mut place = Place { name, ..Place::default() };
             run_suites(&session, &machine, &suites, scope, &logs, &mut place);

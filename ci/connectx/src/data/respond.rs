@@ -12,6 +12,7 @@ use crate::object::domain::Domain;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::Source;
 
 /// Bytes in front of a datagram's data.
 const ROUTE: usize = 40;
@@ -206,6 +207,8 @@ impl Device {
                 return Some(Answer::OperationError);
             }
         };
+        let (source, number) = shared.map_or((Source::Pair, qpn), |srqn| (Source::Shared, srqn));
+        receive.record(&mut self.recorder, self.now, source, number);
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }

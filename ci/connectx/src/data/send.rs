@@ -11,6 +11,7 @@ use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::device::{Device, PortType};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::{Counter, Entry};
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -72,6 +73,7 @@ impl Device {
             self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
+        self.recorder.saw(self.now, Counter::Send, qpn, ring.posted().into());
         if !ring.waiting() {
             return Next::Idle;
         }
@@ -80,6 +82,14 @@ impl Device {
         let Some(control) = control else { return Next::Idle };
         let blocks = control.blocks().min(MAX_UNITS.div_ceil(4));
         let Ok(bytes) = ring.fetch(&self.memory, blocks.into()) else { return Next::Idle };
+        let request = Entry::Request {
+            service: qp.context.get(qpc::st) as u8,
+            blue_flame: ring.has_data(),
+            index: ring.next(),
+            number: qpn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &request);
         match self.prepare(qpn, control, &bytes) {
             Ok(None) => {
                 self.retire(qpn, &control, 0);
