@@ -20,6 +20,7 @@ mod module;
 mod outcome;
 mod peers;
 mod progress;
+mod python;
 mod qemu;
 mod session;
 mod suite;

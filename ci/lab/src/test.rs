@@ -132,7 +132,7 @@ fn native(
 }
 
 fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> Result<()> {
-    let needs = Needs { kernels: arguments.kernels(), peers: scope.offer.peers };
+    let needs = Needs { kernels: arguments.kernels(), peers: scope.offer.peers, python: false };
     let session = Session::open(&needs, arguments.console)?;
     let suites = suite::build(&session.workspace)?;
     let mut programs: Vec<_> =
@@ -148,11 +148,9 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
             let name = format!("{} {}", kernel.label(), device.label());
             let start = Instant::now();
             let machine = Machine {
-                kernel,
-                device,
                 programs: &programs,
-                overlays: &[],
                 peers: scope.offer.peers,
+                ..Machine::new(kernel, device)
             };
             let mut place = Place { name, ..Place::default() };
             run_suites(&session, &machine, &suites, scope, &logs, &mut place);
