@@ -15,6 +15,9 @@ const UNIT: &str = "python";
 /// Where the tests lie in the guest, some of them compressed.
 pub(crate) const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
+/// The bindings, and what some of their tests build packets with.
+const PACKAGES: &[&str] = &["python3-pyverbs", "python3-scapy"];
+
 /// What Python's modules load besides what the peers bring.
 const LIBRARIES: &[&str] = &["libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libuuid1"];
 
@@ -30,7 +33,7 @@ pub(crate) fn python(cache: &Cache) -> Option<PathBuf> {
 /// Downloads Python, the bindings and their tests.
 pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let packages: Vec<Package> = apt
-        .closure(&["python3-pyverbs"])?
+        .closure(PACKAGES)?
         .into_iter()
         .filter(|package| {
             let name = package.name.as_str();
