@@ -71,18 +71,16 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         let text = arguments.only.as_deref().unwrap_or_default();
         bail!("no operation to measure has {text:?} in its name");
     }
-    let needs = Needs { kernels: vec![arguments.kernel], peers: true };
+    let needs = Needs { kernels: vec![arguments.kernel], peers: true, python: false };
     let mut session = Session::open(&needs, arguments.console)?;
     if arguments.count_instructions {
         session.count_instructions();
     }
     let program = session.workspace.static_program("uverbs", "uverbs", Profile::Release)?;
     let mut vm = session.boot(&Machine {
-        kernel: arguments.kernel,
-        device: arguments.device,
         programs: &[("uverbs".to_owned(), program)],
-        overlays: &[],
         peers: true,
+        ..Machine::new(arguments.kernel, arguments.device)
     })?;
     let mut rows = Vec::new();
     for operation in &operations {

@@ -5,7 +5,7 @@
 
 use crate::kernel::Kernel;
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use lab_guest::order::{Network, Setup};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,6 +29,37 @@ impl DeviceName {
             DeviceName::Rxe => "rxe",
             DeviceName::Mlx5 => "mlx5",
         }
+    }
+}
+
+/// What the emulated ConnectX functions are like; options of the emulator.
+#[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Emulation {
+    /// InfiniBand ports in place of Ethernet ones (with --device mlx5)
+    #[arg(long)]
+    pub(crate) infiniband: bool,
+    /// Refuse data in BlueFlame registers (with --device mlx5)
+    #[arg(long)]
+    pub(crate) no_wc: bool,
+    /// Register memory by commands alone (with --device mlx5)
+    #[arg(long)]
+    pub(crate) minimal: bool,
+}
+
+impl Emulation {
+    /// As the emulator spells it.
+    fn arguments(self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if self.infiniband {
+            arguments.extend(["--port-type".into(), "ib".into()]);
+        }
+        if self.no_wc {
+            arguments.push("--no-wc".into());
+        }
+        if self.minimal {
+            arguments.push("--minimal".into());
+        }
+        arguments
     }
 }
 
@@ -58,14 +89,18 @@ pub(crate) struct Device {
 pub(crate) fn prepare(
     name: DeviceName,
     kernel: &Kernel,
+    emulation: &Emulation,
     emulator: impl FnOnce() -> Result<Option<PathBuf>>,
 ) -> Result<Device> {
     let device = match name {
         DeviceName::Rxe => soft_roce(),
-        DeviceName::Mlx5 => connectx(emulator()?.context(
-            "the emulated ConnectX is not part of this workspace yet, so there is no mlx5 device \
-             to boot with; `--device rxe` works",
-        )?),
+        DeviceName::Mlx5 => {
+            let program = emulator()?.context(
+                "the emulated ConnectX is not part of this workspace, so there is no mlx5 device \
+                 to boot with; `--device rxe` works",
+            )?;
+            connectx(program, *emulation)
+        }
     };
     for needed in ["virtio_pci", "virtio_console"] {
         require(kernel, needed)?;
@@ -96,10 +131,15 @@ fn soft_roce() -> Device {
     Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
 }
 
+/// Name of the emulator's control socket in the run directory.
+pub(crate) const CONTROL: &str = "connectx-control";
+
 /// Two functions of the emulator behind one switch.
-fn connectx(emulator: PathBuf) -> Device {
+fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
     let sockets = ["connectx0", "connectx1"];
     let mut command = vec![emulator.into_os_string()];
+    command.extend(emulation.arguments());
+    command.extend(["--control".into(), CONTROL.into()]);
     let mut qemu = Vec::new();
     for socket in sockets {
         command.extend(["--socket".into(), socket.into()]);
@@ -114,7 +154,7 @@ fn connectx(emulator: PathBuf) -> Device {
         shared_memory: true,
         companion: Some(Companion {
             command,
-            sockets: sockets.iter().map(|socket| (*socket).to_owned()).collect(),
+            sockets: sockets.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
         }),
         setup: setup(&["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"], Network::Ports),
     }

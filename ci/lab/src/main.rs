@@ -20,6 +20,8 @@ mod module;
 mod outcome;
 mod peers;
 mod progress;
+mod proof;
+mod python;
 mod qemu;
 mod session;
 mod suite;

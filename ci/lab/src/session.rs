@@ -4,12 +4,13 @@
 
 use crate::accel::{self, Accelerator};
 use crate::cache::Cache;
-use crate::device::{self, Device, DeviceName};
+use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelName};
 use crate::peers;
 use crate::progress;
+use crate::python;
 use crate::qemu::Qemu;
 use crate::vm::{self, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
@@ -32,6 +33,7 @@ pub(crate) struct Session {
 }
 
 /// What goes into one machine.
+#[derive(Clone, Copy)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: KernelName,
     pub(crate) device: DeviceName,
@@ -39,6 +41,25 @@ pub(crate) struct Machine<'a> {
     pub(crate) programs: &'a [(String, PathBuf)],
     pub(crate) overlays: &'a [PathBuf],
     pub(crate) peers: bool,
+    /// Python with rdma-core's bindings; it uses the libraries of the peers.
+    pub(crate) python: bool,
+    /// What the emulated functions are like.
+    pub(crate) emulation: Emulation,
+}
+
+impl Machine<'_> {
+    /// A machine with nothing laid into it.
+    pub(crate) fn new(kernel: KernelName, device: DeviceName) -> Self {
+        Self {
+            kernel,
+            device,
+            programs: &[],
+            overlays: &[],
+            peers: false,
+            python: false,
+            emulation: Emulation::default(),
+        }
+    }
 }
 
 impl Session {
@@ -93,12 +114,16 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(machine.device, &kernel, emulator)?;
+        let device = device::prepare(machine.device, &kernel, &machine.emulation, emulator)?;
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
         if machine.peers {
             let peers = peers::peers(&self.cache).context("the peers have gone from the cache")?;
             root.overlay(&peers)?;
+        }
+        if machine.python {
+            let python = python::python(&self.cache).context("Python has gone from the cache")?;
+            root.overlay(&python)?;
         }
         for (name, path) in machine.programs {
             root.program(&format!("usr/local/bin/{name}"), path);
