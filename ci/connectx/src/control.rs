@@ -177,7 +177,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
                 return error(format!("{len} bytes of VAR page {page}"));
             }
             let mut bytes = vec![0; len as usize];
-            device.vars.read(offset, &mut bytes);
+            device.bar.read(crate::var::OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
         Request::Link { up, .. } => device.set_link(up),
@@ -277,7 +277,7 @@ mod tests {
     fn questions_are_answered_line_by_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
-        fabric.function(0).device_mut().vars.write(4096, &[7, 8, 9]);
+        fabric.function(0).device_mut().bar.write(crate::var::OFFSET + 4096, &[7, 8, 9]);
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();
         let asked = [

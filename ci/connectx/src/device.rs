@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
 use crate::cmd;
 use crate::data::doorbell::Doorbells;
@@ -15,7 +16,6 @@ use crate::pages::Pages;
 use crate::port::{Port, Traffic};
 use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
-use crate::var::{self, VarPages};
 
 /// What a port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,7 +60,7 @@ pub struct Device {
     pub(crate) l2_table: BTreeMap<u32, u64>,
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
-    pub(crate) vars: VarPages,
+    pub(crate) bar: BarMemory,
     pub(crate) rdma_sent: Traffic,
     pub(crate) rdma_received: Traffic,
     /// Queues with something to send.
@@ -93,7 +93,7 @@ impl Device {
             l2_table: BTreeMap::new(),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
-            vars: VarPages::new(),
+            bar: BarMemory::new(),
             rdma_sent: Traffic::default(),
             rdma_received: Traffic::default(),
             awake: VecDeque::new(),
@@ -108,12 +108,14 @@ impl Device {
     }
 
     /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
-    /// asked for stay.
+    /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
         let mut fresh = Self::new(self.options.clone(), 0);
         std::mem::swap(&mut fresh.memory, &mut self.memory);
+        std::mem::swap(&mut fresh.bar, &mut self.bar);
+        fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
         fresh.failing = std::mem::take(&mut self.failing);
@@ -128,8 +130,8 @@ impl Device {
     /// Reads from BAR0.
     pub fn read(&mut self, offset: u64, to: &mut [u8]) {
         let page = offset / uar::PAGE;
-        if offset >= var::OFFSET {
-            return self.vars.read(offset - var::OFFSET, to);
+        if offset >= bar::OFFSET {
+            return self.bar.read(offset, to);
         }
         for (at, byte) in (offset..).zip(to) {
             // Doorbells are write-only.
@@ -144,8 +146,11 @@ impl Device {
     /// Writes to BAR0.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
         self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
-        if offset >= var::OFFSET {
-            return self.vars.write(offset - var::OFFSET, from);
+        if offset >= bar::OFFSET {
+            if !self.bar.write(offset, from) {
+                log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
+            }
+            return;
         }
         if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
             return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);

@@ -44,6 +44,8 @@ impl Function {
         self.device.memory_mut().clear();
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
+        // The old guest may still have the old memory mapped.
+        self.device.bar = crate::bar::BarMemory::new();
         self.device.segment = crate::segment::Segment::new();
     }
 
@@ -80,6 +82,11 @@ impl Function {
     /// What is behind BAR0, to change.
     pub fn device_mut(&mut self) -> &mut Device {
         &mut self.device
+    }
+
+    /// The memory in BAR0, for the guest to map.
+    pub fn bar_file(&self) -> Option<&std::fs::File> {
+        self.device.bar.file()
     }
 
     /// Guest memory, to map.

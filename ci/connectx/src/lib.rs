@@ -9,6 +9,7 @@
 //! given the same again.
 #![deny(unsafe_code)]
 
+pub mod bar;
 pub mod buffer;
 pub mod caps;
 pub mod cmd;

@@ -130,6 +130,8 @@ fn run(
         CREATE_MKEY => device.create_mkey(uid, input),
         DESTROY_MKEY => device.destroy_mkey(uid, input),
         QUERY_MKEY => device.query_mkey(input),
+        ALLOC_MEMIC => device.alloc_memic(input),
+        DEALLOC_MEMIC => device.dealloc_memic(input),
         CREATE_EQ => device.create_eq(input),
         DESTROY_EQ => device.destroy_eq(input),
         QUERY_EQ => device.query_eq(input),

@@ -92,7 +92,7 @@ impl Device {
         self.recorder.add(self.now, &request);
         match self.prepare(qpn, control, &bytes) {
             Ok(None) => {
-                self.retire(qpn, &control, 0);
+                self.retire(qpn, &control, 0, &[]);
                 Next::Done
             }
             Ok(Some(carry)) => Next::Carry(carry),
@@ -104,7 +104,7 @@ impl Device {
     }
 
     /// Goes on to the next request, and reports this one if it asked for that.
-    fn retire(&mut self, qpn: u32, control: &Control, len: u32) {
+    fn retire(&mut self, qpn: u32, control: &Control, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         let index = qp.send.as_mut().map_or(0, |ring| {
@@ -113,7 +113,7 @@ impl Device {
             index
         });
         if control.signaled() {
-            self.complete_send(qpn, control.opcode, index, len);
+            self.complete_send(qpn, control.opcode, index, len, data);
         }
     }
 
@@ -378,8 +378,23 @@ impl Device {
         Ok(data)
     }
 
-    /// Puts what came back where the request wants it.
-    fn scatter(&self, qpn: u32, list: &[Gather], mut data: &[u8]) -> Result<(), Syndrome> {
+    /// Takes what came back: into memory, or returned to lie in the completion.
+    fn bring_back(&self, qpn: u32, job: &Job, data: Vec<u8>) -> Result<Vec<u8>, Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let room = qp.inline_sends().min(self.inline_room(qp.send_cq()));
+        let inline = job.control.signaled() && (1..=room).contains(&data.len());
+        self.scatter(qpn, &job.gather, &data, !inline)?;
+        Ok(if inline { data } else { vec![] })
+    }
+
+    /// Puts what came back where the request wants it, or only finds that it may go there.
+    fn scatter(
+        &self,
+        qpn: u32,
+        list: &[Gather],
+        mut data: &[u8],
+        write: bool,
+    ) -> Result<(), Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         for entry in list {
             let Gather::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
@@ -393,7 +408,11 @@ impl Device {
                 address: entry.address,
                 len: part.len() as u64,
             };
-            self.write_pieces(place, part).map_err(|_| Syndrome::LocalProtection)?;
+            let done = match write {
+                true => self.write_pieces(place, part),
+                false => self.objects.resolve(place).map(|_| ()),
+            };
+            done.map_err(|_| Syndrome::LocalProtection)?;
         }
         Ok(())
     }
@@ -413,7 +432,7 @@ impl Device {
         if !service.reliable() {
             // Nobody says what became of it.
             self.rdma_sent.add(message.payload.len());
-            return self.retire(qpn, control, job.len as u32);
+            return self.retire(qpn, control, job.len as u32, &[]);
         }
         let outcome = match answer {
             Answer::NotReady(code) => {
@@ -436,20 +455,20 @@ impl Device {
             Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Answer::AccessError => Err(Syndrome::RemoteAccess),
             Answer::OperationError => Err(Syndrome::RemoteOperation),
-            Answer::Acknowledged => Ok(()),
-            Answer::Data(data) => self.scatter(qpn, &job.gather, &data),
+            Answer::Acknowledged => Ok(vec![]),
+            Answer::Data(data) => self.bring_back(qpn, job, data),
             // Atomics return the old value as a big-endian number unless told otherwise; the
             // drivers of little-endian hosts ask for host order.
-            Answer::Atomic(old) => self.scatter(qpn, &job.gather, &old.to_le_bytes()),
+            Answer::Atomic(old) => self.bring_back(qpn, job, old.to_le_bytes().to_vec()),
         };
         match outcome {
-            Ok(()) => {
+            Ok(inline) => {
                 self.rdma_sent.add(message.payload.len());
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());
                 }
-                self.retire(qpn, control, job.len as u32);
+                self.retire(qpn, control, job.len as u32, &inline);
             }
             Err(syndrome) => self.fail(qpn, control, syndrome),
         }
