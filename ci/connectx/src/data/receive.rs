@@ -71,6 +71,9 @@ pub struct Scatter {
     pub address: u64,
 }
 
+/// In the length of a receive's segment: padding may be put before the data, which is not done.
+const START_PADDING: u32 = 1 << 31;
+
 /// The key that ends a scatter list early.
 const INVALID_KEY: u32 = 0x100;
 
@@ -78,7 +81,8 @@ impl Scatter {
     /// Reads a data segment.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
-        Self { len: (value >> 96) as u32, key: (value >> 64) as u32, address: value as u64 }
+        let len = (value >> 96) as u32 & !START_PADDING;
+        Self { len, key: (value >> 64) as u32, address: value as u64 }
     }
 }
 
@@ -166,7 +170,7 @@ mod tests {
         let (memory, mut queue) = queue(Order::Cyclic);
         assert!(queue.peek(&memory).unwrap().is_none());
         for slot in 0..4 {
-            segment(&memory, 0x1000 + slot * 64, 10 + slot as u32, 7);
+            segment(&memory, 0x1000 + slot * 64, START_PADDING | (10 + slot as u32), 7);
             segment(&memory, 0x1010 + slot * 64, 0, INVALID_KEY);
             segment(&memory, 0x1020 + slot * 64, 9, 7);
         }

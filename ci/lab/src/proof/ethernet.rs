@@ -20,7 +20,7 @@ head -c 4194304 /dev/urandom >sent
 far="/usr/bin/ip netns exec far"
 $far httpd -f -p 10.0.0.2:8000 -h $directory & there=$!
 httpd -f -p 10.0.0.1:8000 -h $directory & here=$!
-until_true "tcp 8000"
+until_true "tcp 8000" || exit 1
 timeout 60 wget -q -O got http://10.0.0.2:8000/sent; cmp sent got || fail "from there"
 timeout 60 $far wget -q -O back http://10.0.0.1:8000/sent; cmp sent back || fail "to there"
 kill $there $here
