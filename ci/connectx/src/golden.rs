@@ -199,6 +199,10 @@ impl Vectors {
             .skip(1)
             .map(|(name, bytes)| match *name {
                 "mlx5_wqe_inline_seg" => format!("inline {}", word(bytes, 0) & 0x7fff_ffff),
+                // What it changes is what it is.
+                "mlx5_wqe_umr_ctrl_seg" => {
+                    format!("umr_ctrl_seg {}", hex(&bytes[..bytes.len().min(16)]))
+                }
                 name => name.trim_start_matches("mlx5_").trim_start_matches("wqe_").into(),
             })
             .collect();

@@ -245,7 +245,10 @@ impl Device {
             return self.fail_cq(number, WRITE_FAULT);
         }
         let index = cq.producer;
-        self.recorder.add(now, &Entry::Completion { number, index, bytes: &cqe });
+        if self.recorder.on() {
+            let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
+            self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
+        }
         cq.producer = cq.producer.wrapping_add(1) & PRODUCER_MASK;
         if solicited {
             cq.solicited = cq.producer;
