@@ -9,6 +9,7 @@ use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
 use crate::cmd;
 use crate::data::doorbell::Doorbells;
+use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
@@ -69,10 +70,8 @@ pub struct Device {
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
-    /// Commands that are to fail, by opcode: after how many, and how.
-    pub(crate) failing: BTreeMap<u16, (u32, u8)>,
-    /// How many messages are still to be lost.
-    pub(crate) losing: u32,
+    /// What tests asked for.
+    pub(crate) faults: Faults,
     /// What is seen and done, for later.
     pub(crate) recorder: Recorder,
     /// Refusals that were logged.
@@ -99,8 +98,7 @@ impl Device {
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
             now: 0,
-            failing: BTreeMap::new(),
-            losing: 0,
+            faults: Faults::default(),
             recorder: Recorder::default(),
             refused: BTreeMap::new(),
             options,
@@ -118,8 +116,8 @@ impl Device {
         fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
-        fresh.failing = std::mem::take(&mut self.failing);
-        fresh.losing = self.losing;
+        fresh.faults = std::mem::take(&mut self.faults);
+        fresh.faults.reset();
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
@@ -184,6 +182,15 @@ impl Device {
             self.timers.pop_first();
             self.wake(number);
         }
+        while let Some(up) = self.faults.link(self.now) {
+            self.set_link(up);
+        }
+    }
+
+    /// When something is due next.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
+        queue.into_iter().chain(self.faults.next_link()).min()
     }
 
     /// Guest memory, to map.

@@ -18,6 +18,7 @@ pub mod data;
 pub mod decode;
 pub mod device;
 pub mod fabric;
+pub mod fault;
 pub mod function;
 pub mod golden;
 #[allow(unsafe_code, reason = "the only module that touches shared memory")]

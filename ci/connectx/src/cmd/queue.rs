@@ -70,7 +70,9 @@ fn run_slot(device: &mut Device, index: u32) {
     // its slot by the time it looks.
     let events = device.command_eq();
     let delivery = match carry_out(device, index as u8, &mut slot) {
-        Ok(()) => 0,
+        Ok(true) => 0,
+        // The slot stays the device's for ever.
+        Ok(false) => return,
         Err(delivery) => {
             log::warn!("command slot {index}: {delivery:?}");
             let (slot, delivery) = (index as u8, delivery as u8);
@@ -94,7 +96,8 @@ fn run_slot(device: &mut Device, index: u32) {
     }
 }
 
-fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<(), Delivery> {
+/// False if there is to be no answer.
+fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, Delivery> {
     let signed = slot.signed();
     if slot.bytes[0] != TRANSPORT_PCI {
         return Err(Delivery::Descriptor);
@@ -116,7 +119,9 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<(), Deli
         mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
     }
     device.recorder.add(device.now, &Entry::Command { slot: index, input: &input });
-    let mut output = super::dispatch::execute(device, &input, out_len);
+    let Some(mut output) = super::dispatch::execute(device, &input, out_len) else {
+        return Ok(false);
+    };
     output.resize(out_len, 0);
     let answer = Entry::Answer { slot: index, delivery: 0, output: &output[..] };
     device.recorder.add(device.now, &answer);
@@ -126,5 +131,5 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<(), Deli
         let rest = &output[INLINE..];
         mailbox::write(&device.memory, slot.u64(48), rest, slot.token())?;
     }
-    Ok(())
+    Ok(true)
 }

@@ -8,6 +8,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
 use crate::device::Device;
+use crate::fault::Side;
 use crate::object::domain::Domain;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
@@ -209,7 +210,15 @@ impl Device {
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
-        let answer = self.fill_receive(qpn, pd, message, &receive);
+        let user = self.objects.qps.get(qpn).is_ok_and(|qp| qp.uid != 0);
+        let answer = match self.faults.request(qpn, user, Side::Receive) {
+            Some(cause) => {
+                self.fail_receive(qpn, message.srqn, receive.index, cause);
+                self.qp_error(qpn, None);
+                Some(Answer::OperationError)
+            }
+            None => self.fill_receive(qpn, pd, message, &receive),
+        };
         if let Some(srqn) = shared {
             self.check_limit(srqn);
         }
@@ -266,7 +275,7 @@ impl Device {
             failed
         };
         if let Some((syndrome, answer)) = failed {
-            self.fail_receive(qpn, message.srqn, receive.index, syndrome);
+            self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
             // A datagram that does not fit is the sender's doing; it does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
                 self.qp_error(qpn, None);
@@ -276,7 +285,7 @@ impl Device {
         if let Action::Send { invalidate: Some(key) } = message.action
             && !self.invalidate(key, pd)
         {
-            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess);
+            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
             return Some(self.access_error(qpn));
         }
         let len = match message.action {

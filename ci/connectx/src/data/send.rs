@@ -9,6 +9,7 @@ use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 use super::message::{Action, Answer, Datagram, Message, Syndrome, rnr_timer};
 use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::device::{Device, PortType};
+use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
 use crate::record::{Counter, Entry};
@@ -90,6 +91,11 @@ impl Device {
             bytes: &bytes[..],
         };
         self.recorder.add(self.now, &request);
+        let user = qp.uid != 0;
+        if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
+            self.fail(qpn, &control, cause);
+            return Next::Done;
+        }
         match self.prepare(qpn, control, &bytes) {
             Ok(None) => {
                 self.retire(qpn, &control, 0, &[]);
@@ -97,7 +103,7 @@ impl Device {
             }
             Ok(Some(carry)) => Next::Carry(carry),
             Err(syndrome) => {
-                self.fail(qpn, &control, syndrome);
+                self.fail(qpn, &control, syndrome.into());
                 Next::Done
             }
         }
@@ -118,7 +124,7 @@ impl Device {
     }
 
     /// Reports a request as failed, and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &Control, syndrome: Syndrome) {
+    fn fail(&mut self, qpn: u32, control: &Control, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.send.as_mut().map_or(0, |ring| {
@@ -126,7 +132,7 @@ impl Device {
             ring.advance(control.blocks());
             index
         });
-        self.fail_send(qpn, control.opcode, index, syndrome);
+        self.fail_send(qpn, control.opcode, index, cause);
         if connected {
             return self.qp_error(qpn, None);
         }
@@ -149,7 +155,7 @@ impl Device {
             let Some(control) = control else { return };
             let index = ring.next();
             ring.advance(control.blocks());
-            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed);
+            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed.into());
         }
     }
 
@@ -470,7 +476,7 @@ impl Device {
                 }
                 self.retire(qpn, control, job.len as u32, &inline);
             }
-            Err(syndrome) => self.fail(qpn, control, syndrome),
+            Err(syndrome) => self.fail(qpn, control, syndrome.into()),
         }
     }
 }
