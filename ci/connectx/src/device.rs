@@ -208,6 +208,11 @@ impl Device {
         &mut self.recorder
     }
 
+    /// Whether the cable is plugged in.
+    pub fn link_up(&self) -> bool {
+        self.port.link_up
+    }
+
     /// The objects, to count.
     pub fn objects(&self) -> &Objects {
         &self.objects
