@@ -5,7 +5,9 @@
 //! its remaining cases along as failures.
 
 mod case;
+mod conversation;
 mod ethernet;
+mod faults;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
@@ -53,6 +55,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
     }
+    reports.extend(faults::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }

@@ -8,6 +8,7 @@ use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelName};
+use crate::monitor::Monitor;
 use crate::peers;
 use crate::progress;
 use crate::python;
@@ -15,6 +16,9 @@ use crate::qemu::Qemu;
 use crate::vm::{self, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
+use connectx::control::Client;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,6 +116,25 @@ impl Session {
 
     fn skeleton(&self) -> Initramfs {
         Initramfs::new(&self.init)
+    }
+
+    /// A way to the sockets in the run directory that is short enough for a socket's name.
+    fn socket(&self, name: &str) -> Result<(File, PathBuf)> {
+        let directory = File::open(&self.directory)?;
+        let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+        Ok((directory, path.into()))
+    }
+
+    /// What controls the emulated functions of the running machine.
+    pub(crate) fn control(&self) -> Result<Client> {
+        let (_open, path) = self.socket(device::CONTROL)?;
+        Client::connect(&path).context("connect to the emulator")
+    }
+
+    /// QEMU's monitor, of a machine with emulated functions.
+    pub(crate) fn monitor(&self) -> Result<Monitor> {
+        let (_open, path) = self.socket(device::MONITOR)?;
+        Monitor::connect(&path).context("connect to QEMU's monitor")
     }
 
     /// Boots a machine.
