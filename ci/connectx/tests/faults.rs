@@ -144,7 +144,7 @@ fn a_silent_command_keeps_its_slot_and_the_next_works() {
 }
 
 #[test]
-fn a_function_that_is_pulled_out_answers_ones_until_somebody_connects() {
+fn a_function_that_is_pulled_out_answers_ones_until_it_is_put_back() {
     let mut bench = Bench::new();
     bench.ask(Request::Remove { function: 0 });
     let read = |bench: &mut Bench, region, offset| {
@@ -160,6 +160,11 @@ fn a_function_that_is_pulled_out_answers_ones_until_somebody_connects() {
     let objects = answer(&mut bench.driver.fabric, &Request::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
+    bench.ask(Request::Insert { function: 0 });
+    assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
+    assert_eq!(read(&mut bench, Region::Bar0, 0x14)[2] & 7, 0);
+    bench.ask(Request::Remove { function: 0 });
+    assert_eq!(read(&mut bench, Region::Config, 0), [0xff; 4]);
     bench.driver.fabric.function(0).restart();
     assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
 }

@@ -145,19 +145,6 @@ fn soft_roce() -> Device {
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
-/// Name of QEMU's monitor socket in the run directory, on machines with an emulated ConnectX.
-pub(crate) const MONITOR: &str = "monitor";
-
-/// What QEMU is to plug in for a function, as an argument and as a command of the monitor.
-pub(crate) fn plug(number: usize) -> serde_json::Value {
-    serde_json::json!({
-        "driver": "vfio-user-pci",
-        "id": format!("function{number}"),
-        "bus": format!("slot{number}"),
-        "socket": { "type": "unix", "path": format!("connectx{number}") },
-    })
-}
-
 /// Two functions of the emulator behind one switch.
 fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
     let sockets = ["connectx0", "connectx1"];
@@ -165,14 +152,14 @@ fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
     command.extend(emulation.arguments());
     command.extend(["--control".into(), CONTROL.into()]);
     let mut qemu = Vec::new();
-    for (number, socket) in sockets.iter().enumerate() {
+    for socket in sockets {
         command.extend(["--socket".into(), socket.into()]);
-        // A slot that a function can be taken out of and put into, with room for its memory.
-        let slot = format!("pcie-root-port,id=slot{number},chassis={number},pref64-reserve=128M");
-        let plug = plug(number).to_string();
-        qemu.extend(["-device".to_owned(), slot, "-device".to_owned(), plug]);
+        let function = serde_json::json!({
+            "driver": "vfio-user-pci",
+            "socket": { "type": "unix", "path": socket },
+        });
+        qemu.extend(["-device".to_owned(), function.to_string()]);
     }
-    qemu.extend(["-qmp".to_owned(), format!("unix:{MONITOR},server=on,wait=off")]);
     Device {
         qemu,
         shared_memory: true,

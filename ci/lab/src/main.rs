@@ -17,7 +17,6 @@ mod fetch;
 mod initramfs;
 mod kernel;
 mod module;
-mod monitor;
 mod outcome;
 mod peers;
 mod progress;

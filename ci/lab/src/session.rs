@@ -8,7 +8,6 @@ use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelName};
-use crate::monitor::Monitor;
 use crate::peers;
 use crate::progress;
 use crate::python;
@@ -118,23 +117,12 @@ impl Session {
         Initramfs::new(&self.init)
     }
 
-    /// A way to the sockets in the run directory that is short enough for a socket's name.
-    fn socket(&self, name: &str) -> Result<(File, PathBuf)> {
-        let directory = File::open(&self.directory)?;
-        let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
-        Ok((directory, path.into()))
-    }
-
     /// What controls the emulated functions of the running machine.
     pub(crate) fn control(&self) -> Result<Client> {
-        let (_open, path) = self.socket(device::CONTROL)?;
-        Client::connect(&path).context("connect to the emulator")
-    }
-
-    /// QEMU's monitor, of a machine with emulated functions.
-    pub(crate) fn monitor(&self) -> Result<Monitor> {
-        let (_open, path) = self.socket(device::MONITOR)?;
-        Monitor::connect(&path).context("connect to QEMU's monitor")
+        // The way by the open directory is short enough for a socket's name.
+        let directory = File::open(&self.directory)?;
+        let path = format!("/proc/self/fd/{}/{}", directory.as_raw_fd(), device::CONTROL);
+        Client::connect(Path::new(&path)).context("connect to the emulator")
     }
 
     /// Boots a machine.
