@@ -7,7 +7,7 @@ use crate::events::keys::Keys;
 use crate::file::File;
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
-use crate::provider::Provider;
+use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::invoke_write::write_ex;
@@ -52,31 +52,38 @@ impl Context {
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
-        let provider = Provider::new(device)?;
+        let opening = Opening::new(device)?;
         let fd = device.open_node()?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = UverbsFd::new(fd, provider.driver(), epoch);
-        Context::on(Box::new(kernel), device.clone(), provider, epoch)
+        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        Context::on(Box::new(kernel), device.clone(), opening, epoch)
     }
 
     /// Establishes a context on an open file.
     pub(crate) fn on(
         kernel: Box<dyn Kernel>,
         device: Device,
-        provider: Provider,
+        mut opening: Opening,
         epoch: Epoch,
     ) -> Result<Context> {
         const VERB: &str = "open_device";
         let mut completion_vectors = 0u32;
         let mut support = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
-        kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
-        drop(command);
+        loop {
+            let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
+            let established = kernel.execute(&mut opening.request(command));
+            match established {
+                Ok(()) => break,
+                Err(_) if opening.retreat() => {}
+                Err(errno) => return Err(Error::from_kernel(VERB, errno)),
+            }
+        }
 
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
+        let provider = opening.finish(&*kernel, epoch)?;
         let support = ib_uverbs_core_support::from_bits_retain(support);
         Ok(Context {
             file: Arc::new(File {
@@ -155,11 +162,12 @@ impl Context {
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
         let events = alloc_async_fd(&*kernel, VERB)?;
+        let provider = file.provider.reimport(&*kernel, epoch, VERB)?;
         Ok(Context {
             file: Arc::new(File {
                 kernel,
                 device: file.device.clone(),
-                provider: file.provider.clone(),
+                provider,
                 epoch,
                 events,
                 keys: Keys::new(epoch),
