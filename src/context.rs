@@ -10,7 +10,6 @@ use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
-use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,12 +22,8 @@ use uverbs_uapi::context::{
     UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
     ib_uverbs_core_support,
 };
-use uverbs_uapi::device::{
-    UVERBS_METHOD_GET_CONTEXT, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
-};
+use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
-use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
-use zerocopy::FromZeros;
 
 /// An open device: what everything else is made from.
 ///
@@ -112,12 +107,7 @@ impl Context {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let request = ib_uverbs_ex_query_device::default();
-        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut resp);
-        self.file.execute("query_device", &mut command)?;
-        drop(command);
-        Ok(DeviceAttr::new(resp))
+        Ok(self.file.query_device("query_device")?.0)
     }
 
     /// How many completion vectors (interrupts) completion queues may choose from.

@@ -6,7 +6,11 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
+use crate::mem::allocator::Source;
 use crate::object::{Class, Object, destroy_sole};
+use crate::parent_domain::ParentDomain;
+use crate::pd::{PdInner, Sharing};
+use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
 use crate::provider::{CqRing, CqWatch};
 use crate::retired::{Retired, Retirements};
 use crate::uverbs::command::Command;
@@ -17,18 +21,23 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
-use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_RESIZE_CQ;
 use zerocopy::FromZeros;
+
+/// Bytes of a completion unless others are asked for.
+const CQE_SIZE: u32 = 64;
 
 /// The part of a completion queue that its queue pairs hold on to.
 #[derive(Debug)]
 pub(crate) struct CqInner {
-    pub(crate) object: Object,
+    pub(crate) object: Object<Hold>,
     /// Queue pairs that are gone: the poller discards what is left of them.
     pub(crate) retirements: Retirements<CqWatch>,
     registration: Registration,
     channel: Option<Arc<ChannelInner>>,
+    /// Whose allocator provides its memory.
+    domain: Option<Arc<PdInner>>,
 }
 
 impl CqInner {
@@ -67,13 +76,22 @@ pub struct CqBuilder {
     cqe: u32,
     vector: u32,
     channel: Option<Arc<ChannelInner>>,
+    domain: Option<Arc<PdInner>>,
+    cqe_size: u32,
 }
 
 impl Context {
     /// Starts to build a completion queue with room for at least `cqe` completions.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> CqBuilder {
-        CqBuilder { file: self.file.clone(), cqe, vector: 0, channel: None }
+        CqBuilder {
+            file: self.file.clone(),
+            cqe,
+            vector: 0,
+            channel: None,
+            domain: None,
+            cqe_size: CQE_SIZE,
+        }
     }
 }
 
@@ -92,15 +110,33 @@ impl CqBuilder {
         self
     }
 
+    /// Takes the queue's memory from the allocator of `domain`, which the queue keeps alive.
+    #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
+    #[must_use]
+    pub fn parent_domain<S: Sharing>(mut self, domain: &ParentDomain<S>) -> Self {
+        self.domain = Some(domain.inner.clone());
+        self
+    }
+
+    /// Bytes of a completion on mlx5, 64 or 128; 64 unless set. On other devices the size is the
+    /// driver's.
+    #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE")]
+    #[must_use]
+    pub fn cqe_size(mut self, bytes: u32) -> Self {
+        self.cqe_size = bytes;
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
     ///
     /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
-    /// not exist, for a channel of another context; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    /// not exist, for a channel or domain of another context, for completions of another size than 64
+    /// and 128 bytes; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
-        let CqBuilder { file, cqe, vector, channel } = self;
+        let CqBuilder { file, cqe, vector, channel, domain, cqe_size } = self;
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
@@ -117,12 +153,17 @@ impl CqBuilder {
         if let Some(channel) = &channel {
             file.check_same(VERB, "completion channel", &channel.file)?;
         }
+        if let Some(domain) = &domain {
+            file.check_same(VERB, "parent domain", domain.file())?;
+        }
         let registration = file.register(VERB, Kind::Cq)?;
+        let source = Source { verb: VERB, domain: domain.as_ref() };
+        let mut plan = CqPlan::new(&file.provider, CqAsk { cqe, cqe_size }, source)?;
         let mut granted = 0u32;
-        let mut answer = file.provider.cq_answer();
-        let mut command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
+        let told = plan.cqe();
+        let command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
-            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, cqe)
+            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, told)
             .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
             .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
             .fd_if(
@@ -130,32 +171,31 @@ impl CqBuilder {
                 channel.as_ref().map(|channel| channel.fd.as_fd()),
             )
             .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted)
-            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
+        let mut command = plan.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{cqe} entries; {} takes at most what query_device says in max_cqe",
-                file.device.name()
-            )),
+            Errno::INVAL => match file.limits() {
+                Some(limits) => error.detail(format!(
+                    "{cqe} entries; {} takes at most {}",
+                    file.device.name(),
+                    limits.max_cqe()
+                )),
+                None => error.detail(format!("{cqe} entries")),
+            },
             _ => error,
         })?;
-        let object = Object::new(
-            file.clone(),
-            Class::CQ,
-            handle.map_err(|errno| Error::new(VERB, errno))?,
-            (),
-        );
-        let ring = file
-            .provider
-            .cq_ring(&answer, file.kernel.mapper())
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let object = Object::new(file.clone(), Class::CQ, handle, plan.hold());
+        let ring = plan
+            .finish(file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         let (watch, consumer) = ring.watch();
         let retirements = Retirements::new(watch, consumer);
         Ok(CompletionQueue {
-            inner: Arc::new(CqInner { object, retirements, registration, channel }),
+            inner: Arc::new(CqInner { object, retirements, registration, channel, domain }),
             ring,
             consumed: 0,
             retired: Retired::default(),
@@ -246,32 +286,41 @@ impl CompletionQueue {
         file.check_fork(VERB)?;
         // The kernel copies what it believes unconsumed.
         self.release();
+        // Memory comes and goes outside the exchange, during which a lock is held.
+        let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
+        let mut plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
         let request = uapi::ib_uverbs_resize_cq {
             cq_handle: self.inner.object.handle(),
-            cqe,
+            cqe: plan.cqe(),
             ..Default::default()
         };
+        let mut before = None;
         self.inner.retirements.exchange(self.consumed, || {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let mut answer = file.provider.resize_cq_answer();
-            let mut command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request)
-                .answer(&mut resp)
-                .driver(&[], answer.as_mut());
-            let resized = file.execute(VERB, &mut command);
-            drop(command);
+            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
+            let resized = file.execute(VERB, &mut plan.request(command));
             resized.map_err(|error| match error.errno() {
-                Errno::INVAL => error.detail(format!(
-                    "{cqe} entries are fewer than the {} in the queue, or more than the device's \
-                     max_cqe",
-                    self.ring.pending()
-                )),
+                Errno::INVAL => {
+                    let most = match file.limits() {
+                        Some(limits) => limits.max_cqe().to_string(),
+                        None => "those".into(),
+                    };
+                    error.detail(format!(
+                        "{cqe} entries are fewer than the {} in the queue, or more than the {most} \
+                         that {} has",
+                        self.ring.pending(),
+                        file.device.name(),
+                    ))
+                }
                 _ => error,
             })?;
             // The old ring is dead whatever happens now; without a new one nothing is added to
             // what it holds.
-            self.ring = file.provider.cq_ring(&answer, file.kernel.mapper()).map_err(|errno| {
+            let mapper = file.kernel.mapper();
+            let moved = plan.finish(&mut self.ring, self.inner.object.memory(), mapper);
+            before = Some(moved.map_err(|errno| {
                 Error::new(VERB, errno).detail("the new queue could not be mapped")
-            })?;
+            })?);
             Ok(self.ring.watch())
         })
     }

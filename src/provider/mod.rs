@@ -11,7 +11,7 @@ pub(crate) mod plan;
 mod queue;
 pub(crate) mod rxe;
 
-pub(crate) use queue::{CqRing, CqWatch, Cursor, RecvRing, SendRing};
+pub(crate) use queue::{CqRing, CqWatch, Cursor, Member, RecvRing, SendRing};
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};

@@ -10,6 +10,7 @@ use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegi
 use crate::error::Result;
 use crate::mem::allocator::Source;
 use crate::mem::mapping::Mapper;
+use crate::mem::queue::QueueMemory;
 use crate::qp::QpType;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use uverbs_uapi::object::UVERBS_ATTR_UHW_OUT;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 use uverbs_uapi::rxe::{
-    rxe_create_cq_resp, rxe_create_qp_resp, rxe_create_srq_resp, rxe_resize_cq_resp,
+    mminfo, rxe_create_cq_resp, rxe_create_qp_resp, rxe_create_srq_resp, rxe_resize_cq_resp,
 };
 
 /// What a kernel object stands on: memory that a device may reach, and what the device knows it by.
@@ -34,6 +35,8 @@ pub(crate) enum Hold {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CqAsk {
     pub(crate) cqe: u32,
+    /// Bytes of an entry, where that is not the driver's business.
+    pub(crate) cqe_size: u32,
 }
 
 /// A completion queue in the making.
@@ -102,7 +105,7 @@ pub(crate) struct QpAsk<'a> {
 /// A queue pair in the making.
 #[derive(Debug)]
 pub(crate) enum QpPlan {
-    Rxe { recv: bool, answer: Answer },
+    Rxe { cap: ib_uverbs_qp_cap, recv: bool, answer: Answer },
     Mlx5(Box<mlx5::create::QpPlan>),
 }
 
@@ -115,6 +118,7 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         Ok(match provider {
             Provider::Rxe => QpPlan::Rxe {
+                cap: ask.cap,
                 recv: ask.shared.is_none(),
                 answer: Answer::room_for::<rxe_create_qp_resp>(),
             },
@@ -129,6 +133,14 @@ impl QpPlan {
         match self {
             QpPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
             QpPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// What the kernel is told.
+    pub(crate) fn told(&self) -> ib_uverbs_qp_cap {
+        match self {
+            QpPlan::Rxe { cap, .. } => *cap,
+            QpPlan::Mlx5(plan) => plan.told(),
         }
     }
 
@@ -155,7 +167,7 @@ impl QpPlan {
         mapper: &dyn Mapper,
     ) -> std::result::Result<Queues, Errno> {
         match self {
-            QpPlan::Rxe { recv, answer } => {
+            QpPlan::Rxe { recv, answer, .. } => {
                 let answer = answer.read::<rxe_create_qp_resp>();
                 let limits = SendLimits {
                     max_sge: granted.max_send_sge,
@@ -307,27 +319,39 @@ impl ResizePlan {
         }
     }
 
-    /// Puts the new queue in the old one's place, in the ring and in what the kernel's object holds.
+    /// Puts the new queue in the old one's place, in the ring and in what the kernel's object holds,
+    /// and answers what is left of the old one: to be dropped where no lock is held, because an
+    /// allocator may be called.
     pub(crate) fn finish(
-        self,
+        &mut self,
         ring: &mut CqRing,
         hold: Option<&Hold>,
         mapper: &dyn Mapper,
-    ) -> std::result::Result<(), Errno> {
+    ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
         match (self, ring) {
             (ResizePlan::Rxe { answer, .. }, ring) => {
                 let mi = answer.read::<rxe_resize_cq_resp>().mi;
                 *ring = CqRing::Rxe(rxe::cq::CqRing::map(mi, mapper)?);
-                Ok(())
+                Ok(None)
             }
             (ResizePlan::Mlx5(plan), CqRing::Mlx5(ring)) => {
-                if let Some(Hold::Mlx5(hold)) = hold {
-                    hold.exchange(plan.memory().clone());
-                }
+                let before = match hold {
+                    Some(Hold::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
+                    _ => None,
+                };
                 plan.finish(ring);
-                Ok(())
+                Ok(before)
             }
             (ResizePlan::Mlx5(_), _) => Err(Errno::BADMSG),
         }
     }
+}
+
+/// The ring of a shared receive queue after rxe moved it to `mi`.
+pub(crate) fn resized_srq_ring(
+    mi: mminfo,
+    max_sge: u32,
+    mapper: &dyn Mapper,
+) -> std::result::Result<RecvRing, Errno> {
+    rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe)
 }

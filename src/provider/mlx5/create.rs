@@ -3,7 +3,6 @@
 //! Pairs with `create_user_qp`, `create_cq_user` and `create_srq_user` in `hw/mlx5`, which pin what
 //! is named here.
 
-use super::context::Limits;
 use super::cq::CqRing;
 use super::index::Index;
 use super::record::{Receives, Record};
@@ -60,13 +59,9 @@ impl Hold {
         }
     }
 
-    /// Takes over what the kernel has moved the queue to.
-    pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) {
-        let mut place = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = place.replace(memory);
-        // An allocator may be called here, and must not find the lock held.
-        drop(place);
-        drop(before);
+    /// Takes over what the kernel has moved the queue to, and lets go of where it was.
+    pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory)
     }
 }
 
@@ -165,7 +160,8 @@ fn completions(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, E
 pub(crate) struct ResizePlan {
     size: CqSize,
     memory: Arc<QueueMemory>,
-    elements: Elements,
+    /// `None` once the queue has moved there.
+    elements: Option<Elements>,
     request: abi::mlx5_ib_resize_cq,
 }
 
@@ -179,7 +175,7 @@ impl ResizePlan {
             cqe_size: size.cqe as u16,
             ..Default::default()
         };
-        Ok(ResizePlan { size, memory, elements, request })
+        Ok(ResizePlan { size, memory, elements: Some(elements), request })
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -194,14 +190,17 @@ impl ResizePlan {
         command.driver(self.request.as_bytes(), &mut [])
     }
 
-    pub(crate) fn finish(self, ring: &mut CqRing) {
-        ring.exchange(self.elements);
+    pub(crate) fn finish(&mut self, ring: &mut CqRing) {
+        if let Some(elements) = self.elements.take() {
+            ring.exchange(elements);
+        }
     }
 }
 
 /// A queue pair in the making.
 #[derive(Debug)]
 pub(crate) struct QpPlan {
+    told: ib_uverbs_qp_cap,
     qp_type: QpType,
     signal_all: bool,
     sends: SqSize,
@@ -229,11 +228,14 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
-        let sends = SqSize::new(limits, ask.qp_type, &ask.cap).map_err(invalid)?;
-        let receives = match ask.shared {
-            Some(_) => RqSize::default(),
-            None => RqSize::new(limits, &ask.cap).map_err(invalid)?,
+        // Every queue pair has the queues of its type, if only for one request.
+        let told = ib_uverbs_qp_cap {
+            max_send_wr: ask.cap.max_send_wr.max(1),
+            max_recv_wr: if ask.shared.is_some() { 0 } else { ask.cap.max_recv_wr.max(1) },
+            ..ask.cap
         };
+        let sends = SqSize::new(limits, ask.qp_type, &told).map_err(invalid)?;
+        let receives = RqSize::new(limits, &told).map_err(invalid)?;
         let split = ask.qp_type == QpType::RAW_PACKET;
         let (memory, send_memory) = queues(sends, receives, split, &source)?;
         let record = record(context, &source)?;
@@ -264,6 +266,7 @@ impl QpPlan {
             ..Default::default()
         };
         Ok(QpPlan {
+            told,
             qp_type: ask.qp_type,
             signal_all: ask.signal_all,
             sends,
@@ -285,6 +288,11 @@ impl QpPlan {
         command
             .input(UVERBS_ATTR_UHW_IN, &self.request)
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    /// What the kernel is told: it counts differently, but finds out which queues there are.
+    pub(crate) fn told(&self) -> ib_uverbs_qp_cap {
+        self.told
     }
 
     /// What was granted is known here: the kernel counts in blocks of 64 bytes.
@@ -355,12 +363,12 @@ fn queues(
     split: bool,
     source: &Source<'_>,
 ) -> Result<(Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>)> {
-    let alloc = |bytes: usize, align: usize| match bytes {
-        0 => Ok(None),
-        bytes => {
-            let memory = source.alloc(bytes.next_multiple_of(align), align, ResourceType::MLX5_QP)?;
-            Ok(Some(Arc::new(memory)))
+    let alloc = |bytes: usize, align: usize| -> Result<_> {
+        if bytes == 0 {
+            return Ok(None);
         }
+        let memory = source.alloc(bytes.next_multiple_of(align), align, ResourceType::MLX5_QP)?;
+        Ok(Some(Arc::new(memory)))
     };
     if split {
         return Ok((

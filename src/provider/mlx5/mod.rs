@@ -6,8 +6,14 @@
 
 pub(crate) mod ah;
 pub(crate) mod context;
+pub(crate) mod cq;
 pub(crate) mod create;
+pub(crate) mod index;
+pub(crate) mod record;
+pub(crate) mod rq;
 pub(crate) mod size;
+pub(crate) mod sq;
+pub(crate) mod srq;
 pub(crate) mod uar;
 
 use crate::error::{Error, Result};

@@ -11,7 +11,7 @@ use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use uverbs_uapi::mlx5::object::mlx5_ib_objects::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar as uapi;
 use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as UarType;
 
