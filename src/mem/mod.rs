@@ -7,10 +7,16 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod allocator;
+pub(crate) mod barrier;
+pub(crate) mod dbrec;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
+#[cfg(test)]
+pub(crate) mod order;
 pub(crate) mod pointer;
+pub(crate) mod queue;
 pub(crate) mod region;
+pub(crate) mod register;
 pub(crate) mod ring;
 pub(crate) mod sync;
