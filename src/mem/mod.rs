@@ -14,6 +14,7 @@ pub(crate) mod inbox;
 pub(crate) mod mapping;
 #[cfg(test)]
 pub(crate) mod order;
+pub(crate) mod page;
 pub(crate) mod pointer;
 pub(crate) mod queue;
 pub(crate) mod region;

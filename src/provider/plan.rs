@@ -224,7 +224,9 @@ pub(crate) enum SrqPlan {
 impl SrqPlan {
     pub(crate) fn new(provider: &Provider, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
         Ok(match provider {
-            Provider::Rxe => SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() },
+            Provider::Rxe => {
+                SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() }
+            }
             Provider::Mlx5(context) => {
                 SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, source)?)
             }
