@@ -10,6 +10,7 @@ use uverbs_uapi::device::{
     UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
     UVERBS_METHOD_INFO_HANDLES,
 };
+use uverbs_uapi::mlx5::object as mlx5;
 use uverbs_uapi::object as uapi;
 
 open_enum! {
@@ -33,6 +34,10 @@ open_enum! {
         ASYNC_EVENT = uapi::UVERBS_OBJECT_ASYNC_EVENT, "event file";
         DMAH = uapi::UVERBS_OBJECT_DMAH, "DMA handle";
         DMABUF = uapi::UVERBS_OBJECT_DMABUF, "DMA buffer";
+        /// A doorbell page of an emulated device, on mlx5.
+        MLX5_VAR = mlx5::MLX5_IB_OBJECT_VAR, "VAR";
+        /// A page of doorbell registers, on mlx5.
+        MLX5_UAR = mlx5::MLX5_IB_OBJECT_UAR, "UAR";
     }
 }
 
