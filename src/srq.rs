@@ -211,10 +211,8 @@ impl SharedReceiveQueue {
         const VERB: &str = "modify_srq";
         let file = self.inner.file().clone();
         if !self.moves() {
-            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(format!(
-                "{} does not resize shared receive queues",
-                file.device.name()
-            )));
+            return Err(Error::new(VERB, Errno::OPNOTSUPP)
+                .detail(format!("{} does not resize shared receive queues", file.device.name())));
         }
         let request = uapi::ib_uverbs_modify_srq {
             srq_handle: self.inner.object.handle(),

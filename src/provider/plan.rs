@@ -84,7 +84,8 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { answer, .. } => {
                 let mi = answer.read::<rxe_create_cq_resp>().mi;
-                rxe::cq::CqRing::map(mi, mapper).map(CqRing::Rxe)
+                let ring = rxe::cq::CqRing::map(mi, mapper)?;
+                Ok(CqRing::Rxe(rxe::poller::Poller::new(ring)))
             }
             CqPlan::Mlx5(plan) => Ok(CqRing::Mlx5(plan.finish())),
         }
@@ -224,7 +225,9 @@ pub(crate) enum SrqPlan {
 impl SrqPlan {
     pub(crate) fn new(provider: &Provider, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
         Ok(match provider {
-            Provider::Rxe => SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() },
+            Provider::Rxe => {
+                SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() }
+            }
             Provider::Mlx5(context) => {
                 SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, source)?)
             }
@@ -329,9 +332,9 @@ impl ResizePlan {
         mapper: &dyn Mapper,
     ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
         match (self, ring) {
-            (ResizePlan::Rxe { answer, .. }, ring) => {
+            (ResizePlan::Rxe { answer, .. }, CqRing::Rxe(poller)) => {
                 let mi = answer.read::<rxe_resize_cq_resp>().mi;
-                *ring = CqRing::Rxe(rxe::cq::CqRing::map(mi, mapper)?);
+                poller.replace(rxe::cq::CqRing::map(mi, mapper)?);
                 Ok(None)
             }
             (ResizePlan::Mlx5(plan), CqRing::Mlx5(ring)) => {
@@ -342,7 +345,7 @@ impl ResizePlan {
                 plan.finish(ring);
                 Ok(before)
             }
-            (ResizePlan::Mlx5(_), _) => Err(Errno::BADMSG),
+            _ => Err(Errno::BADMSG),
         }
     }
 }

@@ -100,8 +100,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: bool) -> Result<Limits> {
-        let refuse =
-            |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
+        let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
         // The answer of a kernel that knows less ends earlier and is zero from there on.
         if resp.tot_bfregs != 0 {
             return refuse(format!(

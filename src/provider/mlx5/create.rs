@@ -51,12 +51,7 @@ pub(crate) struct Hold {
 
 impl Hold {
     fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
-        Hold {
-            _record: record.clone(),
-            memory: Mutex::new(memory),
-            _sends: None,
-            _register: None,
-        }
+        Hold { _record: record.clone(), memory: Mutex::new(memory), _sends: None, _register: None }
     }
 
     /// Takes over what the kernel has moved the queue to, and lets go of where it was.
@@ -167,8 +162,8 @@ pub(crate) struct ResizePlan {
 
 impl ResizePlan {
     pub(crate) fn new(cqe: u32, cqe_size: u32, source: Source<'_>) -> Result<ResizePlan> {
-        let size = CqSize::new(cqe, cqe_size)
-            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        let size =
+            CqSize::new(cqe, cqe_size).map_err(|detail| Error::invalid(source.verb, detail))?;
         let (memory, elements) = completions(size, &source)?;
         let request = abi::mlx5_ib_resize_cq {
             buf_addr: memory.addr(),
@@ -240,7 +235,8 @@ impl QpPlan {
         let (memory, send_memory) = queues(sends, receives, split, &source)?;
         let record = record(context, &source)?;
         let index = context.indices.take().ok_or_else(|| {
-            Error::new(source.verb, Errno::NFILE).detail("2^24 queue pairs of this context are alive")
+            Error::new(source.verb, Errno::NFILE)
+                .detail("2^24 queue pairs of this context are alive")
         })?;
         let (register, page_id, alone, lease) = match ask.register {
             Some(ThreadRegister::Mlx5(lease)) => {
@@ -371,10 +367,7 @@ fn queues(
         Ok(Some(Arc::new(memory)))
     };
     if split {
-        return Ok((
-            alloc(receives.bytes(), page_size())?,
-            alloc(sends.bytes(), page_size())?,
-        ));
+        return Ok((alloc(receives.bytes(), page_size())?, alloc(sends.bytes(), page_size())?));
     }
     let bytes = receives.bytes() + sends.bytes();
     let page = in_pages(bytes).next_power_of_two();

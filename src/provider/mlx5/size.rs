@@ -200,10 +200,7 @@ impl SrqSize {
         let most = u64::from(limits.max_srq_recv_wr);
         let entries = (u64::from(max_wr) + 1).next_power_of_two();
         if entries > most {
-            return Err(format!(
-                "{max_wr} receives; the maximum is {}",
-                most.saturating_sub(1)
-            ));
+            return Err(format!("{max_wr} receives; the maximum is {}", most.saturating_sub(1)));
         }
         let request = SRQ_NEXT + DATA * u64::from(max_sge);
         let largest = u64::from(limits.max_rq_desc_sz);

@@ -234,9 +234,8 @@ impl Registers {
             Origin::Exclusive => pool.free_exclusive.push(slot.clone()),
             Origin::Dedicated => pool.free_dedicated.push(slot.clone()),
             Origin::Shared => {
-                let same = |shared: &&mut SharedSlot| {
-                    Arc::ptr_eq(&shared.slot.register, &slot.register)
-                };
+                let same =
+                    |shared: &&mut SharedSlot| Arc::ptr_eq(&shared.slot.register, &slot.register);
                 if let Some(shared) = pool.shared.iter_mut().find(same) {
                     shared.users -= 1;
                 }
