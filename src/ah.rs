@@ -218,8 +218,8 @@ impl AddressHandle {
         &self.pd
     }
 
-    pub(crate) fn address(&self) -> Address {
-        self.address
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
     }
 
     /// The kernel's number of the protection domain that it belongs to.

@@ -7,12 +7,12 @@ use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
+use crate::mem::fork::Epoch;
 use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqRing, CqWatch};
-use crate::retired::{Retired, Retirements};
+use crate::provider::{CqMembers, CqRing, Member};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::write;
@@ -32,8 +32,8 @@ const CQE_SIZE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<Hold>,
-    /// Queue pairs that are gone: the poller discards what is left of them.
-    pub(crate) retirements: Retirements<CqWatch>,
+    /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
+    pub(crate) members: CqMembers,
     registration: Registration,
     channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
@@ -54,9 +54,7 @@ impl CqInner {
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CqInner>,
     ring: CqRing,
-    /// Entries consumed in all, in whichever ring.
-    consumed: u64,
-    retired: Retired,
+    epoch: Epoch,
 }
 
 /// Which completions an armed queue announces.
@@ -192,14 +190,9 @@ impl CqBuilder {
         let ring = plan
             .finish(file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
-        let (watch, consumer) = ring.watch();
-        let retirements = Retirements::new(watch, consumer);
-        Ok(CompletionQueue {
-            inner: Arc::new(CqInner { object, retirements, registration, channel, domain }),
-            ring,
-            consumed: 0,
-            retired: Retired::default(),
-        })
+        let (members, epoch) = (ring.members(), file.epoch);
+        let inner = Arc::new(CqInner { object, members, registration, channel, domain });
+        Ok(CompletionQueue { inner, ring, epoch })
     }
 }
 
@@ -224,26 +217,16 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        if self.inner.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PollError::Forked);
         }
-        self.retired.learn(&self.inner.retirements, self.consumed);
+        self.ring.learn();
         Ok(Completions { cq: self, consumed: false })
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
-    pub(crate) fn retire(&mut self, qpn: u32) {
-        let pending = u64::from(self.ring.pending());
-        if pending > 0 {
-            self.retired.add(qpn, self.consumed + pending);
-        }
-    }
-
-    /// Gives consumed entries back to the device.
-    #[inline]
-    fn release(&mut self) {
-        self.inner.retirements.release(self.consumed);
-        self.ring.release();
+    pub(crate) fn purge(&mut self, member: &Member) {
+        self.ring.purge(member);
     }
 
     /// Asks for one event at the channel when a completion arrives.
@@ -262,11 +245,11 @@ impl CompletionQueue {
         }
         let file = self.inner.file();
         file.check_fork(VERB)?;
-        let doorbell = Doorbell::Notify {
-            cq_handle: self.inner.object.handle(),
-            solicited: notify == Notify::Solicited,
-        };
-        file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
+        let solicited = notify == Notify::Solicited;
+        let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
+        self.ring
+            .arm(solicited, self.inner.registration.heard(), || file.kernel.ring(doorbell))
+            .map_err(|errno| Error::from_kernel(VERB, errno))
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -285,7 +268,7 @@ impl CompletionQueue {
         }
         file.check_fork(VERB)?;
         // The kernel copies what it believes unconsumed.
-        self.release();
+        self.ring.release();
         // Memory comes and goes outside the exchange, during which a lock is held.
         let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
         let mut plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
@@ -294,8 +277,8 @@ impl CompletionQueue {
             cqe: plan.cqe(),
             ..Default::default()
         };
-        let mut before = None;
-        self.inner.retirements.exchange(self.consumed, || {
+        let object = &self.inner.object;
+        let before = self.ring.exchange(|ring| {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
             let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
             let resized = file.execute(VERB, &mut plan.request(command));
@@ -308,7 +291,7 @@ impl CompletionQueue {
                     error.detail(format!(
                         "{cqe} entries are fewer than the {} in the queue, or more than the {most} \
                          that {} has",
-                        self.ring.pending(),
+                        ring.pending(),
                         file.device.name(),
                     ))
                 }
@@ -316,13 +299,13 @@ impl CompletionQueue {
             })?;
             // The old ring is dead whatever happens now; without a new one nothing is added to
             // what it holds.
-            let mapper = file.kernel.mapper();
-            let moved = plan.finish(&mut self.ring, self.inner.object.memory(), mapper);
-            before = Some(moved.map_err(|errno| {
+            plan.finish(ring, object.memory(), file.kernel.mapper()).map_err(|errno| {
                 Error::new(VERB, errno).detail("the new queue could not be mapped")
-            })?);
-            Ok(self.ring.watch())
-        })
+            })
+        })?;
+        // Its allocator may be called for it, now that no lock is held.
+        drop(before);
+        Ok(())
     }
 
     /// How many completions the queue holds before it overflows.
@@ -354,9 +337,9 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still uses the completion queue";
-        let CompletionQueue { inner, ring, consumed, retired } = self;
+        let CompletionQueue { inner, ring, epoch } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { inner, ring, consumed, retired }, error))
+            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch }, error))
     }
 }
 
@@ -383,15 +366,9 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        loop {
-            let wc = self.cq.ring.next()?;
-            self.consumed = true;
-            let position = self.cq.consumed;
-            self.cq.consumed += 1;
-            if !self.cq.retired.covers(wc.qpn(), position) {
-                return Some(Completion::new(wc));
-            }
-        }
+        let wc = self.cq.ring.next()?;
+        self.consumed = true;
+        Some(Completion::new(wc))
     }
 }
 
@@ -399,7 +376,7 @@ impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.consumed {
-            self.cq.release();
+            self.cq.ring.release();
         }
     }
 }

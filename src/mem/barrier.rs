@@ -22,6 +22,10 @@ macro_rules! instruction {
         // SAFETY: an instruction without operands that waits for loads and changes nothing.
         unsafe { core::arch::asm!("lfence", options(nostack, preserves_flags)) }
     };
+    (done) => {
+        // An x86 processor stores after it has loaded; only the compiler is held.
+        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst)
+    };
     (combining) => {
         // SAFETY: an instruction without operands that waits for stores and changes nothing.
         unsafe { core::arch::asm!("sfence", options(nostack, preserves_flags)) }
@@ -36,6 +40,11 @@ macro_rules! instruction {
     };
     (load) => {
         // SAFETY: an instruction without operands that orders loads and changes nothing.
+        unsafe { core::arch::asm!("dmb oshld", options(nostack, preserves_flags)) }
+    };
+    (done) => {
+        // Orders loads with the stores that follow as well.
+        // SAFETY: an instruction without operands that orders accesses and changes nothing.
         unsafe { core::arch::asm!("dmb oshld", options(nostack, preserves_flags)) }
     };
     (combining) => {
@@ -65,6 +74,15 @@ pub(crate) fn udma_from_device() {
     #[cfg(test)]
     note(Step::FromDevice);
     instruction!(load);
+}
+
+/// What was loaded before is loaded before the device sees what is stored after, and writes over
+/// it.
+#[inline(always)]
+pub(crate) fn udma_done_reading() {
+    #[cfg(test)]
+    note(Step::DoneReading);
+    instruction!(done);
 }
 
 /// Stores to memory are there before the store to a write-combining register that follows.

@@ -12,6 +12,7 @@ pub(crate) mod dbrec;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
+pub(crate) mod masked;
 #[cfg(test)]
 pub(crate) mod order;
 pub(crate) mod page;

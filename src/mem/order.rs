@@ -16,6 +16,7 @@ pub(crate) enum Step {
     Completion,
     ToDevice,
     FromDevice,
+    DoneReading,
     WcStart,
     Flush,
     /// A word of a doorbell record was set.

@@ -11,7 +11,7 @@ pub(crate) mod plan;
 mod queue;
 pub(crate) mod rxe;
 
-pub(crate) use queue::{CqRing, CqWatch, Cursor, Member, RecvRing, SendRing};
+pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvRing, SendRing};
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
@@ -138,12 +138,7 @@ impl Provider {
     }
 
     /// What work requests need to know of an address handle.
-    pub(crate) fn address(
-        &self,
-        attr: &ib_uverbs_ah_attr,
-        link: Link,
-        answer: &Answer,
-    ) -> Address {
+    pub(crate) fn address(&self, attr: &ib_uverbs_ah_attr, link: Link, answer: &Answer) -> Address {
         match self {
             Provider::Rxe => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
             Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, answer)),

@@ -84,7 +84,8 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { answer, .. } => {
                 let mi = answer.read::<rxe_create_cq_resp>().mi;
-                rxe::cq::CqRing::map(mi, mapper).map(CqRing::Rxe)
+                let ring = rxe::cq::CqRing::map(mi, mapper)?;
+                Ok(CqRing::Rxe(rxe::poller::Poller::new(ring)))
             }
             CqPlan::Mlx5(plan) => Ok(CqRing::Mlx5(plan.finish())),
         }
@@ -331,9 +332,9 @@ impl ResizePlan {
         mapper: &dyn Mapper,
     ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
         match (self, ring) {
-            (ResizePlan::Rxe { answer, .. }, ring) => {
+            (ResizePlan::Rxe { answer, .. }, CqRing::Rxe(poller)) => {
                 let mi = answer.read::<rxe_resize_cq_resp>().mi;
-                *ring = CqRing::Rxe(rxe::cq::CqRing::map(mi, mapper)?);
+                poller.replace(rxe::cq::CqRing::map(mi, mapper)?);
                 Ok(None)
             }
             (ResizePlan::Mlx5(plan), CqRing::Mlx5(ring)) => {
@@ -344,7 +345,7 @@ impl ResizePlan {
                 plan.finish(ring);
                 Ok(before)
             }
-            (ResizePlan::Mlx5(_), _) => Err(Errno::BADMSG),
+            _ => Err(Errno::BADMSG),
         }
     }
 }

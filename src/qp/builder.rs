@@ -185,7 +185,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
             recv_cq: self.recv_cq,
             srq: self.srq,
             pd: self.pd,
+            member,
         });
+        // Before anything can be posted: who polls must know what it completes.
+        qp.each_cq(|cq| cq.members.attach(&qp.member));
         Ok(QueuePair {
             send: SendQueue::new(qp.clone(), send),
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),

@@ -32,6 +32,7 @@ use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
+use crate::provider::Member;
 use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
 use crate::wr::PostError;
@@ -86,6 +87,8 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: Arc<CqInner>,
     pub(crate) srq: Option<Arc<SrqInner>>,
     pub(crate) pd: Arc<PdInner>,
+    /// What its completion queues know it by.
+    pub(crate) member: Member,
 }
 
 impl QpInner {
@@ -114,10 +117,11 @@ impl QpInner {
             return Ok(());
         }
         self.object.destroy()?;
-        self.each_cq(|cq| cq.retirements.retire(self.qpn.0));
+        self.each_cq(|cq| cq.members.retire(&self.member));
         Ok(())
     }
 
+    /// Visits its completion queues, each once.
     fn each_cq(&self, visit: impl Fn(&CqInner)) {
         visit(&self.send_cq);
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
@@ -134,7 +138,7 @@ impl Drop for QpInner {
         if self.destroy().is_err() {
             // No second try: it might succeed after the number was given up for good.
             self.object.abandon();
-            self.each_cq(|cq| cq.retirements.retire_for_good(self.qpn.0));
+            self.each_cq(|cq| cq.members.retire_for_good(&self.member));
         }
     }
 }

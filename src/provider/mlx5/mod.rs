@@ -2,11 +2,15 @@
 //! registers that are mapped into it.
 //!
 //! Pairs with `hw/mlx5` of the kernel. [`context`] opens, [`size`] and [`create`] make queues,
-//! [`uar`] has the registers.
+//! [`uar`] has the registers. A send is written by [`sq`] in the words of [`wqe`] and [`umr`] and
+//! rung there; receives go through [`rq`] and [`srq`]. Completions come out of [`cq`] as [`cqe`],
+//! and find their request by [`index`], [`book`] and [`record`].
 
 pub(crate) mod ah;
+pub(crate) mod book;
 pub(crate) mod context;
 pub(crate) mod cq;
+pub(crate) mod cqe;
 pub(crate) mod create;
 pub(crate) mod index;
 pub(crate) mod record;
@@ -15,6 +19,8 @@ pub(crate) mod size;
 pub(crate) mod sq;
 pub(crate) mod srq;
 pub(crate) mod uar;
+pub(crate) mod umr;
+pub(crate) mod wqe;
 
 use crate::error::{Error, Result};
 use crate::mem::barrier;
