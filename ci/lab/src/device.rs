@@ -131,23 +131,35 @@ fn soft_roce() -> Device {
     Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
 }
 
+/// Names of the functions' sockets in the run directory.
+pub(crate) const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
+
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
+/// One function as QEMU takes it, on its command line and when it is plugged in.
+pub(crate) fn function(number: usize, socket: &str) -> serde_json::Value {
+    serde_json::json!({
+        "driver": "vfio-user-pci",
+        "id": format!("function{number}"),
+        "bus": format!("port{number}"),
+        "socket": { "type": "unix", "path": socket },
+    })
+}
+
 /// Two functions of the emulator behind one switch.
 fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
-    let sockets = ["connectx0", "connectx1"];
+    let sockets = SOCKETS;
     let mut command = vec![emulator.into_os_string()];
     command.extend(emulation.arguments());
     command.extend(["--control".into(), CONTROL.into()]);
     let mut qemu = Vec::new();
-    for socket in sockets {
-        command.extend(["--socket".into(), socket.into()]);
-        let function = serde_json::json!({
-            "driver": "vfio-user-pci",
-            "socket": { "type": "unix", "path": socket },
-        });
-        qemu.extend(["-device".to_owned(), function.to_string()]);
+    for (number, socket) in sockets.iter().enumerate() {
+        command.extend(["--socket".into(), OsString::from(socket)]);
+        // Behind ports of their own, from which they can be unplugged.
+        let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
+        qemu.extend(["-device".to_owned(), port]);
+        qemu.extend(["-device".to_owned(), function(number, socket).to_string()]);
     }
     Device {
         qemu,

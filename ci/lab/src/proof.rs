@@ -9,6 +9,7 @@ mod ethernet;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
+mod soak;
 mod verbs;
 
 use crate::device::{DeviceName, Emulation};
@@ -53,6 +54,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
     }
+    reports.extend(soak::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }

@@ -3,19 +3,22 @@
 //! The guest end of the channel is PID 1 of `lab-guest`.
 
 use crate::accel::Accelerator;
-use crate::device::{Companion, Device};
+use crate::device::{CONTROL, Companion, Device};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
+use crate::monitor::Monitor;
 use crate::qemu::Qemu;
 use crate::tie;
 use anyhow::{Context, Result, bail};
+use connectx::control::Client;
 use lab_guest::frame::{CHUNK, Frame, Kind};
 use lab_guest::order::{Ending, Greeting, Order, PORT};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,6 +136,8 @@ pub(crate) struct Vm {
     channel: UnixStream,
     arrivals: Receiver<Arrival>,
     next_process: u32,
+    /// The run directory.
+    directory: File,
     /// What the guest said when it was ready.
     pub(crate) greeting: Greeting,
     /// From starting QEMU to the guest being ready.
@@ -185,23 +190,57 @@ impl Vm {
             channel: host,
             arrivals,
             next_process: 1,
+            directory: File::open(plan.directory)?,
             greeting: Greeting { release: String::new(), devices: Vec::new(), uptime: 0 },
             boot_time: Duration::ZERO,
         };
-        let outcome = vm.arrivals.recv_timeout(plan.patience);
+        let ready = vm.wait_until_ready(plan.patience);
         // QEMU has read it, or never will.
         std::fs::remove_file(&archive)?;
-        match outcome {
+        ready?;
+        vm.boot_time = start.elapsed();
+        Ok(vm)
+    }
+
+    fn wait_until_ready(&mut self, patience: Duration) -> Result<()> {
+        match self.arrivals.recv_timeout(patience) {
             Ok(Arrival::Ready(greeting)) => {
-                vm.greeting = greeting;
-                vm.boot_time = start.elapsed();
-                Ok(vm)
+                self.greeting = greeting;
+                Ok(())
             }
-            Ok(Arrival::Broken(why)) => Err(vm.failure(&format!("the guest is not usable: {why}"))),
-            Ok(Arrival::Gone(why)) => Err(vm.failure(&format!("the machine ended early: {why}"))),
-            Ok(Arrival::Event(_)) => Err(vm.failure("the guest spoke before it was ready")),
-            Err(_) => Err(vm.failure(&format!("not ready after {} s", plan.patience.as_secs()))),
+            Ok(Arrival::Broken(why)) => {
+                Err(self.failure(&format!("the guest is not usable: {why}")))
+            }
+            Ok(Arrival::Gone(why)) => Err(self.failure(&format!("the machine ended early: {why}"))),
+            Ok(Arrival::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
+            Err(_) => Err(self.failure(&format!("not ready after {} s", patience.as_secs()))),
         }
+    }
+
+    /// Has the guest reboot by itself and waits until it is ready again. Its devices stay the same.
+    pub(crate) fn reboot(&mut self, patience: Duration) -> Result<()> {
+        let mut monitor = self.monitor()?;
+        monitor.order("set-action", serde_json::json!({ "reboot": "reset" }))?;
+        let command = ["reboot", "-f"].map(str::to_owned).to_vec();
+        self.start(&Order { command, root: true, ..Order::default() })?;
+        self.wait_until_ready(patience)?;
+        monitor.order("set-action", serde_json::json!({ "reboot": "shutdown" }))?;
+        Ok(())
+    }
+
+    /// QEMU's own controls.
+    pub(crate) fn monitor(&self) -> Result<Monitor> {
+        Monitor::connect(&self.socket(MONITOR))
+    }
+
+    /// What the emulated ConnectX tells of itself.
+    pub(crate) fn control(&self) -> Result<Client> {
+        Client::connect(&self.socket(CONTROL)).context("the emulator's control socket")
+    }
+
+    /// A path to a socket in the run directory that is short enough wherever that lies.
+    fn socket(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd()).into()
     }
 
     /// Whether QEMU has ended.
@@ -318,6 +357,9 @@ impl Drop for Tied {
         self.end();
     }
 }
+
+/// Where QEMU takes orders, in the run directory.
+const MONITOR: &str = "monitor";
 
 /// Starts a device's companion and waits for its sockets.
 fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<Tied> {
@@ -445,6 +487,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     command.args(["-chardev", "socket,id=lab,fd=0"]);
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command.arg("-device").arg(format!("virtserialport,chardev=lab,name={PORT}"));
+    command.arg("-qmp").arg(format!("unix:{MONITOR},server=on,wait=off"));
     command.args(&plan.device.qemu);
     command
 }
