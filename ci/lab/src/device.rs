@@ -89,7 +89,8 @@ pub(crate) struct Device {
 pub(crate) fn prepare(
     name: DeviceName,
     kernel: &Kernel,
-    emulation: &Emulation,
+    emulation: Emulation,
+    functions: &[usize],
     emulator: impl FnOnce() -> Result<Option<PathBuf>>,
 ) -> Result<Device> {
     let device = match name {
@@ -99,7 +100,7 @@ pub(crate) fn prepare(
                 "the emulated ConnectX is not part of this workspace, so there is no mlx5 device \
                  to boot with; `--device rxe` works",
             )?;
-            connectx(program, *emulation)
+            connectx(program, emulation, functions)
         }
     };
     for needed in ["virtio_pci", "virtio_console"] {
@@ -121,53 +122,46 @@ fn require(kernel: &Kernel, module: &str) -> Result<()> {
     Ok(())
 }
 
-fn setup(modules: &[&str], network: Network) -> Setup {
+fn setup(modules: &[&str], network: Network, devices: usize) -> Setup {
     let modules = modules.iter().map(|name| (*name).to_owned()).collect();
-    Setup { modules, network, devices: 2, patience: 60 }
+    Setup { modules, network, devices: devices as u32, patience: 60 }
 }
 
 fn soft_roce() -> Device {
     let modules = ["veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
-    Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
+    Device { setup: setup(&modules, Network::SoftRoce, 2), ..Device::default() }
 }
 
 /// Names of the functions' sockets in the run directory.
-pub(crate) const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
+const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
 
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
-/// One function as QEMU takes it, on its command line and when it is plugged in.
-pub(crate) fn function(number: usize, socket: &str) -> serde_json::Value {
-    serde_json::json!({
-        "driver": "vfio-user-pci",
-        "id": format!("function{number}"),
-        "bus": format!("port{number}"),
-        "socket": { "type": "unix", "path": socket },
-    })
-}
-
-/// Two functions of the emulator behind one switch.
-fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
-    let sockets = SOCKETS;
+/// Functions of the emulator behind one switch; those that the machine does not get are for another.
+fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Device {
     let mut command = vec![emulator.into_os_string()];
     command.extend(emulation.arguments());
     command.extend(["--control".into(), CONTROL.into()]);
-    let mut qemu = Vec::new();
-    for (number, socket) in sockets.iter().enumerate() {
-        command.extend(["--socket".into(), OsString::from(socket)]);
-        // Behind ports of their own, from which they can be unplugged.
-        let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
-        qemu.extend(["-device".to_owned(), port]);
-        qemu.extend(["-device".to_owned(), function(number, socket).to_string()]);
+    for socket in SOCKETS {
+        command.extend(["--socket".into(), socket.into()]);
     }
+    let mut qemu = Vec::new();
+    for number in functions {
+        let function = serde_json::json!({
+            "driver": "vfio-user-pci",
+            "socket": { "type": "unix", "path": SOCKETS[*number] },
+        });
+        qemu.extend(["-device".to_owned(), function.to_string()]);
+    }
+    let modules = ["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"];
     Device {
         qemu,
         shared_memory: true,
         companion: Some(Companion {
             command,
-            sockets: sockets.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
+            sockets: SOCKETS.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
         }),
-        setup: setup(&["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"], Network::Ports),
+        setup: setup(&modules, Network::Ports, functions.len()),
     }
 }

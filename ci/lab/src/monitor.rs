@@ -1,6 +1,6 @@
-//! QEMU's monitor (QMP): what is done to a machine from outside, such as plugging.
+//! QEMU's monitor (QMP): what is done to a machine from outside.
 //!
-//! Each line is a JSON object; answers come in order, events in between.
+//! Each line is a JSON object; answers come in order, with events in between.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -9,14 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an answer or an event may take.
+/// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection to the monitor.
 pub(crate) struct Monitor {
     stream: BufReader<UnixStream>,
-    /// Events that came while an answer was awaited.
-    events: Vec<Value>,
 }
 
 impl Monitor {
@@ -24,7 +22,7 @@ impl Monitor {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("QEMU's monitor {}", socket.display()))?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let mut monitor = Self { stream: BufReader::new(stream), events: Vec::new() };
+        let mut monitor = Self { stream: BufReader::new(stream) };
         // Its greeting, then the end of negotiations.
         monitor.line()?;
         monitor.order("qmp_capabilities", json!({}))?;
@@ -46,23 +44,12 @@ impl Monitor {
         loop {
             let mut line = self.line()?;
             if line.get("event").is_some() {
-                self.events.push(line);
-            } else if let Some(answer) = line.get_mut("return") {
-                return Ok(answer.take());
-            } else {
-                bail!("QEMU refuses {order}: {line}");
+                continue;
             }
+            if let Some(answer) = line.get_mut("return") {
+                return Ok(answer.take());
+            }
+            bail!("QEMU refuses {order}: {line}");
         }
-    }
-
-    /// Waits for an event about a device.
-    pub(crate) fn wait_for(&mut self, event: &str, device: &str) -> Result<()> {
-        let is_it = |line: &Value| line["event"] == event && line["data"]["device"] == device;
-        if let Some(at) = self.events.iter().position(is_it) {
-            self.events.drain(..=at);
-            return Ok(());
-        }
-        while !is_it(&self.line().with_context(|| format!("no {event} of {device}"))?) {}
-        Ok(())
     }
 }

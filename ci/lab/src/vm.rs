@@ -20,6 +20,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -40,8 +41,12 @@ pub(crate) struct Plan<'a> {
     pub(crate) device: &'a Device,
     /// The guest's root; orders for PID 1 are added here.
     pub(crate) root: Initramfs,
-    /// Where the archive is written while QEMU reads it.
+    /// A running companion of an earlier machine, in place of a new one.
+    pub(crate) companion: Option<Rc<Tied>>,
+    /// Where sockets lie, and the archive while QEMU reads it.
     pub(crate) directory: &'a Path,
+    /// Tells machines in one directory apart.
+    pub(crate) number: u32,
     /// How long the guest may take to be ready.
     pub(crate) patience: Duration,
     /// Copy the console to standard error as it comes.
@@ -131,13 +136,14 @@ impl Console {
 pub(crate) struct Vm {
     // Dropped in this order: the device outlives the machine that it is plugged into.
     qemu: Tied,
-    _companion: Option<Tied>,
+    companion: Option<Rc<Tied>>,
     console: Console,
     channel: UnixStream,
     arrivals: Receiver<Arrival>,
     next_process: u32,
     /// The run directory.
     directory: File,
+    number: u32,
     /// What the guest said when it was ready.
     pub(crate) greeting: Greeting,
     /// From starting QEMU to the guest being ready.
@@ -149,13 +155,14 @@ impl Vm {
     /// thread that started it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
         plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
-        let archive = plan.directory.join("initramfs");
+        let archive = plan.directory.join(format!("initramfs-{}", plan.number));
         plan.root.write(&archive)?;
         let start = Instant::now();
         let console = Console { show: plan.show_console, ..Console::default() };
-        let companion = match &plan.device.companion {
-            Some(companion) => Some(accompany(companion, plan.directory, &console)?),
-            None => None,
+        let companion = match (plan.companion.take(), &plan.device.companion) {
+            (Some(running), _) => Some(running),
+            (None, Some(new)) => Some(Rc::new(accompany(new, plan.directory, &console)?)),
+            (None, None) => None,
         };
         let (host, guest) = UnixStream::pair()?;
         // A guest that reads nothing any more must not hold us up.
@@ -185,12 +192,13 @@ impl Vm {
         });
         let mut vm = Self {
             qemu,
-            _companion: companion,
+            companion,
             console,
             channel: host,
             arrivals,
             next_process: 1,
             directory: File::open(plan.directory)?,
+            number: plan.number,
             greeting: Greeting { release: String::new(), devices: Vec::new(), uptime: 0 },
             boot_time: Duration::ZERO,
         };
@@ -228,9 +236,19 @@ impl Vm {
         Ok(())
     }
 
+    /// The process that serves its device, for a machine that comes after this one or beside it.
+    pub(crate) fn companion(&self) -> Option<Rc<Tied>> {
+        self.companion.clone()
+    }
+
+    /// Ends QEMU without warning; the companion goes on while somebody holds it.
+    pub(crate) fn tear_out(&mut self) {
+        self.qemu.end();
+    }
+
     /// QEMU's own controls.
     pub(crate) fn monitor(&self) -> Result<Monitor> {
-        Monitor::connect(&self.socket(MONITOR))
+        Monitor::connect(&self.socket(&monitor(self.number)))
     }
 
     /// What the emulated ConnectX tells of itself.
@@ -342,7 +360,7 @@ impl Vm {
 }
 
 /// A process that is killed when it goes out of scope.
-struct Tied(Child);
+pub(crate) struct Tied(Child);
 
 impl Tied {
     fn end(&mut self) {
@@ -359,7 +377,9 @@ impl Drop for Tied {
 }
 
 /// Where QEMU takes orders, in the run directory.
-const MONITOR: &str = "monitor";
+fn monitor(number: u32) -> String {
+    format!("monitor-{number}")
+}
 
 /// Starts a device's companion and waits for its sockets.
 fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<Tied> {
@@ -487,7 +507,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     command.args(["-chardev", "socket,id=lab,fd=0"]);
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command.arg("-device").arg(format!("virtserialport,chardev=lab,name={PORT}"));
-    command.arg("-qmp").arg(format!("unix:{MONITOR},server=on,wait=off"));
+    command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor(plan.number)));
     command.args(&plan.device.qemu);
     command
 }

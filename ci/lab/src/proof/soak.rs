@@ -4,7 +4,7 @@
 //! Living objects and lent pages are the emulator's to tell, over its control socket.
 
 use super::{Proof, case, failed};
-use crate::device::{self, Emulation, SOCKETS};
+use crate::device::Emulation;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Waits until both devices work, and shows that they do.
 const WORKS: &str = r#"
 works() {
-    for device in mlx5_0 mlx5_1; do
-        until_true "grep -q ACTIVE /sys/class/infiniband/$device/ports/1/state" || exit 1
+    for name in mlx5_0 mlx5_1; do
+        until_true "grep -q ACTIVE /sys/class/infiniband/$name/ports/1/state" || exit 1
     done
     timeout 60 ibv_rc_pingpong -d mlx5_1 -g 1 -n 100 >server & server=$!
     until_true "tcp 18515" || exit 1
@@ -27,12 +27,12 @@ works() {
 }
 # Link-local addresses come with the interface, so that GID 1 is there when it is up.
 up() {
-    for port in mlx5_0 mlx5_1; do
-        until_true "test -e /sys/class/infiniband/$port/device/net" || exit 1
-        for interface in $(ls /sys/class/infiniband/$port/device/net); do
+    for name in mlx5_0 mlx5_1; do
+        until_true "test -e /sys/class/infiniband/$name/device/net" || exit 1
+        for interface in $(ls /sys/class/infiniband/$name/device/net); do
             /usr/bin/ip link set $interface up || fail "$interface does not come up"
         done
-        until_true "grep -q fe80 /sys/class/infiniband/$port/ports/1/gids/1" || exit 1
+        until_true "grep -q fe80 /sys/class/infiniband/$name/ports/1/gids/1" || exit 1
     done
 }
 pci() { readlink -f /sys/class/infiniband/$1/device; }
@@ -47,8 +47,8 @@ const SOAKS: &[(&str, Soak)] = &[
     ("soak::unbind_under_traffic", unbind_under_traffic),
     ("soak::function_reset", function_reset),
     ("soak::remove_and_rescan", remove_and_rescan),
-    ("soak::replug", replug),
     ("soak::reboot", reboot),
+    ("soak::another_guest", another_guest),
     ("soak::reload", reload),
 ];
 
@@ -66,7 +66,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         return reports;
     }
     println!("\nsoak on {} mlx5", proof.kernel.label());
-    let machine = Machine { python: true, ..proof.machine(Emulation::default()) };
+    let machine = machine(proof);
     let mut vm = None;
     for (name, soak) in wanted {
         let start = Instant::now();
@@ -93,6 +93,10 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.push(failed("soak::power_off", &error));
     }
     reports
+}
+
+fn machine(proof: &Proof<'_>) -> Machine<'static> {
+    Machine { python: true, ..proof.machine(Emulation::default()) }
 }
 
 /// Runs a script as root that must succeed, and answers what it printed.
@@ -248,33 +252,23 @@ test -z "$(ls /sys/class/infiniband)" || fail "a device stays"
     Ok(())
 }
 
-/// Unplugs a function as a person would, and plugs it in again; the emulator stays.
-fn replug(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
-    for _ in 0..2 {
-        script(vm, "modprobe pciehp 2>/dev/null; up; works")?;
-        let mut monitor = vm.monitor()?;
-        monitor.order("device_del", serde_json::json!({ "id": "function0" }))?;
-        monitor.wait_for("DEVICE_DELETED", "function0")?;
-        script(vm, "test ! -e /sys/class/infiniband/mlx5_0 || fail 'the device stays'")?;
-        let census = Census::of(vm)?;
-        ensure!(census.objects[0].values().all(|count| *count == 0), "left behind: {census:#?}");
-        ensure!(census.pages[0] == 0, "pages left behind: {census:#?}");
-        monitor.order("device_add", device::function(0, SOCKETS[0]))?;
-        script(
-            vm,
-            "until_true 'test -e /sys/class/infiniband/mlx5_0' || \
-             until_true 'test -e /sys/class/infiniband/mlx5_0' || exit 1\nup; works",
-        )?;
-    }
-    Ok(())
-}
-
 /// Boots the guest again under the same emulator.
 fn reboot(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     for _ in 0..2 {
         vm.reboot(Duration::from_secs(120))?;
         script(vm, "up; works")?;
     }
+    Ok(())
+}
+
+/// Another machine connects to the emulator after the first one was torn out, as on a crash.
+fn another_guest(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    script(vm, "up; works")?;
+    let emulator = vm.companion();
+    vm.tear_out();
+    let machine = Machine { companion: emulator.as_ref(), ..machine(proof) };
+    *vm = proof.session.boot(&machine)?;
+    script(vm, "up; works")?;
     Ok(())
 }
 
