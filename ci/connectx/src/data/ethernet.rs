@@ -280,6 +280,7 @@ impl Device {
         }
         let mut cqe = Cqe::new(RECEIVED);
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
+        cqe.put16(20, parts.sum(frame));
         cqe.put8(28, ok);
         cqe.put8(29, parts.header_types() | u8::from(tag.is_some()));
         cqe.put16(30, tag.unwrap_or(0));
