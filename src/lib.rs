@@ -19,6 +19,7 @@ mod file;
 mod handles;
 mod mcast;
 mod mem;
+pub mod mlx5;
 mod mr;
 mod mw;
 mod number;
