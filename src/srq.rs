@@ -5,7 +5,7 @@ use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::pointer::OutPointer;
 use crate::object::{Class, Object, destroy_sole};
-use crate::pd::{PdInner, ProtectionDomain, Sharing};
+use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::RecvRing;
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
@@ -246,6 +246,11 @@ impl SharedReceiveQueue {
         self.inner.file().execute("query_srq", &mut command)?;
         drop(command);
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
+
+    /// The domain whose memory its receives go to.
+    pub(crate) fn domain(&self) -> &Arc<KernelPd> {
+        &self.inner.pd.kernel
     }
 
     /// What names this queue in events.

@@ -13,4 +13,6 @@ pub(crate) mod mapping;
 pub(crate) mod pointer;
 pub(crate) mod region;
 pub(crate) mod ring;
+pub(crate) mod slab;
+pub(crate) mod slots;
 pub(crate) mod sync;
