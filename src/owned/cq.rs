@@ -192,6 +192,21 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
     }
 
+    /// Looks for completions on behalf of a scope, and keeps those of others for the next poll.
+    pub(super) fn gather(&mut self) -> std::result::Result<(), PollError> {
+        let mut stash = std::mem::take(&mut self.stash);
+        if let Ok(completions) = self.poll() {
+            stash.extend(completions);
+        }
+        self.stash = stash;
+        self.cq.poll().map(drop)
+    }
+
+    /// Keeps something for the next poll.
+    pub(super) fn keep(&mut self, done: Done<T>) {
+        self.stash.push_back(done);
+    }
+
     /// Asks for an event; see [`CompletionQueue::req_notify`].
     ///
     /// # Errors

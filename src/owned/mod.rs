@@ -55,6 +55,7 @@ mod desk;
 mod memory;
 mod queue;
 mod route;
+mod scope;
 mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
@@ -63,4 +64,5 @@ pub use cq::{AdoptError, OwnedCompletionQueue, OwnedCompletions};
 pub use desk::Refused;
 pub use memory::{Lend, LendMut, Memory, RegionSlice};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};
+pub use scope::{Ending, Held, Local, Part, Pending, Scope, ScopeError};
 pub use srq::OwnedSharedReceiveQueue;

@@ -1,5 +1,7 @@
 //! Queue pairs whose requests take their memory.
 
+use super::completion::{Done, Outcome};
+use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
 use super::route::{Entry, Lent, Route, recv_id, send_id};
@@ -75,6 +77,27 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         self.recvs.as_mut().map_or(0, Desk::room)
     }
 
+    /// Brings the queue pair back to state [`RESET`](crate::QpState::RESET). Requests that have not
+    /// completed are found by the next poll of `cq`, as if they had been flushed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
+    pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        // What completed is given back as such, and the rest is discarded by the reset.
+        let _ = cq.gather();
+        self.qp.reset(&mut [&mut cq.cq])?;
+        let qpn = self.qp.qpn();
+        for lent in self.tables() {
+            lent.reclaim(|Entry { memory, tag }| {
+                if let Some(tag) = tag {
+                    cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
+                }
+            });
+        }
+        Ok(())
+    }
+
     /// Everything lent to queues of this queue pair alone.
     pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Lent<T>>> {
         std::iter::once(self.sends.lent()).chain(self.recvs.as_ref().map(Desk::lent))
@@ -112,8 +135,8 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
 /// Sends that the device does not know of yet, with the memory that they work on.
 pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
     /// First: should the batch be dropped, this takes everything back.
-    draft: Draft<'q, T>,
-    batch: SendBatch<'q, S>,
+    pub(super) draft: Draft<'q, T>,
+    pub(super) batch: SendBatch<'q, S>,
 }
 
 impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
@@ -241,8 +264,8 @@ pub(super) fn append<S: Sharing>(
 /// Receives that the device does not know of yet, with the memory that they go to.
 pub struct OwnedRecvBatch<'q, T> {
     /// First: should the batch be dropped, this takes everything back.
-    draft: Draft<'q, T>,
-    batch: RecvBatch<'q>,
+    pub(super) draft: Draft<'q, T>,
+    pub(super) batch: RecvBatch<'q>,
 }
 
 impl<'q, T> OwnedRecvBatch<'q, T> {

@@ -10,6 +10,7 @@ mod mixing;
 mod owned;
 mod posting;
 mod retire;
+mod scope;
 
 use crate::uverbs::scripted::Script;
 use crate::{

@@ -13,15 +13,15 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
 
-struct Owned {
-    bench: Bench,
-    pool: BufferPool,
-    cq: OwnedCompletionQueue<&'static str>,
-    qp: OwnedQueuePair<&'static str>,
+pub(super) struct Owned {
+    pub(super) bench: Bench,
+    pub(super) pool: BufferPool,
+    pub(super) cq: OwnedCompletionQueue<&'static str>,
+    pub(super) qp: OwnedQueuePair<&'static str>,
 }
 
 impl Owned {
-    fn new() -> Owned {
+    pub(super) fn new() -> Owned {
         let bench = Bench::new();
         let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
         let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
@@ -48,14 +48,14 @@ impl Owned {
         self.cq.poll().unwrap().map(|done| done.tag).collect()
     }
 
-    fn send(&mut self, tag: &'static str) {
+    pub(super) fn send(&mut self, tag: &'static str) {
         let buffer = self.pool.copy(tag.as_bytes()).expect("a buffer");
         let mut batch = self.qp.send_batch().unwrap();
         batch.push(SendWr::send(&[]), buffer, tag).unwrap();
         batch.ring().unwrap();
     }
 
-    fn recv(&mut self, tag: &'static str) {
+    pub(super) fn recv(&mut self, tag: &'static str) {
         let buffer = self.pool.take().expect("a buffer");
         let mut batch = self.qp.recv_batch().unwrap();
         batch.push(buffer, tag).unwrap();
