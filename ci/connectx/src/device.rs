@@ -3,7 +3,7 @@
 //! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
 //! work requests do in [`crate::data`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
@@ -66,6 +66,8 @@ pub struct Device {
     pub(crate) awake: VecDeque<u32>,
     /// Queues that try again at a time.
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
+    /// Completion queues whose event is due at a time.
+    pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
     /// Commands that are to fail, by opcode: after how many, and how.
@@ -95,6 +97,7 @@ impl Device {
             rdma_received: Traffic::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
+            cq_timers: BTreeSet::new(),
             now: 0,
             failing: BTreeMap::new(),
             losing: 0,
@@ -177,6 +180,7 @@ impl Device {
             self.timers.pop_first();
             self.wake(number);
         }
+        self.run_cq_timers();
     }
 
     /// Guest memory, to map.

@@ -67,7 +67,10 @@ impl Fabric {
     /// When something is due next, in nanoseconds since the start.
     pub fn deadline(&self) -> Option<u64> {
         let first = |function: &Function| {
-            function.device().timers.first_key_value().map(|((due, _), ())| *due)
+            let device = function.device();
+            let queue = device.timers.first_key_value().map(|((due, _), ())| *due);
+            let event = device.cq_timers.first().map(|(due, _)| *due);
+            queue.into_iter().chain(event).min()
         };
         self.functions.iter().filter_map(first).min()
     }

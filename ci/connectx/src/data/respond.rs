@@ -135,11 +135,11 @@ impl Device {
                     Err(_) => self.access_error(qpn),
                 }
             }
-            Action::Atomic { address, key, change } => {
-                if !atomics || address % 8 != 0 {
+            Action::Atomic { address, key, len, change } => {
+                if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(Right::RemoteAtomic, key, address, 8);
+                let place = access(Right::RemoteAtomic, key, address, len);
                 let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
