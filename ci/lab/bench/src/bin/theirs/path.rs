@@ -69,9 +69,7 @@ impl Theirs {
     fn request(&self, request: Request, sges: &mut [Sge; SEGMENTS], data: &[u8]) -> SendWr {
         let rkey = u64::from(key(&self.mr).1);
         let (opcode, flags, count, wr) = match request {
-            Request::Write => {
-                (number::WR_RDMA_WRITE, 0, 1, [self.at(place::TARGET), rkey, 0, 0])
-            }
+            Request::Write => (number::WR_RDMA_WRITE, 0, 1, [self.at(place::TARGET), rkey, 0, 0]),
             Request::Read => (number::WR_RDMA_READ, 0, 1, [self.at(place::TARGET), rkey, 0, 0]),
             Request::FetchAdd => {
                 (number::WR_ATOMIC_FETCH_AND_ADD, 0, 1, [self.at(place::COUNTER), 1, 0, rkey])
