@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
-use crate::file::File;
+use crate::file::{self, File};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
@@ -88,6 +88,7 @@ impl Context {
                 epoch,
                 events,
                 keys: Keys::new(epoch),
+                origin: file::new_origin(),
                 completion_vectors,
                 optional_access: support
                     .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
@@ -161,6 +162,7 @@ impl Context {
                 epoch,
                 events,
                 keys: Keys::new(epoch),
+                origin: file.origin,
                 completion_vectors: file.completion_vectors,
                 optional_access: file.optional_access,
                 leaked: AtomicU64::new(0),
