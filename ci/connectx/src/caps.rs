@@ -169,10 +169,10 @@ fn ethernet() -> Vec<u8> {
 
 fn atomic() -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked; eight bytes.
+    // Compare-and-swap, fetch-and-add, and both masked; eight bytes, masked four too.
     cap.set(atomic_caps::atomic_operations, 0xf);
-    cap.set(atomic_caps::atomic_size_qp, 8);
-    cap.set(atomic_caps::atomic_size_dc, 8);
+    cap.set(atomic_caps::atomic_size_qp, 8 | 4);
+    cap.set(atomic_caps::atomic_size_dc, 8 | 4);
     cap.set(atomic_caps::supported_atomic_req_8B_endianness_mode_1, 1);
     cap.into_inner()
 }
@@ -344,7 +344,7 @@ mod tests {
         let out = caps.query(ATOMIC << 1 | 1).unwrap();
         let current = Bits::<atomic_caps, _>::new(&out[16..]);
         assert_eq!(current.get(atomic_caps::atomic_req_8B_endianness_mode), 1);
-        assert_eq!(current.get(atomic_caps::atomic_size_qp), 8);
+        assert_eq!(current.get(atomic_caps::atomic_size_qp), 12);
         assert!(caps.query(0x7e).is_err());
     }
 }

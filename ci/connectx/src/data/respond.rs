@@ -137,11 +137,11 @@ impl Device {
                     Err(_) => self.access_error(qpn),
                 }
             }
-            Action::Atomic { address, key, change } => {
-                if !atomics || address % 8 != 0 {
+            Action::Atomic { address, key, len, change } => {
+                if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(Right::RemoteAtomic, key, address, 8);
+                let place = access(Right::RemoteAtomic, key, address, len);
                 let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
@@ -210,7 +210,7 @@ impl Device {
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
-        let user = self.objects.qps.get(qpn).is_ok_and(|qp| qp.uid != 0);
+        let user = self.objects.qps.is_users(qpn);
         let answer = match self.faults.request(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);

@@ -24,6 +24,11 @@ pub struct Cq {
     /// Producer after the last solicited completion.
     solicited: u32,
     armed: Arm,
+    /// Completions that the next event will report, and when the last one was raised.
+    unreported: u32,
+    reported: u64,
+    /// When the next event is due, if it waits for the clock.
+    due: Option<u64>,
     uar: u32,
     eqn: u32,
     failed: bool,
@@ -54,7 +59,7 @@ const WRITE_FAULT: u8 = 2;
 const PRODUCER_MASK: u32 = 0xff_ffff;
 
 impl Device {
-    pub(crate) fn create_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_cq_in, _>::new(input);
         let context = Bits::<cqc, _>::new(input.sub(create_cq_in::cq_context).bytes().to_vec());
         if input.is_set(create_cq_in::cq_umem_valid) {
@@ -84,36 +89,47 @@ impl Device {
             return refuse!(BadParam, "doorbell record at {:#x}", context.get(cqc::dbr_addr));
         }
         self.objects.eqs.get(eqn)?;
+        self.objects.uars.allow(uid, uar)?;
         self.objects.uars.hold(uar)?;
         self.objects.eqs.hold(eqn)?;
-        let number = self.objects.cqs.insert(Cq {
-            context,
-            buffer,
-            log_size,
-            entry,
-            producer: 0,
-            solicited: 0,
-            armed: Arm::No,
-            uar,
-            eqn,
-            failed: false,
-        })?;
+        let number = self.objects.cqs.insert_owned(
+            uid,
+            Cq {
+                context,
+                buffer,
+                log_size,
+                entry,
+                producer: 0,
+                solicited: 0,
+                armed: Arm::No,
+                unreported: 0,
+                reported: 0,
+                due: None,
+                uar,
+                eqn,
+                failed: false,
+            },
+        )?;
         let mut out = Bits::<create_cq_out, _>::new(vec![0; create_cq_out::SIZE]);
         out.set(create_cq_out::cqn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn destroy_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_cq_in, _>::new(input).get32(destroy_cq_in::cqn);
+        self.objects.cqs.own(uid, number)?;
         let cq = self.objects.cqs.remove(number)?;
+        if let Some(due) = cq.due {
+            self.cq_timers.remove(&(due, number));
+        }
         self.objects.uars.release(cq.uar);
         self.objects.eqs.release(cq.eqn);
         Ok(vec![])
     }
 
-    pub(crate) fn query_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_cq_in, _>::new(input).get32(query_cq_in::cqn);
-        let cq = self.objects.cqs.get(number)?;
+        let cq = self.objects.cqs.own(uid, number)?;
         let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
         out.set_sub(query_cq_out::cq_context, cq.context.bytes());
         let mut context = out.sub_mut(query_cq_out::cq_context);
@@ -122,9 +138,10 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<modify_cq_in, _>::new(input);
         let number = input.get32(modify_cq_in::cqn);
+        self.objects.cqs.own(uid, number)?;
         match input.get(modify_cq_in::op_mod) {
             0 => {}
             RESIZE => return self.resize_cq(number, &input),
@@ -254,14 +271,57 @@ impl Device {
             cq.solicited = cq.producer;
         }
         if cq.armed == Arm::Any || cq.armed == Arm::Solicited && solicited {
-            self.notify(number);
+            self.moderate(number, 1);
         }
         true
     }
 
+    /// Raises the event that reports completions, now or when moderation says so: at a number of
+    /// them, or a time after the first, whichever is sooner. A condition of zero is none.
+    fn moderate(&mut self, number: u32, more: u32) {
+        const MICROSECOND: u64 = 1000;
+        let now = self.now;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
+        let count = cq.context.get32(cqc::cq_max_count);
+        let period = cq.context.get(cqc::cq_period) * MICROSECOND;
+        cq.unreported = cq.unreported.saturating_add(more);
+        let enough = count != 0 && cq.unreported >= count;
+        // The clock runs since the last completion, or since the last event.
+        let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.reported };
+        let due = since.saturating_add(period);
+        if enough || count == 0 && period == 0 || period != 0 && due <= now {
+            return self.notify(number);
+        }
+        if period != 0 {
+            let old = cq.due.replace(due);
+            if let Some(old) = old {
+                self.cq_timers.remove(&(old, number));
+            }
+            self.cq_timers.insert((due, number));
+        }
+    }
+
+    /// Raises the events whose time has come.
+    pub(crate) fn run_cq_timers(&mut self) {
+        while let Some(&(due, number)) = self.cq_timers.first()
+            && due <= self.now
+        {
+            self.cq_timers.pop_first();
+            if self.objects.cqs.get(number).is_ok_and(|cq| cq.due == Some(due)) {
+                self.notify(number);
+            }
+        }
+    }
+
     fn notify(&mut self, number: u32) {
+        let now = self.now;
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
         cq.armed = Arm::No;
+        cq.unreported = 0;
+        cq.reported = now;
+        if let Some(due) = cq.due.take() {
+            self.cq_timers.remove(&(due, number));
+        }
         let eqn = cq.eqn;
         let mut data = [0; 28];
         data[24..].copy_from_slice(&number.to_be_bytes());
@@ -302,10 +362,16 @@ impl Device {
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;
         cq.armed = if solicited_only { Arm::Solicited } else { Arm::Any };
+        // What waits to be reported is counted anew from what the driver has not seen.
+        cq.unreported = 0;
+        let waited = cq.due.take();
         let newest = if solicited_only { cq.solicited } else { cq.producer };
         let behind = newest.wrapping_sub(consumer) & PRODUCER_MASK;
+        if let Some(due) = waited {
+            self.cq_timers.remove(&(due, number));
+        }
         if behind != 0 && behind < PRODUCER_MASK / 2 {
-            self.notify(number);
+            self.moderate(number, behind);
         }
     }
 }

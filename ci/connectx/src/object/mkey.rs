@@ -30,7 +30,6 @@ const DEVICE_MEMORY: u64 = 5;
 pub struct Mkey {
     pub(crate) context: Bits<mkc, Vec<u8>>,
     pub(crate) translation: Vec<u8>,
-    pub(crate) uid: u32,
 }
 
 /// What an access wants to do.
@@ -349,7 +348,7 @@ impl Device {
             return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
         };
         if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
-            self.objects.pds.get(context.get32(mkc::pd))?;
+            self.objects.pds.allow(uid, context.get32(mkc::pd))?;
         }
         let mut translation = list.to_vec();
         // Work requests replace entries in units of 64 bytes, padded if need be.
@@ -359,7 +358,7 @@ impl Device {
         if let Some((start, len)) = held {
             self.objects.memic.hold(start, len)?;
         }
-        let number = match self.objects.mkeys.insert(Mkey { context, translation, uid }) {
+        let number = match self.objects.mkeys.insert_owned(uid, Mkey { context, translation }) {
             Ok(number) => number,
             Err(refused) => {
                 if let Some((start, len)) = held {
@@ -375,10 +374,7 @@ impl Device {
 
     pub(crate) fn destroy_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
-        let owner = self.objects.mkeys.get(number)?.uid;
-        if owner != uid {
-            return refuse!(BadResource, "mkey {number:#x} belongs to context {owner}, not {uid}");
-        }
+        self.objects.mkeys.own(uid, number)?;
         let mkey = self.objects.mkeys.remove(number)?;
         if mkey.mode() == DEVICE_MEMORY {
             let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
@@ -387,9 +383,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_mkey(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
-        let mkey = self.objects.mkeys.get(number)?;
+        let mkey = self.objects.mkeys.own(uid, number)?;
         let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
         out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
         Ok(out.into_inner())
@@ -413,7 +409,7 @@ mod tests {
         context.set(mkc::rr, 1);
         let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
         let mut objects = Objects::new();
-        objects.mkeys.insert(Mkey { context, translation, uid: 0 }).unwrap();
+        objects.mkeys.insert(Mkey { context, translation }).unwrap();
         objects
     }
 
