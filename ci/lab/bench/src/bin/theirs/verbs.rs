@@ -196,7 +196,11 @@ impl Verbs {
         Made::check("create_comp_channel", call!(self.create_comp_channel, context.as_ptr()))
     }
 
-    pub(crate) fn create_cq(&self, context: &Made<Context>, cqe: c_int) -> Result<Made<Cq>, Failure> {
+    pub(crate) fn create_cq(
+        &self,
+        context: &Made<Context>,
+        cqe: c_int,
+    ) -> Result<Made<Cq>, Failure> {
         let made = call!(self.create_cq, context.as_ptr(), cqe, null_mut(), null_mut(), 0);
         Made::check("create_cq", made)
     }
@@ -237,7 +241,11 @@ impl Verbs {
         Made::check("qp_to_qp_ex", call!(self.qp_to_qp_ex, qp.as_ptr()))
     }
 
-    pub(crate) fn create_ah(&self, pd: &Made<Pd>, mut attr: AhAttr) -> Result<Made<Opaque>, Failure> {
+    pub(crate) fn create_ah(
+        &self,
+        pd: &Made<Pd>,
+        mut attr: AhAttr,
+    ) -> Result<Made<Opaque>, Failure> {
         Made::check("create_ah", call!(self.create_ah, pd.as_ptr(), &mut attr))
     }
 
@@ -249,10 +257,9 @@ impl Verbs {
 /// A field of what lies around a context, where the library is new enough to have it.
 macro_rules! extended {
     ($context:expr, $field:ident) => {
-        extended($context)?.$field.ok_or_else(|| Failure::from(concat!(
-            "the library has no ",
-            stringify!($field)
-        )))
+        extended($context)?
+            .$field
+            .ok_or_else(|| Failure::from(concat!("the library has no ", stringify!($field))))
     };
 }
 
