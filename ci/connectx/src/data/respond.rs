@@ -8,7 +8,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
 use crate::device::Device;
-use crate::object::domain::Domain;
+use crate::object::counter::CounterSet;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
@@ -66,6 +66,7 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
+                self.count(qpn, |set| set.out_of_sequence += 1);
                 // Something before it is missing; the sender will come again.
                 return Answer::Lost;
             }
@@ -82,6 +83,7 @@ impl Device {
 
     /// A request that was carried out before, and whose answer was lost.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
+        self.count(qpn, |set| set.duplicate_request += 1);
         match message.action {
             Action::Read { .. } => self.act(qpn, message),
             Action::Atomic { .. } => {
@@ -117,7 +119,7 @@ impl Device {
                 if len > 0 && self.write_pieces(place, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.count(qpn, |set| set.writes += 1);
+                self.count(qpn, |set| set.rx_write_requests += 1);
                 if message.immediate.is_some() {
                     return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
                 }
@@ -129,7 +131,7 @@ impl Device {
                 }
                 match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.count(qpn, |set| set.reads += 1);
+                        self.count(qpn, |set| set.rx_read_requests += 1);
                         Answer::Data(data)
                     }
                     Err(_) => self.access_error(qpn),
@@ -143,7 +145,7 @@ impl Device {
                 let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
-                self.count(qpn, |set| set.atomics += 1);
+                self.count(qpn, |set| set.rx_atomic_requests += 1);
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
                 }
@@ -152,7 +154,8 @@ impl Device {
         }
     }
 
-    fn count(&mut self, qpn: u32, change: impl Fn(&mut Domain)) {
+    /// Counts something in the set of a queue pair.
+    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         let set = qp.context.get32(qpc::counter_set_id);
         if let Ok(set) = self.objects.counters.get_mut(set) {
@@ -166,6 +169,7 @@ impl Device {
     }
 
     fn access_error(&mut self, qpn: u32) -> Answer {
+        self.count(qpn, |set| set.resp_remote_access_errors += 1);
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
         Answer::AccessError
     }

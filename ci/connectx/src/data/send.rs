@@ -429,20 +429,22 @@ impl Device {
         let outcome = match answer {
             Answer::NotReady(code) => {
                 qp.retries += 1;
-                if rnr_retries != FOREVER && qp.retries > rnr_retries {
-                    Err(Syndrome::ReceiverNotReady)
-                } else {
-                    qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
+                qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                self.count(qpn, |set| set.rnr_nak_retry_err += 1);
+                if !exceeded {
                     return self.wake_after(qpn, rnr_timer(code));
                 }
+                Err(Syndrome::ReceiverNotReady)
             }
             Answer::Lost => {
                 qp.retries += 1;
-                if qp.retries > retries {
-                    Err(Syndrome::RetriesExceeded)
-                } else {
+                let exceeded = qp.retries > retries;
+                self.count(qpn, |set| set.local_ack_timeout_err += 1);
+                if !exceeded {
                     return self.wake_after(qpn, timeout);
                 }
+                Err(Syndrome::RetriesExceeded)
             }
             Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Answer::AccessError => Err(Syndrome::RemoteAccess),
