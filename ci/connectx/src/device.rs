@@ -9,11 +9,13 @@ use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
 use crate::cmd;
 use crate::data::doorbell::Doorbells;
+use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
 use crate::port::{Port, Traffic};
+use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
 
 /// What a port is.
@@ -70,10 +72,10 @@ pub struct Device {
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
-    /// Commands that are to fail, by opcode: after how many, and how.
-    pub(crate) failing: BTreeMap<u16, (u32, u8)>,
-    /// How many messages are still to be lost.
-    pub(crate) losing: u32,
+    /// What tests asked for.
+    pub(crate) faults: Faults,
+    /// What is seen and done, for later.
+    pub(crate) recorder: Recorder,
     /// Refusals that were logged.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
@@ -99,15 +101,15 @@ impl Device {
             timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
-            failing: BTreeMap::new(),
-            losing: 0,
+            faults: Faults::default(),
+            recorder: Recorder::default(),
             refused: BTreeMap::new(),
             options,
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts, the time and what tests asked for
-    /// stay; the memory of BAR0 stays mapped and loses its contents.
+    /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
+    /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -117,8 +119,10 @@ impl Device {
         fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
-        fresh.failing = std::mem::take(&mut self.failing);
-        fresh.losing = self.losing;
+        fresh.faults = std::mem::take(&mut self.faults);
+        fresh.faults.reset();
+        fresh.recorder = std::mem::take(&mut self.recorder);
+        fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
         fresh.segment = Segment::after_reset();
         *self = fresh;
@@ -142,6 +146,7 @@ impl Device {
 
     /// Writes to BAR0.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
+        self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
         if offset >= bar::OFFSET {
             if !self.bar.write(offset, from) {
                 log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
@@ -181,6 +186,16 @@ impl Device {
             self.wake(number);
         }
         self.run_cq_timers();
+        while let Some(up) = self.faults.link(self.now) {
+            self.set_link(up);
+        }
+    }
+
+    /// When something is due next.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
+        let event = self.cq_timers.first().map(|(due, _)| *due);
+        queue.into_iter().chain(event).chain(self.faults.next_link()).min()
     }
 
     /// Guest memory, to map.
@@ -191,6 +206,16 @@ impl Device {
     /// Interrupt vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         &mut self.interrupts
+    }
+
+    /// Where what is seen and done is recorded.
+    pub fn recorder_mut(&mut self) -> &mut Recorder {
+        &mut self.recorder
+    }
+
+    /// Whether the cable is plugged in.
+    pub fn link_up(&self) -> bool {
+        self.port.link_up
     }
 
     /// The objects, to count.

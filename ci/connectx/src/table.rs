@@ -89,6 +89,11 @@ impl<T> Table<T> {
         }
     }
 
+    /// The context that made an object; the kernel if there is none.
+    pub fn owner(&self, number: u32) -> u32 {
+        self.rows.get(&number).map_or(KERNEL, |row| row.owner)
+    }
+
     /// Whether a context may build on an object: if it is its own, or shared.
     ///
     /// # Errors

@@ -6,9 +6,11 @@
 
 mod case;
 mod ethernet;
+mod machines;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
+mod soak;
 mod verbs;
 
 use crate::device::{DeviceName, Emulation};
@@ -52,7 +54,9 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.extend(proof.group("no_wc", no_wc, verbs::pingpongs(Addressing::Gid)));
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
+        reports.extend(machines::run(proof));
     }
+    reports.extend(soak::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }

@@ -6,6 +6,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use super::message::{Action, Message, Syndrome};
 use crate::device::Device;
+use crate::fault::Syndromes;
 use crate::object::eq::event;
 use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
@@ -95,17 +96,17 @@ impl Device {
     }
 
     /// Reports a send that failed.
-    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, syndrome: Syndrome) {
+    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
-        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {syndrome:?}");
+        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {cause:x?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);
         cqe.put(32, qp.context.get32(qpc::user_index));
-        cqe.put8(54, 0x80 | syndrome as u8);
-        cqe.put8(55, syndrome as u8);
+        cqe.put8(54, cause.vendor);
+        cqe.put8(55, cause.syndrome);
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        self.count(qpn, |set| set.count_send_error(syndrome));
+        self.count(qpn, |set| set.count_send_error(cause.syndrome));
         self.complete(cqn, cqe.bytes(), false);
     }
 
@@ -176,14 +177,14 @@ impl Device {
         qpn: u32,
         srqn: Option<u32>,
         index: u16,
-        syndrome: Syndrome,
+        cause: Syndromes,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
-        self.count(qpn, |set| set.count_receive_error(syndrome));
+        self.count(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
-        cqe.put8(54, 0x80 | syndrome as u8);
-        cqe.put8(55, syndrome as u8);
+        cqe.put8(54, cause.vendor);
+        cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);
         cqe.put16(60, index);
         self.complete(cqn, cqe.bytes(), true);
@@ -224,7 +225,7 @@ impl Device {
             let Some(queue) = qp.receive.as_mut() else { return };
             let Ok(Some(receive)) = queue.peek(&self.memory) else { return };
             queue.take(&receive);
-            self.fail_receive(qpn, None, receive.index, Syndrome::Flushed);
+            self.fail_receive(qpn, None, receive.index, Syndrome::Flushed.into());
         }
     }
 }

@@ -9,8 +9,11 @@ use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 use super::message::{Action, Answer, Datagram, Message, Syndrome, rnr_timer};
 use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::device::{Device, PortType};
+use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::{Counter, Entry};
+use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -72,6 +75,7 @@ impl Device {
             self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
+        self.recorder.saw(self.now, Counter::Send, qpn, ring.posted().into());
         if !ring.waiting() {
             return Next::Idle;
         }
@@ -80,6 +84,19 @@ impl Device {
         let Some(control) = control else { return Next::Idle };
         let blocks = control.blocks().min(MAX_UNITS.div_ceil(4));
         let Ok(bytes) = ring.fetch(&self.memory, blocks.into()) else { return Next::Idle };
+        let request = Entry::Request {
+            service: qp.context.get(qpc::st) as u8,
+            blue_flame: ring.has_data(),
+            index: ring.next(),
+            number: qpn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &request);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
+        if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
+            self.fail(qpn, &control, cause);
+            return Next::Done;
+        }
         match self.prepare(qpn, control, &bytes) {
             Ok(None) => {
                 self.retire(qpn, &control, 0, &[]);
@@ -87,7 +104,7 @@ impl Device {
             }
             Ok(Some(carry)) => Next::Carry(carry),
             Err(syndrome) => {
-                self.fail(qpn, &control, syndrome);
+                self.fail(qpn, &control, syndrome.into());
                 Next::Done
             }
         }
@@ -108,7 +125,7 @@ impl Device {
     }
 
     /// Reports a request as failed, and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &Control, syndrome: Syndrome) {
+    fn fail(&mut self, qpn: u32, control: &Control, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.send.as_mut().map_or(0, |ring| {
@@ -116,7 +133,7 @@ impl Device {
             ring.advance(control.blocks());
             index
         });
-        self.fail_send(qpn, control.opcode, index, syndrome);
+        self.fail_send(qpn, control.opcode, index, cause);
         if connected {
             return self.qp_error(qpn, None);
         }
@@ -139,7 +156,7 @@ impl Device {
             let Some(control) = control else { return };
             let index = ring.next();
             ring.advance(control.blocks());
-            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed);
+            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed.into());
         }
     }
 
@@ -431,7 +448,9 @@ impl Device {
                 qp.retries += 1;
                 let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
                 qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
-                self.count(qpn, |set| set.rnr_nak_retry_err += 1);
+                self.count(qpn, |set| {
+                    set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
+                });
                 if !exceeded {
                     return self.wake_after(qpn, rnr_timer(code));
                 }
@@ -440,7 +459,9 @@ impl Device {
             Answer::Lost => {
                 qp.retries += 1;
                 let exceeded = qp.retries > retries;
-                self.count(qpn, |set| set.local_ack_timeout_err += 1);
+                self.count(qpn, |set| {
+                    set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
+                });
                 if !exceeded {
                     return self.wake_after(qpn, timeout);
                 }
@@ -467,7 +488,7 @@ impl Device {
                 }
                 self.retire(qpn, control, job.len as u32, &inline);
             }
-            Err(syndrome) => self.fail(qpn, control, syndrome),
+            Err(syndrome) => self.fail(qpn, control, syndrome.into()),
         }
     }
 }

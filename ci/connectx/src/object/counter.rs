@@ -55,26 +55,44 @@ counter_set! {
     resp_cqe_flush_error,
 }
 
+const FLUSHED: u8 = Syndrome::Flushed as u8;
+const RECEIVER_NOT_READY: u8 = Syndrome::ReceiverNotReady as u8;
+const RETRIES_EXCEEDED: u8 = Syndrome::RetriesExceeded as u8;
+const REMOTE_INVALID_REQUEST: u8 = Syndrome::RemoteInvalidRequest as u8;
+const REMOTE_ACCESS: u8 = Syndrome::RemoteAccess as u8;
+const LOCAL_LENGTH: u8 = Syndrome::LocalLength as u8;
+
 impl CounterSet {
     /// A send that ended with an error.
-    pub(crate) fn count_send_error(&mut self, syndrome: Syndrome) {
-        self.req_cqe_error += 1;
+    pub(crate) fn count_send_error(&mut self, syndrome: u8) {
+        self.req_cqe_error = self.req_cqe_error.wrapping_add(1);
         match syndrome {
-            Syndrome::Flushed => self.req_cqe_flush_error += 1,
-            Syndrome::ReceiverNotReady => self.req_rnr_retries_exceeded += 1,
-            Syndrome::RetriesExceeded => self.req_transport_retries_exceeded += 1,
-            Syndrome::RemoteInvalidRequest => self.req_remote_invalid_request += 1,
-            Syndrome::RemoteAccess => self.req_remote_access_errors += 1,
+            FLUSHED => self.req_cqe_flush_error = self.req_cqe_flush_error.wrapping_add(1),
+            RECEIVER_NOT_READY => {
+                self.req_rnr_retries_exceeded = self.req_rnr_retries_exceeded.wrapping_add(1)
+            }
+            RETRIES_EXCEEDED => {
+                self.req_transport_retries_exceeded =
+                    self.req_transport_retries_exceeded.wrapping_add(1)
+            }
+            REMOTE_INVALID_REQUEST => {
+                self.req_remote_invalid_request = self.req_remote_invalid_request.wrapping_add(1)
+            }
+            REMOTE_ACCESS => {
+                self.req_remote_access_errors = self.req_remote_access_errors.wrapping_add(1)
+            }
             _ => {}
         }
     }
 
     /// A receive that ended with an error.
-    pub(crate) fn count_receive_error(&mut self, syndrome: Syndrome) {
-        self.resp_cqe_error += 1;
+    pub(crate) fn count_receive_error(&mut self, syndrome: u8) {
+        self.resp_cqe_error = self.resp_cqe_error.wrapping_add(1);
         match syndrome {
-            Syndrome::Flushed => self.resp_cqe_flush_error += 1,
-            Syndrome::LocalLength => self.resp_local_length_error += 1,
+            FLUSHED => self.resp_cqe_flush_error = self.resp_cqe_flush_error.wrapping_add(1),
+            LOCAL_LENGTH => {
+                self.resp_local_length_error = self.resp_local_length_error.wrapping_add(1)
+            }
             _ => {}
         }
     }

@@ -12,6 +12,7 @@ use super::umem::{QueueMemory, Request};
 use crate::buffer::Buffer;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::record::{Counter, Entry};
 
 /// A completion queue.
 pub struct Cq {
@@ -250,6 +251,7 @@ impl Device {
             Ok(word) => word & PRODUCER_MASK,
             Err(_) => return self.fail_cq(number, WRITE_FAULT),
         };
+        self.recorder.saw(now, Counter::Consumer, number, consumer);
         let waiting = cq.producer.wrapping_sub(consumer) & PRODUCER_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
@@ -274,6 +276,11 @@ impl Device {
             written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.entry - 64), &cqe));
         if written.is_err() {
             return self.fail_cq(number, WRITE_FAULT);
+        }
+        let index = cq.producer;
+        if self.recorder.on() {
+            let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
+            self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
         }
         cq.producer = cq.producer.wrapping_add(1) & PRODUCER_MASK;
         if solicited {
@@ -359,6 +366,14 @@ impl Device {
         if cq.uar != uar {
             log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
             return;
+        }
+        if self.recorder.on()
+            && let record = cq.context.get(cqc::dbr_addr)
+            && let Ok(seen) = self.memory.read_be32(record)
+            && let Ok(armed) = self.memory.read_be32(record + 4)
+        {
+            self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
+            self.recorder.saw(self.now, Counter::Arm, number, armed);
         }
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;

@@ -20,7 +20,7 @@ head -c 4194304 /dev/urandom >sent
 far="/usr/bin/ip netns exec far"
 $far httpd -f -p 10.0.0.2:8000 -h $directory & there=$!
 httpd -f -p 10.0.0.1:8000 -h $directory & here=$!
-until_true "tcp 8000"
+until_true "tcp 8000" || exit 1
 timeout 60 wget -q -O got http://10.0.0.2:8000/sent; cmp sent got || fail "from there"
 timeout 60 $far wget -q -O back http://10.0.0.1:8000/sent; cmp sent back || fail "to there"
 kill $there $here
@@ -50,6 +50,11 @@ pub(crate) fn cases() -> Vec<Case> {
                  || fail \"the MTU cannot be changed\"\nping -c 2 -W 5 -s 3800 10.0.0.2 || fail \"no \
                  answer\"\n{TRANSFER}"
             ),
+        ),
+        // The driver compares the device's sums with its own where they do not fit.
+        Case::as_root(
+            "ethernet::sums",
+            "! dmesg | grep -A3 \"hw csum failure\" || fail \"the device's sums are wrong\"",
         ),
         managed(
             "ethernet::rping",

@@ -14,8 +14,8 @@ pub(crate) fn programs() -> Vec<Case> {
         pair("rping", "rping -s -a 10.0.0.2 -C 100 -V", "rping -c -a 10.0.0.2 -C 100 -V"),
         pair(
             "rping_large",
-            "rping -s -a 10.0.0.2 -C 20 -S 65536 -V",
-            "rping -c -a 10.0.0.2 -C 20 -S 65536 -V",
+            "rping -s -a 10.0.0.2 -C 20 -S 65000 -V",
+            "rping -c -a 10.0.0.2 -C 20 -S 65000 -V",
         ),
         pair(
             "rping_own_qp",
@@ -24,12 +24,10 @@ pub(crate) fn programs() -> Vec<Case> {
         ),
         pair("udaddy", "udaddy -b 10.0.0.2", "udaddy -s 10.0.0.2")
             .then("grep -q \"return status 0\" client"),
-        pair("udpong", "udpong -b 10.0.0.2 -n 50", "udpong -s 10.0.0.2 -n 50"),
         pair("ucmatose", "ucmatose -b 10.0.0.2", "ucmatose -s 10.0.0.2")
             .then("grep -q \"return status 0\" client"),
         pair("rdma_server", "rdma_server", "rdma_client -s 10.0.0.2"),
         pair("rdma_xserver", "rdma_xserver -c x", "rdma_xclient -c x -s 10.0.0.2"),
         pair("rstream", "rstream -b 10.0.0.2 -C 100 -S 4096", "rstream -s 10.0.0.2 -C 100 -S 4096"),
-        pair("cmtime", "cmtime -b 10.0.0.2 -c 20", "cmtime -s 10.0.0.2 -c 20"),
     ]
 }
