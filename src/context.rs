@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
-use crate::file::File;
+use crate::file::{self, File};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Provider;
@@ -86,6 +86,7 @@ impl Context {
                 epoch,
                 events,
                 keys: Keys::new(epoch),
+                origin: file::new_origin(),
                 completion_vectors,
                 optional_access: support
                     .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
@@ -163,6 +164,7 @@ impl Context {
                 epoch,
                 events,
                 keys: Keys::new(epoch),
+                origin: file.origin,
                 completion_vectors: file.completion_vectors,
                 optional_access: file.optional_access,
                 leaked: AtomicU64::new(0),

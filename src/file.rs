@@ -11,6 +11,7 @@ use crate::provider::Provider;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +29,9 @@ pub(crate) struct File {
     pub(crate) epoch: Epoch,
     pub(crate) events: OwnedFd,
     pub(crate) keys: Arc<Keys>,
+    /// Names the kernel's file among all: what is exported says where it belongs. 0 if it was
+    /// imported from somebody who did not tell.
+    pub(crate) origin: u64,
     pub(crate) completion_vectors: u32,
     /// Whether the kernel ignores optional access flags that it does not know.
     pub(crate) optional_access: bool,
@@ -98,4 +102,15 @@ pub(crate) fn forked(verb: &'static str) -> Error {
     Error::new(verb, Errno::OWNERDEAD).detail(
         "this process is a fork of the one that made the object; use Context::reimport in the child",
     )
+}
+
+/// A name that no other file has. The kernel is asked, for children of one process inherit the state
+/// of any generator in memory.
+pub(crate) fn new_origin() -> u64 {
+    let mut bytes = [0u8; 8];
+    let named = match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        _ => RandomState::new().build_hasher().finish(),
+    };
+    named.max(1)
 }

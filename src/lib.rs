@@ -12,6 +12,7 @@ mod context;
 mod cq;
 pub mod device;
 mod device_attr;
+mod envelope;
 mod error;
 mod events;
 mod file;
@@ -46,6 +47,7 @@ pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
+pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use lab_guest::order::{Network, Setup};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A device by the name that the command line gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -83,6 +83,17 @@ pub(crate) struct Device {
     pub(crate) companion: Option<Companion>,
     /// What the guest does before it is ready.
     pub(crate) setup: Setup,
+}
+
+impl Device {
+    /// Has the companion record what it sees and does.
+    pub(crate) fn record(&mut self, directory: &Path) -> Result<()> {
+        let companion = self.companion.as_mut().context("only `--device mlx5` can be recorded")?;
+        // It runs in another directory.
+        let directory = std::path::absolute(directory)?;
+        companion.command.extend(["--record".into(), directory.into_os_string()]);
+        Ok(())
+    }
 }
 
 /// Prepares a device for a kernel; `emulator` answers the program that emulates a ConnectX.

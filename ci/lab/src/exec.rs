@@ -41,6 +41,9 @@ pub(crate) struct MachineArguments {
     /// Run as root instead of as a user with 8 MiB of memlock
     #[arg(long)]
     as_root: bool,
+    /// Record what an emulated device sees and does, in this directory of this machine
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
     /// Do not build this workspace's programs for the guest
     #[arg(long)]
     no_build: bool,
@@ -111,6 +114,7 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
         peers,
         python: arguments.python,
         emulation: arguments.emulation,
+        record: arguments.record.as_deref(),
         ..Machine::new(arguments.kernel, arguments.device)
     })?;
     if stderr().is_terminal() || arguments.console {

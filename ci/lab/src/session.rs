@@ -16,7 +16,7 @@ use crate::vm::{self, Plan, Tied, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) programs: &'a [(String, PathBuf)],
     pub(crate) overlays: &'a [PathBuf],
     pub(crate) peers: bool,
+    /// Where an emulated device records what it sees and does.
+    pub(crate) record: Option<&'a Path>,
     /// Python with rdma-core's bindings; it uses the libraries of the peers.
     pub(crate) python: bool,
     /// What the emulated functions are like, and which of them it has.
@@ -65,6 +67,7 @@ impl Machine<'_> {
             peers: false,
             python: false,
             emulation: Emulation::default(),
+            record: None,
             functions: &[0, 1],
             companion: None,
         }
@@ -124,13 +127,16 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(
+        let mut device = device::prepare(
             machine.device,
             &kernel,
             machine.emulation,
             machine.functions,
             emulator,
         )?;
+        if let Some(directory) = machine.record {
+            device.record(directory)?;
+        }
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
         if machine.peers {

@@ -12,6 +12,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 use super::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::fault::Failure;
 
 /// The context of the kernel's own objects.
 const KERNEL: u32 = 0;
@@ -19,13 +20,17 @@ const KERNEL: u32 = 0;
 const SHARED: u32 = 0xffff;
 
 /// Carries out a command and returns the whole output; `room` is the length the driver expects.
-pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
+/// `None` is no answer at all, for a test.
+pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
     let half = |at: usize| {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
-    if let Some(output) = fail(device, op) {
-        return output;
+    match device.faults.command(op) {
+        // The syndrome tells it from refusals in the driver's log.
+        Some(Failure::Status(status)) => return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]),
+        Some(Failure::Silence) => return None,
+        None => {}
     }
     let result = run(device, op, uid.into(), op_mod, input, room);
     let name = opcode::name(op).unwrap_or("unknown");
@@ -34,7 +39,7 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
             log::trace!("{name} {op_mod:#x}: {} bytes", input.len());
             output.resize(output.len().max(8), 0);
             output[..8].fill(0);
-            output
+            Some(output)
         }
         Err(refused) => {
             let key = (op, refused.syndrome());
@@ -45,21 +50,9 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
             }
             let mut output = vec![refused.status as u8, 0, 0, 0];
             output.extend(refused.syndrome().to_be_bytes());
-            output
+            Some(output)
         }
     }
-}
-
-/// The output of a command that was asked to fail.
-fn fail(device: &mut Device, op: u16) -> Option<Vec<u8>> {
-    let (after, status) = device.failing.get_mut(&op)?;
-    if *after > 0 {
-        *after -= 1;
-        return None;
-    }
-    let status = *status;
-    device.failing.remove(&op);
-    Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17])
 }
 
 fn run(
@@ -130,6 +123,8 @@ fn run(
         CREATE_MKEY => device.create_mkey(uid, input),
         DESTROY_MKEY => device.destroy_mkey(uid, input),
         QUERY_MKEY => device.query_mkey(input),
+        ALLOC_MEMIC => device.alloc_memic(input),
+        DEALLOC_MEMIC => device.dealloc_memic(input),
         CREATE_EQ => device.create_eq(input),
         DESTROY_EQ => device.destroy_eq(input),
         QUERY_EQ => device.query_eq(input),

@@ -5,6 +5,7 @@
 
 use crate::buffer::Buffer;
 use crate::guest::GuestMemory;
+use crate::record::{Counter, Entry, Recorder, Source};
 
 /// How entries follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,25 @@ pub struct Receive {
     /// Where the data goes.
     pub scatter: Vec<Scatter>,
     next: u16,
+    /// All of it, as it was read.
+    bytes: Vec<u8>,
+    linked: bool,
+    /// The doorbell record at that time.
+    posted: u16,
+}
+
+impl Receive {
+    /// Records it as read from queue `number`.
+    pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, source: Source, number: u32) {
+        let counter = match source {
+            Source::Pair => Counter::Receive,
+            Source::Shared => Counter::Shared,
+            Source::Raw => Counter::Raw,
+        };
+        recorder.saw(now, counter, number, self.posted.into());
+        let (linked, index, bytes) = (self.linked, self.index, &self.bytes[..]);
+        recorder.add(now, &Entry::Receive { source, linked, index, number, bytes });
+    }
 }
 
 /// One entry of a scatter or gather list.
@@ -116,7 +136,9 @@ impl ReceiveQueue {
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
             .filter(|segment| segment.len != 0)
             .collect();
-        Ok(Some(Receive { index, scatter, next }))
+        let linked = self.order == Order::Linked;
+        let posted = self.taken.wrapping_add(posted);
+        Ok(Some(Receive { index, scatter, next, bytes: entry, linked, posted }))
     }
 
     /// Takes the receive that was peeked at.

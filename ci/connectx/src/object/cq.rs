@@ -11,6 +11,7 @@ use super::eq::event;
 use crate::buffer::Buffer;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::record::{Counter, Entry};
 
 /// A completion queue.
 pub struct Cq {
@@ -44,6 +45,9 @@ const RESIZE: u64 = 1;
 /// Opcode of the completion that ends the old buffer.
 const RESIZED: u8 = 0x5;
 
+/// `cqe_sz` of completions that are padded to 128 bytes.
+const PADDED: u64 = 2;
+
 const OVERRUN: u8 = 1;
 const WRITE_FAULT: u8 = 2;
 
@@ -65,7 +69,7 @@ impl Device {
         }
         let entry = match context.get(cqc::cqe_sz) {
             0 => 64,
-            1 | 2 => 128,
+            1 | PADDED => 128,
             other => return refuse!(BadParam, "cqe_sz {other}"),
         };
         let buffer = Buffer::new(
@@ -184,9 +188,26 @@ impl Device {
         Ok(vec![])
     }
 
-    /// Writes a completion. `inline` is data for the other half of a 128-byte entry; ownership and
+    /// How much data an entry of a queue can hold besides the completion: 32 bytes in place of what
+    /// only datagrams need, 64 where entries are longer.
+    pub(crate) fn inline_room(&self, number: u32) -> usize {
+        self.objects.cqs.get(number).map_or(0, |cq| if cq.entry == 64 { 32 } else { 64 })
+    }
+
+    /// Writes a completion; see [`Device::complete_with`].
+    pub(crate) fn complete(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
+        self.complete_with(number, cqe, &[], solicited)
+    }
+
+    /// Writes a completion. `data` is for the first half of a 128-byte entry; ownership and
     /// timestamp are filled in here. False if the queue has failed, now or before.
-    pub(crate) fn complete(&mut self, number: u32, mut cqe: [u8; 64], solicited: bool) -> bool {
+    pub(crate) fn complete_with(
+        &mut self,
+        number: u32,
+        mut cqe: [u8; 64],
+        data: &[u8],
+        solicited: bool,
+    ) -> bool {
         let now = self.now;
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return false };
         if cq.failed {
@@ -197,6 +218,7 @@ impl Device {
             Ok(word) => word & PRODUCER_MASK,
             Err(_) => return self.fail_cq(number, WRITE_FAULT),
         };
+        self.recorder.saw(now, Counter::Consumer, number, consumer);
         let waiting = cq.producer.wrapping_sub(consumer) & PRODUCER_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
@@ -207,9 +229,25 @@ impl Device {
         }
         cqe[63] = cqe[63] & 0xfe | (cq.producer >> cq.log_size) as u8 & 1;
         let index = u64::from(cq.producer & ((1 << cq.log_size) - 1));
-        let at = index * cq.entry + (cq.entry - 64);
-        if cq.buffer.write(&self.memory, at, &cqe).is_err() {
+        let at = index * cq.entry;
+        // Whoever asked for padding has whole entries written, so that none is read back first.
+        let mut first = [0; 64];
+        let padded = cq.context.get(cqc::cqe_sz) == PADDED;
+        let len = if padded { first.len() } else { data.len().min(first.len()) };
+        first[..data.len().min(64)].copy_from_slice(&data[..data.len().min(64)]);
+        let written = match cq.entry {
+            64 => Ok(()),
+            _ => cq.buffer.write(&self.memory, at, &first[..len]),
+        };
+        let written =
+            written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.entry - 64), &cqe));
+        if written.is_err() {
             return self.fail_cq(number, WRITE_FAULT);
+        }
+        let index = cq.producer;
+        if self.recorder.on() {
+            let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
+            self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
         }
         cq.producer = cq.producer.wrapping_add(1) & PRODUCER_MASK;
         if solicited {
@@ -252,6 +290,14 @@ impl Device {
         if cq.uar != uar {
             log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
             return;
+        }
+        if self.recorder.on()
+            && let record = cq.context.get(cqc::dbr_addr)
+            && let Ok(seen) = self.memory.read_be32(record)
+            && let Ok(armed) = self.memory.read_be32(record + 4)
+        {
+            self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
+            self.recorder.saw(self.now, Counter::Arm, number, armed);
         }
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;

@@ -125,6 +125,24 @@ impl Qp {
         self.context.get32(qpc::cqn_snd)
     }
 
+    /// Up to how many bytes that a send brings back may lie in its completion.
+    pub(crate) fn inline_sends(&self) -> usize {
+        match self.context.get(qpc::cs_req) {
+            0x11 => 32,
+            0x22 => 64,
+            _ => 0,
+        }
+    }
+
+    /// Up to how many bytes of a message may lie in the completion of its receive.
+    pub(crate) fn inline_receives(&self) -> usize {
+        match self.context.get(qpc::cs_res) {
+            1 => 32,
+            2 => 64,
+            _ => 0,
+        }
+    }
+
     /// Number of the queue of completions for receives.
     pub(crate) fn receive_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_rcv)
