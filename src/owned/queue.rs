@@ -282,8 +282,18 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     /// memory comes back with the error.
     #[inline]
     pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
+        self.push_any(memory, tag)
+    }
+
+    /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
+    #[inline]
+    pub(crate) fn push_any<L: Lend>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         let OwnedRecvBatch { draft, batch } = self;
-        let known = if draft.knows(&memory) { Ok(()) } else { Err(PostError::ForeignMemory) };
+        let known = match () {
+            () if !draft.knows(&memory) => Err(PostError::ForeignMemory),
+            () if !memory.is_writable() => Err(PostError::ReadOnly),
+            () => Ok(()),
+        };
         let place = known.and_then(|()| draft.place()).and_then(|place| {
             let sge = named(&memory);
             batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;
