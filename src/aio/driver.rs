@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::mem::sync::Mutex;
 use crate::owned::{Done, OwnedCompletionQueue, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
-use crate::qp::{QpControl, QpType, QueuePairBuilder};
+use crate::qp::{QpType, QueuePairBuilder};
 use crate::srq::SrqBuilder;
 use rustix::io::Errno;
 use std::fmt;
@@ -202,7 +202,7 @@ impl CompletionQueue {
         };
         drop(cq);
         let qp = qp.map_err(|failed| failed.error.in_verb("create_qp"))?;
-        let table = Table::new(Some(QpControl { qp: (*qp).qp.clone() }));
+        let table = Table::new(Some(&qp));
         self.enter(&table)?;
         Ok(QueuePair::new(qp, token, table, self.hub.clone()))
     }

@@ -55,9 +55,10 @@ struct Posting<S: Doorbell> {
 }
 
 struct Inner<S: Doorbell> {
+    /// First, so that the queue pair goes with `posting`.
+    control: QpControl,
     posting: Mutex<Posting<S>>,
     table: Arc<Table>,
-    control: QpControl,
     /// Keeps the driver at work.
     _hub: Arc<Hub>,
 }

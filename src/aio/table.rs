@@ -4,10 +4,10 @@
 use crate::completion::WcStatus;
 use crate::mem::sync::{Mutex, MutexGuard};
 use crate::owned::{Memory, Outcome};
-use crate::qp::{QpAttr, QpControl, QpState};
+use crate::qp::{QpAttr, QpControl, QpInner, QpState};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
 
 /// Which queue of a table a request is for.
@@ -153,13 +153,15 @@ pub(super) enum Progress {
 /// The requests of one queue pair, or of one shared receive queue.
 pub(super) struct Table {
     state: Mutex<State>,
-    /// What has to be told when a request fails; not for shared receive queues.
-    control: Option<QpControl>,
+    /// What has to be told when a request fails; not for shared receive queues. Tags keep the
+    /// table, and must not keep the queue pair.
+    qp: Option<Weak<QpInner>>,
 }
 
 impl Table {
-    pub(super) fn new(control: Option<QpControl>) -> Arc<Table> {
-        Arc::new(Table { state: Mutex::new(State::default()), control })
+    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Table> {
+        let qp = qp.map(|control| Arc::downgrade(&control.qp));
+        Arc::new(Table { state: Mutex::new(State::default()), qp })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -250,7 +252,7 @@ impl Table {
         let mut state = self.state();
         let failed = !outcome.is_success();
         let first = failed && state.broken.is_none();
-        if first && self.control.is_some() {
+        if first && self.qp.is_some() {
             state.broken = Some(Broken::Failed(outcome.status));
             let State { sends, recvs, .. } = &mut *state;
             for (_, waker) in sends.line.drain(..).chain(recvs.line.drain(..)) {
@@ -272,10 +274,10 @@ impl Table {
         }
         drop(state);
         drop(left);
-        if let (true, Some(control)) = (first, &self.control) {
+        if let (true, Some(qp)) = (first, self.qp.as_ref().and_then(Weak::upgrade)) {
             // The device did this itself; saying it again makes rxe flush receives that were
             // posted since.
-            let _ = control.modify(&QpAttr::new().state(QpState::ERR));
+            let _ = QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR));
         }
     }
 
@@ -307,6 +309,6 @@ impl Table {
 
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("control", &self.control).finish_non_exhaustive()
+        f.debug_struct("Table").field("under_way", &self.under_way()).finish_non_exhaustive()
     }
 }

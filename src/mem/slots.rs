@@ -87,6 +87,18 @@ impl<P> Slots<P> {
     }
 }
 
+/// A table whose payloads are of no interest any more.
+pub(crate) trait Reclaim: fmt::Debug + Send + Sync {
+    /// Drops everything that is lent.
+    fn reclaim_all(&self);
+}
+
+impl<P: Send> Reclaim for Slots<P> {
+    fn reclaim_all(&self) {
+        self.reclaim(drop);
+    }
+}
+
 impl<P> fmt::Debug for Slots<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slots").field("slots", &self.slots.len()).finish_non_exhaustive()
