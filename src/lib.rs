@@ -3,6 +3,7 @@
 
 mod access;
 mod ah;
+pub mod aio;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;

@@ -6,6 +6,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "tokio")]
+mod r#async;
 mod atomics;
 mod capability;
 mod context;
@@ -18,6 +20,7 @@ mod fork;
 mod handshake;
 mod helper;
 mod leaks;
+mod lent;
 mod limits;
 mod mcast;
 mod mlx5;
@@ -25,6 +28,7 @@ mod modify;
 mod mr;
 mod mr_peer;
 mod mw;
+mod owned;
 mod pair;
 mod pattern;
 mod pd;
@@ -35,6 +39,7 @@ mod qp;
 mod rc;
 mod reset;
 mod root;
+mod scope;
 mod srq;
 mod uc;
 mod ud;
@@ -60,6 +65,8 @@ fn main() -> ExitCode {
         }
     }
     let modules = [
+        #[cfg(feature = "tokio")]
+        r#async::trials(),
         atomics::trials(),
         context::trials(),
         cq::trials(),
@@ -76,6 +83,7 @@ fn main() -> ExitCode {
         mr::trials(),
         mr_peer::trials(),
         mw::trials(),
+        owned::trials(),
         pd::trials(),
         peers::trials(),
         port::trials(),
@@ -84,6 +92,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        scope::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),
