@@ -16,7 +16,9 @@ mod envelope;
 mod error;
 mod events;
 mod file;
+mod foreign;
 mod handles;
+mod import;
 mod mcast;
 mod mem;
 mod mr;
@@ -29,6 +31,7 @@ mod port;
 mod provider;
 mod qp;
 mod retired;
+mod share;
 mod srq;
 mod td;
 #[cfg(test)]
@@ -51,10 +54,12 @@ pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
+pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
-pub use mem::region::{AddressSpace, Borrowed, DmaBuf, RawRange, StableBytes};
+pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
     RegionError, RegisterError, Rereg,

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::mem::mapping::Mapper;
 use crate::mem::ring::ProducerWatch;
 use crate::retired::Watch;
+use crate::uverbs::kernel::Kernel;
 use crate::wr::{PostError, Recv, SendWr};
 use answer::Answer;
 use rustix::io::Errno;
@@ -59,6 +60,17 @@ impl Provider {
     pub(crate) fn pd_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::none(),
+        }
+    }
+
+    /// The number of a protection domain on the device; `None` where the driver tells none.
+    pub(crate) fn pd_number(
+        &self,
+        _kernel: &dyn Kernel,
+        _handle: u32,
+    ) -> std::result::Result<Option<u32>, Errno> {
+        match self {
+            Provider::Rxe => Ok(None),
         }
     }
 

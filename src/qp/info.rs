@@ -70,7 +70,7 @@ pub struct QpInfo {
 }
 
 impl QpInfo {
-    pub(super) fn new(raw: &ib_uverbs_query_qp_resp) -> Self {
+    pub(crate) fn new(raw: &ib_uverbs_query_qp_resp) -> Self {
         QpInfo {
             state: QpState(raw.qp_state),
             current_state: QpState(raw.cur_qp_state),

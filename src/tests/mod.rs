@@ -9,6 +9,7 @@ mod golden;
 mod mixing;
 mod posting;
 mod retire;
+mod sharing;
 
 use crate::uverbs::scripted::Script;
 use crate::{

@@ -22,6 +22,7 @@ use super::command::Command;
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
+use crate::envelope::Envelope;
 use crate::error::Result;
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
@@ -129,6 +130,13 @@ impl Script {
         let epoch = Epoch::current().expect("an epoch");
         let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
         Context::on(kernel, Device::planted(device, DriverId::RXE), Provider::Rxe, epoch)
+    }
+
+    /// A context of another process on the played file, as far as the kernel is concerned.
+    pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
+        let make =
+            |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
+        Context::import_on(make, Device::planted(device, DriverId::RXE), envelope)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -263,6 +271,11 @@ impl Script {
     /// Moves a queue pair to a state behind the library's back.
     pub(crate) fn set_qp_state(&self, qp: u32, state: u8) {
         self.state().object(qp).state = state;
+    }
+
+    /// Gives an object another number, as if it were another object.
+    pub(crate) fn renumber(&self, handle: u32, number: u32) {
+        self.state().object(handle).number = number;
     }
 
     /// The number that the next queue pair gets.
