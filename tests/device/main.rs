@@ -25,6 +25,7 @@ mod mr;
 mod mr_peer;
 mod mw;
 mod pair;
+mod partner;
 mod pattern;
 mod pd;
 mod peers;
@@ -34,6 +35,7 @@ mod qp;
 mod rc;
 mod reset;
 mod root;
+mod sharing;
 mod srq;
 mod uc;
 mod ud;
@@ -44,7 +46,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run() {
+    if let Some(code) = helper::run().or_else(partner::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        sharing::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),
