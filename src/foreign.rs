@@ -47,6 +47,7 @@ fn class(kind: ObjectKind) -> Option<Class> {
         ObjectKind::MW => Class::MW,
         ObjectKind::MR => Class::MR,
         ObjectKind::PD => Class::PD,
+        ObjectKind::XRCD => Class::XRCD,
         _ => return None,
     })
 }

@@ -38,6 +38,7 @@ mod td;
 mod tests;
 mod uverbs;
 mod wr;
+mod xrcd;
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
@@ -82,3 +83,4 @@ pub use td::ThreadDomain;
 pub use wr::{
     Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
 };
+pub use xrcd::{XrcDomain, XrcDomainOptions};

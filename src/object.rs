@@ -66,6 +66,13 @@ impl Class {
         handle: uapi::mw::UVERBS_ATTR_DESTROY_MW_HANDLE,
         report: None,
     };
+    pub(crate) const XRCD: Class = Class {
+        verb: "close_xrcd",
+        object: uapi::object::UVERBS_OBJECT_XRCD,
+        destroy: uapi::xrcd::UVERBS_METHOD_XRCD_DESTROY,
+        handle: uapi::xrcd::UVERBS_ATTR_DESTROY_XRCD_HANDLE,
+        report: None,
+    };
     pub(crate) const AH: Class = Class {
         verb: "destroy_ah",
         object: uapi::object::UVERBS_OBJECT_AH,

@@ -10,6 +10,7 @@ mod mixing;
 mod posting;
 mod retire;
 mod sharing;
+mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{

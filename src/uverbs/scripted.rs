@@ -17,6 +17,7 @@ mod attrs;
 mod ring;
 mod state;
 mod write;
+mod xrcd;
 
 use super::command::Command;
 use super::kernel::Kernel;
@@ -67,6 +68,7 @@ impl Op {
     pub(crate) const REG_MR: Op = Op::Write(commands::IB_USER_VERBS_CMD_REG_MR);
     pub(crate) const CREATE_COMP_CHANNEL: Op =
         Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
+    pub(crate) const OPEN_XRCD: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_XRCD);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
@@ -105,6 +107,8 @@ struct Deviations {
     vanished: bool,
     /// Memory regions take other memory, which rxe's do not.
     translates: bool,
+    /// There are XRC domains, which rxe has not.
+    has_xrc: bool,
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
@@ -189,6 +193,11 @@ impl Script {
     /// Lets memory regions take other memory, as some devices do and rxe does not.
     pub(crate) fn allow_translation(&self) {
         self.state().deviations.translates = true;
+    }
+
+    /// Lets XRC domains be opened, which rxe has not.
+    pub(crate) fn allow_xrc(&self) {
+        self.state().deviations.has_xrc = true;
     }
 
     /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.

@@ -50,6 +50,8 @@ pub(crate) struct Object {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) limit: u32,
+    /// Of an XRC domain: the device and number of its file.
+    pub(crate) inode: Option<(u64, u64)>,
     /// Of a queue: the descriptor that its events go to.
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.

@@ -161,6 +161,7 @@ impl State {
                 let request: mcast::ib_uverbs_attach_mcast = attrs::input(to.command, IN)?;
                 self.expect("multicast", request.qp_handle, UVERBS_OBJECT_QP)?;
             }
+            IB_USER_VERBS_CMD_OPEN_XRCD => self.open_xrcd(&mut to)?,
             IB_USER_VERBS_CMD_MODIFY_SRQ => self.modify_srq(&to)?,
             IB_USER_VERBS_CMD_QUERY_SRQ => {
                 let request: srq::ib_uverbs_query_srq = attrs::input(to.command, IN)?;
