@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::object::{Class, Object};
-use crate::qp::{QpControl, QpInfo};
+use crate::qp::{QpCaps, QpControl, QpInfo};
 use crate::srq::{SharedReceiveQueue, SrqAttr};
 use crate::uverbs::invoke_write::write;
 use std::fmt;
@@ -109,7 +109,8 @@ impl ForeignObject {
         self.handle
     }
 
-    /// What the kernel knows of a queue pair.
+    /// What the kernel knows of a queue pair. What it [was granted](QpInfo::caps) counts in the driver's
+    /// units: on mlx5 sends are blocks of 64 bytes.
     ///
     /// # Errors
     ///
@@ -127,7 +128,14 @@ impl ForeignObject {
         let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
         self.file.execute(VERB, &mut command)?;
         drop(command);
-        Ok(QpInfo::new(&resp))
+        let caps = QpCaps {
+            max_send_wr: resp.max_send_wr,
+            max_recv_wr: resp.max_recv_wr,
+            max_send_sge: resp.max_send_sge,
+            max_recv_sge: resp.max_recv_sge,
+            max_inline_data: resp.max_inline_data,
+        };
+        Ok(QpInfo::new(&resp, caps))
     }
 
     /// What the kernel knows of a shared receive queue.

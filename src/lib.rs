@@ -21,6 +21,7 @@ mod handles;
 mod import;
 mod mcast;
 mod mem;
+pub mod mlx5;
 mod mr;
 mod mw;
 mod number;

@@ -11,13 +11,19 @@ use crate::error::{Error, Result};
 use crate::file::{Facts, File};
 use crate::handles::ObjectKind;
 use crate::mem::fork::Epoch;
-use crate::provider::Provider;
+use crate::provider::{Opening, Provider};
+use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use uverbs_uapi::context::{
+    UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+};
+use uverbs_uapi::device::UVERBS_METHOD_QUERY_CONTEXT;
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const VERB: &str = "import_device";
 
@@ -117,11 +123,14 @@ impl Context {
         device: Device,
         envelope: Option<&Envelope>,
     ) -> Result<Context> {
-        let provider = Provider::new(&device).map_err(|error| error.in_verb(VERB))?;
+        let mut opening = Opening::new(&device).map_err(|error| error.in_verb(VERB))?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = kernel(provider.driver(), epoch);
-        let facts = Facts::assumed();
-        let context = Context::join(VERB, kernel, device, provider, epoch, facts)?;
+        let kernel = kernel(opening.driver(), epoch);
+        let context = Context::join(VERB, kernel, device, epoch, |kernel| {
+            let facts = inquire(kernel, &mut opening)?;
+            let provider = opening.finish(kernel, epoch).map_err(|error| error.in_verb(VERB))?;
+            Ok((provider, facts))
+        })?;
         let Some(envelope) = envelope else { return Ok(context) };
         let (_, told) = envelope.open(VERB, &context.file, ObjectKind::CONTEXT)?;
         context.knowing(envelope.origin(), told)
@@ -156,8 +165,9 @@ impl Context {
         }
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
-        let (device, provider) = (file.device.clone(), file.provider.clone());
-        Context::join(VERB, kernel, device, provider, epoch, file.facts())
+        Context::join(VERB, kernel, file.device.clone(), epoch, |kernel| {
+            Ok((file.provider.reimport(kernel, epoch, VERB)?, file.facts()))
+        })
     }
 
     /// A context beside others on one kernel file: with an event file of its own, and keys that
@@ -166,9 +176,8 @@ impl Context {
         verb: &'static str,
         kernel: Box<dyn Kernel>,
         device: Device,
-        provider: Provider,
         epoch: Epoch,
-        facts: Facts,
+        provide: impl FnOnce(&dyn Kernel) -> Result<(Provider, Facts)>,
     ) -> Result<Context> {
         let events = alloc_async_fd(&*kernel, verb).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
@@ -177,6 +186,7 @@ impl Context {
             )),
             _ => error,
         })?;
+        let (provider, facts) = provide(&*kernel)?;
         let file = File::new(kernel, device, provider, epoch, events, facts);
         Ok(Context { file: Arc::new(file) })
     }
@@ -189,6 +199,18 @@ impl Facts {
     fn assumed() -> Facts {
         Facts { origin: 0, completion_vectors: 1, optional_access: true }
     }
+}
+
+/// Asks what is true of a file, where the driver answers that.
+fn inquire(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Facts> {
+    let (mut vectors, mut support) = (0u32, 0u64);
+    let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT)
+        .optional_output(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors)
+        .optional_output(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &mut support);
+    let Some(mut command) = opening.inquire(command) else { return Ok(Facts::assumed()) };
+    kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
+    drop(command);
+    Ok(Facts::new(0, vectors, support))
 }
 
 /// The device whose node a file is.

@@ -23,6 +23,11 @@ impl RecvQueue {
         self.ring
     }
 
+    /// Begins anew after the kernel reset the queue pair.
+    pub(super) fn reset(&mut self) {
+        self.ring.reset();
+    }
+
     /// Starts a batch. What is pushed to it is received into once the batch is rung; a batch that
     /// is dropped or forgotten leaves no trace.
     ///

@@ -39,6 +39,8 @@ capabilities! {
     Lab = "lab";
     /// Links that software makes and removes.
     Links = "links";
+    /// The driver mlx5, with what only it has.
+    Mlx5 = "mlx5";
     /// Multicast groups.
     Multicast = "multicast";
     /// Memory windows of type 1.
@@ -75,6 +77,10 @@ capabilities! {
     Uc = "uc";
     /// Datagrams.
     Ud = "ud";
+    /// Doorbell pages of emulated virtio devices.
+    Var = "var";
+    /// Doorbell pages of other emulated devices.
+    VarTlp = "var_tlp";
 }
 
 impl Capability {
