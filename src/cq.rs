@@ -387,6 +387,8 @@ impl Drop for Completions<'_> {
 pub enum PollError {
     /// This process is a fork of the one that created the queue.
     Forked,
+    /// The request that is waited for is none of this [scope](crate::owned::Scope)'s.
+    ForeignRequest,
 }
 
 impl fmt::Display for PollError {
@@ -395,6 +397,7 @@ impl fmt::Display for PollError {
             PollError::Forked => {
                 f.write_str("this process is a fork of the one that created the completion queue")
             }
+            PollError::ForeignRequest => f.write_str("the request belongs to another scope"),
         }
     }
 }

@@ -26,6 +26,7 @@ mod mr;
 mod mw;
 mod number;
 mod object;
+pub mod owned;
 mod parent_domain;
 mod pd;
 mod port;

@@ -6,7 +6,7 @@ use crate::file::File;
 use crate::mem::allocator::Source;
 use crate::mem::pointer::OutPointer;
 use crate::object::{Class, Object, destroy_sole};
-use crate::pd::{PdInner, ProtectionDomain, Sharing};
+use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::RecvRing;
 use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
 use crate::qp::RecvBatch;
@@ -260,6 +260,11 @@ impl SharedReceiveQueue {
         self.inner.file().execute("query_srq", &mut command)?;
         drop(command);
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
+
+    /// The domain whose memory its receives go to.
+    pub(crate) fn domain(&self) -> &Arc<KernelPd> {
+        &self.inner.pd.kernel
     }
 
     /// What names this queue in events.

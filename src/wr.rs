@@ -134,6 +134,12 @@ impl SendOp {
 
     /// The operations that take data from the request itself.
     pub(crate) const INLINE: u32 = 0b1_1111;
+
+    /// Whether the device writes memory of this side.
+    #[inline]
+    pub(crate) fn writes_here(&self) -> bool {
+        matches!(self, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -359,6 +365,12 @@ pub enum PostError {
     State(QpState),
     /// The thread domain is not the one that the queue was created under.
     ForeignThreadDomain,
+    /// The memory belongs to another protection domain than the queue.
+    ForeignMemory,
+    /// The request names memory by number, where the memory itself is to be given.
+    NamesMemory,
+    /// The device would write memory that others are reading.
+    ReadOnly,
     /// This process is a fork of the one that created the queue.
     Forked,
     /// The kernel refused to look at the queue; what was posted stays in it.
@@ -405,6 +417,15 @@ impl fmt::Display for PostError {
             }
             PostError::ForeignThreadDomain => {
                 f.write_str("the queue was created under another thread domain")
+            }
+            PostError::ForeignMemory => {
+                f.write_str("the memory belongs to another protection domain than the queue")
+            }
+            PostError::NamesMemory => {
+                f.write_str("the request names memory by number, where the memory is to be given")
+            }
+            PostError::ReadOnly => {
+                f.write_str("the device would write memory that others are reading")
             }
             PostError::Forked => {
                 f.write_str("this process is a fork of the one that created the queue")

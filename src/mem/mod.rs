@@ -21,4 +21,6 @@ pub(crate) mod queue;
 pub(crate) mod region;
 pub(crate) mod register;
 pub(crate) mod ring;
+pub(crate) mod slab;
+pub(crate) mod slots;
 pub(crate) mod sync;

@@ -103,6 +103,13 @@ impl<'q> RecvBatch<'q> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline]
     pub unsafe fn ring(self) {
+        self.ring_lent();
+    }
+
+    /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
+    /// [`owned`](crate::owned).
+    #[inline]
+    pub(crate) fn ring_lent(self) {
         if self.count > 0 {
             self.ring.publish(self.cursor);
         }

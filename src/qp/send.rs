@@ -133,6 +133,13 @@ impl SendBatch<'_, Shared> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline]
     pub unsafe fn ring(self) -> Result<(), PostError> {
+        self.ring_lent()
+    }
+
+    /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
+    /// [`owned`](crate::owned).
+    #[inline]
+    pub(crate) fn ring_lent(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());
         }
@@ -159,6 +166,13 @@ impl SendBatch<'_, Exclusive> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+        self.ring_lent(td)
+    }
+
+    /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
+    /// [`owned`](crate::owned).
+    #[inline]
+    pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let own = self.queue.qp.pd.td.as_ref();
         if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {
             return Err(PostError::ForeignThreadDomain);

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::hca_cap::{
-    atomic_caps, cmd_hca_cap as general, flow_table_nic_cap, flow_table_prop_layout,
-    per_protocol_networking_offload_caps as ethernet, roce_cap, tlp_dev_emu_capabilities,
-    virtio_emulation_cap,
+    atomic_caps, cmd_hca_cap as general, device_mem_cap, flow_table_nic_cap,
+    flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet, roce_cap,
+    tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
 
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::{Options, PortType};
+use crate::object::memic;
 use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
@@ -25,6 +26,7 @@ const ETHERNET: u16 = 1;
 const ATOMIC: u16 = 3;
 const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
+const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
 const TLP_EMULATION: u16 = 0x2a;
 
@@ -92,6 +94,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::fixed_buffer_size, 1),
         (general::umr_extended_translation_offset, 1),
         (general::imaicl, 1),
+        (general::device_memory, 1),
         (general::umr_modify_entity_size_disabled, options.minimal.into()),
         // Transports.
         (general::rc, 1),
@@ -114,6 +117,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::cq_oi, 1),
         (general::cq_resize, 1),
         (general::cq_moderation, 1),
+        (general::cqe_128_always, 1),
+        (general::sctr_data_cqe, 1),
         (general::device_frequency_khz, CLOCK_KHZ),
         (general::device_frequency_mhz, CLOCK_KHZ / 1000),
         // Doorbells.
@@ -164,10 +169,10 @@ fn ethernet() -> Vec<u8> {
 
 fn atomic() -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked; eight bytes.
+    // Compare-and-swap, fetch-and-add, and both masked; eight bytes, masked four too.
     cap.set(atomic_caps::atomic_operations, 0xf);
-    cap.set(atomic_caps::atomic_size_qp, 8);
-    cap.set(atomic_caps::atomic_size_dc, 8);
+    cap.set(atomic_caps::atomic_size_qp, 8 | 4);
+    cap.set(atomic_caps::atomic_size_dc, 8 | 4);
     cap.set(atomic_caps::supported_atomic_req_8B_endianness_mode_1, 1);
     cap.into_inner()
 }
@@ -212,6 +217,21 @@ fn flow_tables() -> Vec<u8> {
     cap.into_inner()
 }
 
+fn device_memory() -> Vec<u8> {
+    let mut cap = Bits::<device_mem_cap, _>::new(vec![0; GROUP]);
+    for (field, value) in [
+        (device_mem_cap::memic, 1),
+        (device_mem_cap::log_min_memic_alloc_size, memic::LOG_UNIT),
+        (device_mem_cap::log_max_memic_addr_alignment, memic::LOG_MAX_ALIGNMENT),
+        (device_mem_cap::memic_bar_start_addr, memic::OFFSET),
+        (device_mem_cap::memic_bar_size, memic::BYTES),
+        (device_mem_cap::max_memic_size, memic::MEMORY),
+    ] {
+        cap.set(field, value);
+    }
+    cap.into_inner()
+}
+
 fn virtio() -> Vec<u8> {
     let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);
     cap.set(virtio_emulation_cap::log_doorbell_stride, LOG_VAR_STRIDE);
@@ -239,6 +259,7 @@ impl Caps {
         };
         add(GENERAL, general(options));
         add(ATOMIC, atomic());
+        add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
         add(TLP_EMULATION, tlp());
         if options.port_type == PortType::Ethernet {
@@ -323,7 +344,7 @@ mod tests {
         let out = caps.query(ATOMIC << 1 | 1).unwrap();
         let current = Bits::<atomic_caps, _>::new(&out[16..]);
         assert_eq!(current.get(atomic_caps::atomic_req_8B_endianness_mode), 1);
-        assert_eq!(current.get(atomic_caps::atomic_size_qp), 8);
+        assert_eq!(current.get(atomic_caps::atomic_size_qp), 12);
         assert!(caps.query(0x7e).is_err());
     }
 }

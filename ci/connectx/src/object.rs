@@ -5,6 +5,7 @@ pub mod domain;
 pub mod eq;
 pub mod flow;
 pub mod mcg;
+pub mod memic;
 pub mod mkey;
 pub mod qp;
 pub mod raw;
@@ -37,6 +38,7 @@ pub struct Objects {
     pub(crate) flow_tables: Table<flow::FlowTable>,
     pub(crate) flow_roots: flow::Roots,
     pub(crate) groups: mcg::Groups,
+    pub(crate) memic: memic::Memic,
 }
 
 impl Objects {
@@ -64,6 +66,7 @@ impl Objects {
             flow_tables: Table::new("flow table", 1..=0xff),
             flow_roots: flow::Roots::default(),
             groups: mcg::Groups::default(),
+            memic: memic::Memic::default(),
         }
     }
 
@@ -88,6 +91,7 @@ impl Objects {
             (self.tirs.kind(), self.tirs.len()),
             (self.rqts.kind(), self.rqts.len()),
             (self.flow_tables.kind(), self.flow_tables.len()),
+            ("device memory", self.memic.len()),
         ]
     }
 }

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::device::Device;
+use crate::record::Counter;
 
 const CQ: u64 = 0x20;
 const EQ_ARM: u64 = 0x40;
@@ -210,6 +211,7 @@ impl Device {
         let end = index.wrapping_add(blocks);
         // A record that cannot be read, or makes no sense, is reported when the queue is run.
         let refreshed = ring.refresh(&self.memory);
+        self.recorder.saw(self.now, Counter::Send, number, ring.posted().into());
         if refreshed.is_ok() && ring.behind(end) {
             self.doorbells.faults.record_behind += 1;
         }

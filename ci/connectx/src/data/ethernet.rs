@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::object::mkey::{Access, Right};
 use crate::object::raw::State;
 use crate::object::steering::Tis;
+use crate::record::{self, Entry, Source};
 
 /// The longest frame, and the most data of a request that is cut into frames.
 const MAX_DATA: u64 = 1 << 18;
@@ -67,6 +68,14 @@ impl Device {
             return Outgoing::Idle;
         };
         let index = sq.ring.next();
+        let request = Entry::Request {
+            service: record::RAW,
+            blue_flame: sq.ring.has_data(),
+            index,
+            number: sqn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &request);
         let pd = sq.pd;
         let tisn = sq.context.get32(sqc::tis_num_0);
         let wrong = control.index != index || control.number != sqn;
@@ -244,6 +253,7 @@ impl Device {
             return false;
         }
         rq.queue.take(&receive);
+        receive.record(&mut self.recorder, self.now, Source::Raw, rqn);
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
         let mark = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
@@ -270,6 +280,7 @@ impl Device {
         }
         let mut cqe = Cqe::new(RECEIVED);
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
+        cqe.put16(20, parts.sum(frame));
         cqe.put8(28, ok);
         cqe.put8(29, parts.header_types() | u8::from(tag.is_some()));
         cqe.put16(30, tag.unwrap_or(0));

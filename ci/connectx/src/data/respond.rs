@@ -8,10 +8,12 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
 use crate::device::Device;
+use crate::fault::Side;
 use crate::object::domain::Domain;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::Source;
 
 /// Bytes in front of a datagram's data.
 const ROUTE: usize = 40;
@@ -135,17 +137,14 @@ impl Device {
                     Err(_) => self.access_error(qpn),
                 }
             }
-            Action::Atomic { address, key, change } => {
-                if !atomics || address % 8 != 0 {
+            Action::Atomic { address, key, len, change } => {
+                if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(Right::RemoteAtomic, key, address, 8);
-                let pieces = self.objects.resolve(place);
-                let Ok([(gpa, 8)]) = pieces.as_deref() else { return self.access_error(qpn) };
-                // Memory holds the number in the guest's order, little endian.
-                let old =
-                    self.memory.update(*gpa, 8, |old| change.apply(u64::from_le(old)).to_le());
-                let Ok(old) = old.map(u64::from_le) else { return self.access_error(qpn) };
+                let place = access(Right::RemoteAtomic, key, address, len);
+                let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
+                    return self.access_error(qpn);
+                };
                 self.count(qpn, |set| set.atomics += 1);
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
@@ -206,10 +205,20 @@ impl Device {
                 return Some(Answer::OperationError);
             }
         };
+        let (source, number) = shared.map_or((Source::Pair, qpn), |srqn| (Source::Shared, srqn));
+        receive.record(&mut self.recorder, self.now, source, number);
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
-        let answer = self.fill_receive(qpn, pd, message, &receive);
+        let user = self.objects.qps.is_users(qpn);
+        let answer = match self.faults.request(qpn, user, Side::Receive) {
+            Some(cause) => {
+                self.fail_receive(qpn, message.srqn, receive.index, cause);
+                self.qp_error(qpn, None);
+                Some(Answer::OperationError)
+            }
+            None => self.fill_receive(qpn, pd, message, &receive),
+        };
         if let Some(srqn) = shared {
             self.check_limit(srqn);
         }
@@ -231,6 +240,7 @@ impl Device {
             data.extend(&message.payload);
         }
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        let inline = self.inline_receive(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
             Some((Syndrome::LocalLength, Answer::InvalidRequest))
         } else {
@@ -250,7 +260,13 @@ impl Device {
                     address: entry.address,
                     len: part.len() as u64,
                 };
-                if let Err(why) = self.write_pieces(place, part) {
+                // What lies in the completion is put here by the driver, which has to be allowed it.
+                let done = if inline {
+                    self.objects.resolve(place).map(|_| ())
+                } else {
+                    self.write_pieces(place, part)
+                };
+                if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");
                     failed = Some((Syndrome::LocalProtection, Answer::OperationError));
                     break;
@@ -259,7 +275,7 @@ impl Device {
             failed
         };
         if let Some((syndrome, answer)) = failed {
-            self.fail_receive(qpn, message.srqn, receive.index, syndrome);
+            self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
             // A datagram that does not fit is the sender's doing; it does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
                 self.qp_error(qpn, None);
@@ -269,15 +285,25 @@ impl Device {
         if let Action::Send { invalidate: Some(key) } = message.action
             && !self.invalidate(key, pd)
         {
-            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess);
+            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
             return Some(self.access_error(qpn));
         }
         let len = match message.action {
             Action::Send { .. } => data.len(),
             _ => message.payload.len(),
         };
-        self.complete_receive(message, qpn, receive.index, len as u32);
+        let inline = if inline { &data[..] } else { &[] };
+        self.complete_receive(message, qpn, receive.index, len as u32, inline);
         None
+    }
+
+    /// Whether the data of a message goes into the completion of its receive.
+    fn inline_receive(&self, qpn: u32, message: &Message, len: usize) -> bool {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return false };
+        let room = qp.inline_receives().min(self.inline_room(qp.receive_cq()));
+        matches!(qp.service, Service::Rc | Service::Uc)
+            && message.srqn.is_none()
+            && (1..=room).contains(&len)
     }
 
     /// Makes a key invalid; false if it may not be.
@@ -293,32 +319,5 @@ impl Device {
             context.set(mkc::free, 1);
         }
         allowed
-    }
-
-    /// Reads the memory of an access.
-    pub(crate) fn read_pieces(&self, access: Access) -> Result<Vec<u8>, String> {
-        let pieces = self.objects.resolve(access)?;
-        let mut data = vec![0; access.len as usize];
-        let mut at = 0;
-        for (address, len) in pieces {
-            self.memory
-                .read(address, &mut data[at..at + len])
-                .map_err(|fault| format!("{fault:?}"))?;
-            at += len;
-        }
-        Ok(data)
-    }
-
-    /// Writes the memory of an access.
-    pub(crate) fn write_pieces(&self, access: Access, data: &[u8]) -> Result<(), String> {
-        let pieces = self.objects.resolve(access)?;
-        let mut at = 0;
-        for (address, len) in pieces {
-            self.memory
-                .write(address, &data[at..at + len])
-                .map_err(|fault| format!("{fault:?}"))?;
-            at += len;
-        }
-        Ok(())
     }
 }

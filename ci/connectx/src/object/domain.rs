@@ -26,15 +26,16 @@ pub struct Domain {
 macro_rules! domain {
     ($alloc:ident, $dealloc:ident, $table:ident, $out:ident.$out_field:ident, $in:ident) => {
         impl Device {
-            pub(crate) fn $alloc(&mut self) -> Result<Vec<u8>, Refused> {
-                let number = self.objects.$table.insert(Domain::default())?;
+            pub(crate) fn $alloc(&mut self, uid: u32) -> Result<Vec<u8>, Refused> {
+                let number = self.objects.$table.insert_owned(uid, Domain::default())?;
                 let mut out = Bits::<$out, _>::new(vec![0; $out::SIZE]);
                 out.set($out::$out_field, number.into());
                 Ok(out.into_inner())
             }
 
-            pub(crate) fn $dealloc(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+            pub(crate) fn $dealloc(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
                 let number = Bits::<$in, _>::new(input).get32($in::$out_field);
+                self.objects.$table.own(uid, number)?;
                 self.objects.$table.remove(number)?;
                 Ok(vec![])
             }

@@ -88,7 +88,6 @@ pub struct Qp {
     pub(crate) srqn: Option<u32>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
-    pub(crate) uid: u32,
     /// How often the message under way was tried again.
     pub(crate) retries: u8,
     /// The answer to the last atomic, for a request that is repeated.
@@ -123,6 +122,24 @@ impl Qp {
     /// Number of the queue of completions for sends.
     pub(crate) fn send_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_snd)
+    }
+
+    /// Up to how many bytes that a send brings back may lie in its completion.
+    pub(crate) fn inline_sends(&self) -> usize {
+        match self.context.get(qpc::cs_req) {
+            0x11 => 32,
+            0x22 => 64,
+            _ => 0,
+        }
+    }
+
+    /// Up to how many bytes of a message may lie in the completion of its receive.
+    pub(crate) fn inline_receives(&self) -> usize {
+        match self.context.get(qpc::cs_res) {
+            1 => 32,
+            2 => 64,
+            _ => 0,
+        }
     }
 
     /// Number of the queue of completions for receives.
@@ -270,19 +287,20 @@ impl Device {
         let uar = context.get32(qpc::uar_page);
         // A queue that only changes keys gets its protection domain later.
         if service != Service::Umr {
-            self.objects.pds.get(pd)?;
+            self.objects.pds.allow(uid, pd)?;
         }
+        // The driver lends a queue of completions and shared receives to queue pairs without.
         for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
-            self.objects.cqs.get(cqn)?;
+            self.objects.cqs.allow_lent(uid, cqn)?;
         }
         if send.is_some() {
-            self.objects.uars.get(uar)?;
+            self.objects.uars.allow(uid, uar)?;
         }
         if service == Service::Xrc {
-            self.objects.xrcds.get(context.get32(qpc::xrcd))?;
+            self.objects.xrcds.allow_lent(uid, context.get32(qpc::xrcd))?;
         }
         if let Some(srqn) = srqn {
-            self.objects.srqs.get(srqn)?;
+            self.objects.srqs.allow_lent(uid, srqn)?;
         }
         let qp = Qp {
             service,
@@ -293,12 +311,11 @@ impl Device {
             srqn,
             pd,
             uar,
-            uid,
             retries: 0,
             last_atomic: None,
         };
         self.hold_for_qp(&qp, true);
-        let number = self.objects.qps.insert(qp)?;
+        let number = self.objects.qps.insert_owned(uid, qp)?;
         let mut out = Bits::<create_qp_out, _>::new(vec![0; create_qp_out::SIZE]);
         out.set(create_qp_out::qpn, number.into());
         Ok(out.into_inner())
@@ -333,18 +350,10 @@ impl Device {
 
     pub(crate) fn destroy_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
-        self.own_qp(uid, number)?;
+        self.objects.qps.own(uid, number)?;
         let qp = self.objects.qps.remove(number)?;
         self.hold_for_qp(&qp, false);
         Ok(vec![])
-    }
-
-    fn own_qp(&mut self, uid: u32, number: u32) -> Result<&mut Qp, Refused> {
-        let qp = self.objects.qps.get_mut(number)?;
-        if qp.uid != uid && uid != 0 {
-            return refuse!(BadResource, "QP {number:#x} belongs to context {}, not {uid}", qp.uid);
-        }
-        Ok(qp)
     }
 
     pub(crate) fn modify_qp(
@@ -368,16 +377,17 @@ impl Device {
             }
             _ => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Reset),
         };
-        let qp = self.own_qp(uid, number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         if !from.contains(&qp.state) {
             return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
         }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
         if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
+            self.objects.pds.allow(uid, late_pd)?;
             self.objects.pds.hold(late_pd)?;
-            self.own_qp(uid, number)?.pd = late_pd;
+            self.objects.qps.own(uid, number)?.pd = late_pd;
         }
-        let qp = self.own_qp(uid, number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
         qp.enter(to);
         match to {
@@ -388,9 +398,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_qp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
-        let qp = self.objects.qps.get(number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
         out.set_sub(query_qp_out::qpc, qp.context.bytes());
         let mut context = out.sub_mut(query_qp_out::qpc);

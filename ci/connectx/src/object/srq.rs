@@ -29,7 +29,6 @@ pub struct Srq {
     pub(crate) pd: u32,
     /// Below how many posted receives an event is due; 0 is never.
     pub(crate) limit: u16,
-    pub(crate) uid: u32,
 }
 
 /// What it was made as.
@@ -75,20 +74,6 @@ pub(crate) fn receive_queue(
     Ok(ReceiveQueue::new(buffer, log_size, log_stride, order, context.get(wq::dbr_addr)))
 }
 
-impl Srq {
-    /// The kernel (0) may do what it likes; a user context only with what is its own.
-    fn belongs_to(&self, uid: u32, number: u32) -> Result<(), Refused> {
-        if uid != 0 && uid != self.uid {
-            return refuse!(
-                BadResource,
-                "SRQ {number:#x} belongs to context {}, not {uid}",
-                self.uid
-            );
-        }
-        Ok(())
-    }
-}
-
 impl Device {
     pub(crate) fn create_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_rmp_in, _>::new(input);
@@ -98,17 +83,17 @@ impl Device {
         let queue = receive_queue(&wq_context, pas)?;
         let pd = wq_context.get32(wq::pd);
         let limit = wq_context.get(wq::lwm) as u16;
+        self.objects.pds.allow(uid, pd)?;
         self.objects.pds.hold(pd)?;
-        let srq = Srq { kind: Kind::Pool, queue, pd, limit, uid };
-        let number = self.objects.srqs.insert(srq)?;
+        let srq = Srq { kind: Kind::Pool, queue, pd, limit };
+        let number = self.objects.srqs.insert_owned(uid, srq)?;
         let mut out = Bits::<create_rmp_out, _>::new(vec![0; create_rmp_out::SIZE]);
         out.set(create_rmp_out::rmpn, number.into());
         Ok(out.into_inner())
     }
 
     fn pool(&mut self, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
-        let srq = self.objects.srqs.get_mut(number)?;
-        srq.belongs_to(uid, number)?;
+        let srq = self.objects.srqs.own(uid, number)?;
         if srq.kind != Kind::Pool {
             return refuse!(BadResource, "SRQ {number:#x} is not a memory pool");
         }
@@ -116,8 +101,7 @@ impl Device {
     }
 
     fn xrc_srq(&mut self, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
-        let srq = self.objects.srqs.get_mut(number)?;
-        srq.belongs_to(uid, number)?;
+        let srq = self.objects.srqs.own(uid, number)?;
         if srq.kind == Kind::Pool {
             return refuse!(BadResource, "SRQ {number:#x} is not an XRC SRQ");
         }
@@ -182,14 +166,15 @@ impl Device {
         let xrcd = context.get32(xrc_srqc::xrcd);
         let cqn = context.get32(xrc_srqc::cqn);
         let user_index = context.get32(xrc_srqc::user_index);
-        self.objects.pds.get(pd)?;
-        self.objects.xrcds.get(xrcd)?;
+        self.objects.pds.allow(uid, pd)?;
+        self.objects.xrcds.allow_lent(uid, xrcd)?;
+        self.objects.cqs.allow_lent(uid, cqn)?;
         self.objects.cqs.hold(cqn)?;
         self.objects.pds.hold(pd)?;
         self.objects.xrcds.hold(xrcd)?;
         let kind = Kind::Xrc { xrcd, cqn, user_index };
         let limit = context.get(xrc_srqc::lwm) as u16;
-        let number = self.objects.srqs.insert(Srq { kind, queue, pd, limit, uid })?;
+        let number = self.objects.srqs.insert_owned(uid, Srq { kind, queue, pd, limit })?;
         let mut out = Bits::<create_xrc_srq_out, _>::new(vec![0; create_xrc_srq_out::SIZE]);
         out.set(create_xrc_srq_out::xrc_srqn, number.into());
         Ok(out.into_inner())

@@ -18,7 +18,6 @@ pub struct Uctx;
 
 /// Registered memory.
 pub struct Umem {
-    uid: u32,
     #[expect(dead_code, reason = "commands that name a umem are refused so far")]
     buffer: Buffer,
 }
@@ -39,7 +38,13 @@ impl Device {
 
     pub(crate) fn destroy_uctx(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<destroy_uctx_in, _>::new(input);
-        self.objects.uctxs.remove(input.get32(destroy_uctx_in::uid))?;
+        let uid = input.get32(destroy_uctx_in::uid);
+        self.objects.uctxs.remove(uid)?;
+        // A process may have closed its device before what uses a page of it.
+        let left = self.objects.uars.reclaim(uid);
+        if left > 0 {
+            log::debug!("user context {uid} left {left} UARs behind");
+        }
         Ok(vec![])
     }
 
@@ -53,7 +58,7 @@ impl Device {
             return refuse!(BadParam, "umem of {pages} pages of 2^(12+{log_page_size}) bytes");
         }
         let buffer = Buffer::new(log_page_size, 0, pages << (12 + log_page_size), list)?;
-        let number = self.objects.umems.insert(Umem { uid, buffer })?;
+        let number = self.objects.umems.insert_owned(uid, Umem { buffer })?;
         let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
         out.set(create_umem_out::umem_id, number.into());
         Ok(out.into_inner())
@@ -62,10 +67,7 @@ impl Device {
     pub(crate) fn destroy_umem(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<destroy_umem_in, _>::new(input);
         let number = input.get32(destroy_umem_in::umem_id);
-        let owner = self.objects.umems.get(number)?.uid;
-        if owner != uid {
-            return refuse!(BadResource, "umem {number:#x} belongs to context {owner}, not {uid}");
-        }
+        self.objects.umems.own(uid, number)?;
         self.objects.umems.remove(number)?;
         Ok(vec![])
     }

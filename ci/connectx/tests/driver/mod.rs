@@ -132,6 +132,18 @@ impl Driver {
         self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
     }
 
+    /// The first slot as it is now.
+    pub(crate) fn slot_bytes(&mut self) -> [u8; 64] {
+        let mut slot = [0; 64];
+        self.memory().read(QUEUE, &mut slot).unwrap();
+        slot
+    }
+
+    /// Nanoseconds since the start.
+    pub(crate) fn now(&self) -> u64 {
+        self.now
+    }
+
     pub(crate) fn eq(&mut self) -> u32 {
         let page = self.page();
         let mut input = Bits::<create_eq_in, _>::new(vec![0; create_eq_in::SIZE]);

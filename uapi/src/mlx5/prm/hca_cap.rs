@@ -25,6 +25,7 @@ super::layouts! {
         pkey_table_size: 0x190, 0x10;
         ib_virt: 0x1a2, 0x1;
         nic_flow_table: 0x1a6, 0x1;
+        device_memory: 0x1a8, 0x1;
         local_ca_ack_delay: 0x1ab, 0x5;
         port_type: 0x1b6, 0x2;
         num_ports: 0x1b8, 0x8;
@@ -34,6 +35,7 @@ super::layouts! {
         cqe_version: 0x1fc, 0x4;
         compact_address_vector: 0x200, 0x1;
         umr_modify_entity_size_disabled: 0x207, 0x1;
+        sctr_data_cqe: 0x215, 0x1;
         eth_net_offloads: 0x21c, 0x1;
         roce: 0x21d, 0x1;
         atomic: 0x21e, 0x1;
@@ -86,6 +88,7 @@ super::layouts! {
         device_frequency_mhz: 0x4c0, 0x20;
         device_frequency_khz: 0x4e0, 0x20;
         num_of_uars_per_page: 0x520, 0x20;
+        cqe_128_always: 0x5bd, 0x1;
     }
     atomic_caps[0x800] {
         atomic_req_8B_endianness_mode: 0x40, 0x2;
@@ -128,11 +131,20 @@ super::layouts! {
         log_max_destination: 0x98, 0x8;
         log_max_flow: 0xb8, 0x8;
     }
+    device_mem_cap[0x800] {
+        memic: 0x0, 0x1;
+        log_min_memic_alloc_size: 0x2b, 0x5;
+        log_max_memic_addr_alignment: 0x38, 0x8;
+        memic_bar_start_addr: 0x40, 0x40;
+        memic_bar_size: 0x80, 0x20;
+        max_memic_size: 0xa0, 0x20;
+    }
     virtio_emulation_cap[0x800] {
         log_doorbell_stride: 0x33, 0x5;
         log_doorbell_bar_size: 0x3b, 0x5;
         doorbell_bar_offset: 0x40, 0x40;
-    }    tlp_dev_emu_capabilities[0x800] {
+    }
+    tlp_dev_emu_capabilities[0x800] {
         tlp_rsp_gw_num_pages: 0x10c, 0x4;
         tlp_rsp_gw_pages_bar_offset: 0x1c0, 0x40;
     }

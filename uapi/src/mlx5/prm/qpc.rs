@@ -43,6 +43,8 @@ super::layouts! {
         rq_type: 0x565, 0x3;
         srqn_rmpn_xrqn: 0x568, 0x18;
         hw_sq_wqebb_counter: 0x5a0, 0x10;
+        cs_req: 0x630, 0x8;
+        cs_res: 0x638, 0x8;
         dbr_umem_valid: 0x683, 0x1;
     }
     ads[0x160] {
