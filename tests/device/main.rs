@@ -30,6 +30,7 @@ mod mr_peer;
 mod mw;
 mod owned;
 mod pair;
+mod partner;
 mod pattern;
 mod pd;
 mod peers;
@@ -40,6 +41,7 @@ mod rc;
 mod reset;
 mod root;
 mod scope;
+mod sharing;
 mod srq;
 mod uc;
 mod ud;
@@ -50,7 +52,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run() {
+    if let Some(code) = helper::run().or_else(partner::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         reset::trials(),
         root::trials(),
         scope::trials(),
+        sharing::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),
