@@ -18,6 +18,8 @@ use uverbs_uapi::object as uapi;
 open_enum! {
     /// A kind of kernel object.
     pub struct ObjectKind(u16) {
+        /// No object in itself but the file that has all others; in envelopes only.
+        CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";
         PD = uapi::UVERBS_OBJECT_PD, "protection domain";
         COMP_CHANNEL = uapi::UVERBS_OBJECT_COMP_CHANNEL, "completion channel";
         CQ = uapi::UVERBS_OBJECT_CQ, "completion queue";
@@ -36,9 +38,11 @@ open_enum! {
         ASYNC_EVENT = uapi::UVERBS_OBJECT_ASYNC_EVENT, "event file";
         DMAH = uapi::UVERBS_OBJECT_DMAH, "DMA handle";
         DMABUF = uapi::UVERBS_OBJECT_DMABUF, "DMA buffer";
-        /// The driver's doorbell page for virtio, on mlx5 only: drivers number objects of their own
-        /// from 0x1000 on.
+        /// A doorbell page for virtio, on mlx5 only: drivers number objects of their own from 0x1000
+        /// on.
         MLX5_VAR = mlx5::MLX5_IB_OBJECT_VAR, "VAR";
+        /// A page of doorbell registers, on mlx5.
+        MLX5_UAR = mlx5::MLX5_IB_OBJECT_UAR, "UAR";
     }
 }
 

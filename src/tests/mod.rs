@@ -7,8 +7,12 @@ mod events;
 mod fork;
 mod golden;
 mod mixing;
+mod owned;
 mod posting;
 mod retire;
+mod scope;
+mod sharing;
+mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{

@@ -100,7 +100,8 @@ impl Device {
 pub(crate) fn prepare(
     name: DeviceName,
     kernel: &Kernel,
-    emulation: &Emulation,
+    emulation: Emulation,
+    functions: &[usize],
     emulator: impl FnOnce() -> Result<Option<PathBuf>>,
 ) -> Result<Device> {
     let device = match name {
@@ -110,7 +111,7 @@ pub(crate) fn prepare(
                 "the emulated ConnectX is not part of this workspace, so there is no mlx5 device \
                  to boot with; `--device rxe` works",
             )?;
-            connectx(program, *emulation)
+            connectx(program, emulation, functions)
         }
     };
     for needed in ["virtio_pci", "virtio_console"] {
@@ -132,41 +133,46 @@ fn require(kernel: &Kernel, module: &str) -> Result<()> {
     Ok(())
 }
 
-fn setup(modules: &[&str], network: Network) -> Setup {
+fn setup(modules: &[&str], network: Network, devices: usize) -> Setup {
     let modules = modules.iter().map(|name| (*name).to_owned()).collect();
-    Setup { modules, network, devices: 2, patience: 60 }
+    Setup { modules, network, devices: devices as u32, patience: 60 }
 }
 
 fn soft_roce() -> Device {
     let modules = ["veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
-    Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
+    Device { setup: setup(&modules, Network::SoftRoce, 2), ..Device::default() }
 }
+
+/// Names of the functions' sockets in the run directory.
+const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
 
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
-/// Two functions of the emulator behind one switch.
-fn connectx(emulator: PathBuf, emulation: Emulation) -> Device {
-    let sockets = ["connectx0", "connectx1"];
+/// Functions of the emulator behind one switch; those that the machine does not get are for another.
+fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Device {
     let mut command = vec![emulator.into_os_string()];
     command.extend(emulation.arguments());
     command.extend(["--control".into(), CONTROL.into()]);
-    let mut qemu = Vec::new();
-    for socket in sockets {
+    for socket in SOCKETS {
         command.extend(["--socket".into(), socket.into()]);
+    }
+    let mut qemu = Vec::new();
+    for number in functions {
         let function = serde_json::json!({
             "driver": "vfio-user-pci",
-            "socket": { "type": "unix", "path": socket },
+            "socket": { "type": "unix", "path": SOCKETS[*number] },
         });
         qemu.extend(["-device".to_owned(), function.to_string()]);
     }
+    let modules = ["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"];
     Device {
         qemu,
         shared_memory: true,
         companion: Some(Companion {
             command,
-            sockets: sockets.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
+            sockets: SOCKETS.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
         }),
-        setup: setup(&["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"], Network::Ports),
+        setup: setup(&modules, Network::Ports, functions.len()),
     }
 }

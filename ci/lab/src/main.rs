@@ -17,6 +17,7 @@ mod fetch;
 mod initramfs;
 mod kernel;
 mod module;
+mod monitor;
 mod outcome;
 mod peers;
 mod progress;

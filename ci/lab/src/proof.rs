@@ -8,9 +8,11 @@ mod case;
 mod conversation;
 mod ethernet;
 mod faults;
+mod machines;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
+mod soak;
 mod verbs;
 
 use crate::device::{DeviceName, Emulation};
@@ -54,8 +56,10 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.extend(proof.group("no_wc", no_wc, verbs::pingpongs(Addressing::Gid)));
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
+        reports.extend(machines::run(proof));
     }
     reports.extend(faults::run(proof));
+    reports.extend(soak::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }

@@ -12,13 +12,12 @@ use crate::peers;
 use crate::progress;
 use crate::python;
 use crate::qemu::Qemu;
-use crate::vm::{self, Plan, Vm};
+use crate::vm::{self, Plan, Tied, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
-use connectx::control::Client;
-use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Names another emulator of ConnectX functions than the workspace's.
@@ -33,6 +32,8 @@ pub(crate) struct Session {
     init: PathBuf,
     directory: PathBuf,
     show_console: bool,
+    /// How many have been started.
+    machines: Cell<u32>,
 }
 
 /// What goes into one machine.
@@ -48,8 +49,11 @@ pub(crate) struct Machine<'a> {
     pub(crate) record: Option<&'a Path>,
     /// Python with rdma-core's bindings; it uses the libraries of the peers.
     pub(crate) python: bool,
-    /// What the emulated functions are like.
+    /// What the emulated functions are like, and which of them it has.
     pub(crate) emulation: Emulation,
+    pub(crate) functions: &'a [usize],
+    /// An emulator that runs already, for another machine.
+    pub(crate) companion: Option<&'a Rc<Tied>>,
 }
 
 impl Machine<'_> {
@@ -64,6 +68,8 @@ impl Machine<'_> {
             python: false,
             emulation: Emulation::default(),
             record: None,
+            functions: &[0, 1],
+            companion: None,
         }
     }
 }
@@ -87,12 +93,13 @@ impl Session {
             init,
             directory,
             show_console,
+            machines: Cell::new(0),
         };
         let kernel = needs.kernels.last().copied().unwrap_or(KernelName::Newest);
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
             let kernel = session.kernel(kernel)?;
             let device = Device::default();
-            session.start(&kernel, &device, session.skeleton(), accelerator, 30)?.power_off()
+            session.start(&kernel, &device, session.skeleton(), None, accelerator, 30)?.power_off()
         })?;
         Ok(session)
     }
@@ -117,18 +124,16 @@ impl Session {
         Initramfs::new(&self.init)
     }
 
-    /// What controls the emulated functions of the running machine.
-    pub(crate) fn control(&self) -> Result<Client> {
-        // The way by the open directory is short enough for a socket's name.
-        let directory = File::open(&self.directory)?;
-        let path = format!("/proc/self/fd/{}/{}", directory.as_raw_fd(), device::CONTROL);
-        Client::connect(Path::new(&path)).context("connect to the emulator")
-    }
-
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let mut device = device::prepare(machine.device, &kernel, &machine.emulation, emulator)?;
+        let mut device = device::prepare(
+            machine.device,
+            &kernel,
+            machine.emulation,
+            machine.functions,
+            emulator,
+        )?;
         if let Some(directory) = machine.record {
             device.record(directory)?;
         }
@@ -155,7 +160,7 @@ impl Session {
             machine.device.label(),
             self.accelerator.label()
         ));
-        let vm = self.start(&kernel, &device, root, self.accelerator, 180);
+        let vm = self.start(&kernel, &device, root, machine.companion, self.accelerator, 180);
         spinner.finish_and_clear();
         vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
     }
@@ -165,6 +170,7 @@ impl Session {
         kernel: &Kernel,
         device: &Device,
         root: Initramfs,
+        companion: Option<&Rc<Tied>>,
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {
@@ -174,7 +180,9 @@ impl Session {
             kernel,
             device,
             root,
+            companion: companion.cloned(),
             directory: &self.directory,
+            number: self.machines.replace(self.machines.get() + 1),
             patience: Duration::from_secs(patience),
             show_console: self.show_console,
         })

@@ -51,6 +51,11 @@ pub(crate) fn cases() -> Vec<Case> {
                  answer\"\n{TRANSFER}"
             ),
         ),
+        // The driver compares the device's sums with its own where they do not fit.
+        Case::as_root(
+            "ethernet::sums",
+            "! dmesg | grep -A3 \"hw csum failure\" || fail \"the device's sums are wrong\"",
+        ),
         managed(
             "ethernet::rping",
             "rping -s -a 10.0.0.2 -C 20 -V",

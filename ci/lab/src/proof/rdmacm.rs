@@ -24,13 +24,6 @@ pub(crate) fn programs() -> Vec<Case> {
         ),
         pair("udaddy", "udaddy -b 10.0.0.2", "udaddy -s 10.0.0.2")
             .then("grep -q \"return status 0\" client"),
-        // Sockets over unreliable datagrams: what listens is a socket of UDP.
-        Case::pair(
-            "rdmacm::udpong",
-            "grep -q :1C24 /proc/net/udp /proc/net/udp6",
-            "udpong -b 10.0.0.2",
-            "udpong -s 10.0.0.2 -C 50 -S 1000",
-        ),
         pair("ucmatose", "ucmatose -b 10.0.0.2", "ucmatose -s 10.0.0.2")
             .then("grep -q \"return status 0\" client"),
         pair("rdma_server", "rdma_server", "rdma_client -s 10.0.0.2"),
