@@ -6,6 +6,7 @@
 
 mod case;
 mod ethernet;
+mod figures;
 mod machines;
 mod perftest;
 mod pyverbs;
@@ -36,7 +37,7 @@ pub(crate) struct Proof<'a> {
 
 /// Runs everything that the scope asks for.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let mut reports = Vec::new();
+    let mut reports = figures::run(proof);
     let mut cases = vec![verbs::devinfo(Addressing::Gid)];
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
