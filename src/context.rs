@@ -7,10 +7,9 @@ use crate::events::keys::Keys;
 use crate::file::{self, File};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
-use crate::provider::Provider;
+use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
-use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,12 +22,8 @@ use uverbs_uapi::context::{
     UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
     ib_uverbs_core_support,
 };
-use uverbs_uapi::device::{
-    UVERBS_METHOD_GET_CONTEXT, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
-};
+use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
-use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
-use zerocopy::FromZeros;
 
 /// An open device: what everything else is made from.
 ///
@@ -52,31 +47,38 @@ impl Context {
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
-        let provider = Provider::new(device)?;
+        let opening = Opening::new(device)?;
         let fd = device.open_node()?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = UverbsFd::new(fd, provider.driver(), epoch);
-        Context::on(Box::new(kernel), device.clone(), provider, epoch)
+        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        Context::on(Box::new(kernel), device.clone(), opening, epoch)
     }
 
     /// Establishes a context on an open file.
     pub(crate) fn on(
         kernel: Box<dyn Kernel>,
         device: Device,
-        provider: Provider,
+        mut opening: Opening,
         epoch: Epoch,
     ) -> Result<Context> {
         const VERB: &str = "open_device";
         let mut completion_vectors = 0u32;
         let mut support = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
-        kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
-        drop(command);
+        loop {
+            let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
+            let established = kernel.execute(&mut opening.request(command));
+            match established {
+                Ok(()) => break,
+                Err(_) if opening.retreat() => {}
+                Err(errno) => return Err(Error::from_kernel(VERB, errno)),
+            }
+        }
 
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
+        let provider = opening.finish(&*kernel, epoch)?;
         let support = ib_uverbs_core_support::from_bits_retain(support);
         Ok(Context {
             file: Arc::new(File {
@@ -106,12 +108,7 @@ impl Context {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let request = ib_uverbs_ex_query_device::default();
-        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut resp);
-        self.file.execute("query_device", &mut command)?;
-        drop(command);
-        Ok(DeviceAttr::new(resp))
+        Ok(self.file.query_device("query_device")?.0)
     }
 
     /// How many completion vectors (interrupts) completion queues may choose from.
@@ -156,11 +153,12 @@ impl Context {
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
         let events = alloc_async_fd(&*kernel, VERB)?;
+        let provider = file.provider.reimport(&*kernel, epoch, VERB)?;
         Ok(Context {
             file: Arc::new(File {
                 kernel,
                 device: file.device.clone(),
-                provider: file.provider.clone(),
+                provider,
                 epoch,
                 events,
                 keys: Keys::new(epoch),

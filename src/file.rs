@@ -4,11 +4,14 @@
 //! whatever the order.
 
 use crate::device::Device;
+use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::keys::{Keys, Kind, Registration};
 use crate::mem::fork::Epoch;
 use crate::provider::Provider;
+use crate::provider::answer::Answer;
 use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,9 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use uverbs_uapi::device::{
     UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
-    UVERBS_METHOD_INFO_HANDLES,
+    UVERBS_METHOD_INFO_HANDLES, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_PD};
+use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
+use zerocopy::FromZeros;
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -91,6 +96,24 @@ impl File {
             .output(UVERBS_ATTR_INFO_TOTAL_HANDLES, &mut total)
             .output(UVERBS_ATTR_INFO_HANDLES_LIST, &mut list);
         self.kernel.execute(&mut command) == Err(Errno::IO)
+    }
+
+    /// Limits and capabilities of the device, and what its driver says beside them.
+    pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, Answer)> {
+        let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
+        let mut answer = self.provider.device_answer();
+        let request = ib_uverbs_ex_query_device::default();
+        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
+            .answer(&mut resp)
+            .driver(&[], answer.as_mut());
+        self.execute(verb, &mut command)?;
+        drop(command);
+        Ok((DeviceAttr::new(resp), answer))
+    }
+
+    /// The device's limits, to say in an error; `None` if it does not tell them either.
+    pub(crate) fn limits(&self) -> Option<DeviceAttr> {
+        self.query_device("query_device").ok().map(|(attr, _)| attr)
     }
 
     pub(crate) fn count_leak(&self) {

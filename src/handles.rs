@@ -36,9 +36,11 @@ open_enum! {
         ASYNC_EVENT = uapi::UVERBS_OBJECT_ASYNC_EVENT, "event file";
         DMAH = uapi::UVERBS_OBJECT_DMAH, "DMA handle";
         DMABUF = uapi::UVERBS_OBJECT_DMABUF, "DMA buffer";
-        /// The driver's doorbell page for virtio, on mlx5 only: drivers number objects of their own
-        /// from 0x1000 on.
+        /// A doorbell page for virtio, on mlx5 only: drivers number objects of their own from 0x1000
+        /// on.
         MLX5_VAR = mlx5::MLX5_IB_OBJECT_VAR, "VAR";
+        /// A page of doorbell registers, on mlx5.
+        MLX5_UAR = mlx5::MLX5_IB_OBJECT_UAR, "UAR";
     }
 }
 

@@ -82,7 +82,7 @@ pub struct WindowBinding {
 #[doc(alias = "ibv_ah")]
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
-    pub(crate) address: Address,
+    pub(crate) address: &'a Address,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: Qkey,
     pub(crate) handle: &'a AddressHandle,
@@ -110,6 +110,36 @@ pub(crate) enum SendOp {
     BindMw(WindowBinding),
     Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
     AtomicWrite { remote: Remote, value: [u8; 8] },
+}
+
+impl SendOp {
+    /// The operation as a member of a set of operations.
+    #[inline(always)]
+    pub(crate) fn bit(&self) -> u32 {
+        match self {
+            SendOp::Send => 1,
+            SendOp::SendImm(_) => 1 << 1,
+            SendOp::SendInv(_) => 1 << 2,
+            SendOp::Write(_) => 1 << 3,
+            SendOp::WriteImm(..) => 1 << 4,
+            SendOp::Read(_) => 1 << 5,
+            SendOp::CompareSwap { .. } => 1 << 6,
+            SendOp::FetchAdd { .. } => 1 << 7,
+            SendOp::LocalInv(_) => 1 << 8,
+            SendOp::BindMw(_) => 1 << 9,
+            SendOp::Flush { .. } => 1 << 10,
+            SendOp::AtomicWrite { .. } => 1 << 11,
+        }
+    }
+
+    /// The operations that take data from the request itself.
+    pub(crate) const INLINE: u32 = 0b1_1111;
+
+    /// Whether the device writes memory of this side.
+    #[inline]
+    pub(crate) fn writes_here(&self) -> bool {
+        matches!(self, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -312,7 +342,7 @@ pub enum PostError {
         /// The most that it takes, in bytes.
         max: u32,
     },
-    /// More than 2^32 - 1 bytes in one message.
+    /// More than 2^32 - 1 bytes in one message; the limit of mlx5 is 2^31 - 1.
     TooLong,
     /// The remote address of an atomic is no multiple of eight.
     Unaligned,
@@ -335,6 +365,12 @@ pub enum PostError {
     State(QpState),
     /// The thread domain is not the one that the queue was created under.
     ForeignThreadDomain,
+    /// The memory belongs to another protection domain than the queue.
+    ForeignMemory,
+    /// The request names memory by number, where the memory itself is to be given.
+    NamesMemory,
+    /// The device would write memory that others are reading.
+    ReadOnly,
     /// This process is a fork of the one that created the queue.
     Forked,
     /// The kernel refused to look at the queue; what was posted stays in it.
@@ -351,7 +387,9 @@ impl fmt::Display for PostError {
             PostError::InlineTooLong { max } => {
                 write!(f, "more inline data than the queue's maximum of {max} bytes")
             }
-            PostError::TooLong => f.write_str("the message is longer than 2^32 - 1 bytes"),
+            PostError::TooLong => {
+                f.write_str("the message is longer than 2^32 - 1 bytes, or on mlx5 than 2^31 - 1")
+            }
             PostError::Unaligned => {
                 f.write_str("the remote address of an atomic is not a multiple of 8")
             }
@@ -379,6 +417,15 @@ impl fmt::Display for PostError {
             }
             PostError::ForeignThreadDomain => {
                 f.write_str("the queue was created under another thread domain")
+            }
+            PostError::ForeignMemory => {
+                f.write_str("the memory belongs to another protection domain than the queue")
+            }
+            PostError::NamesMemory => {
+                f.write_str("the request names memory by number, where the memory is to be given")
+            }
+            PostError::ReadOnly => {
+                f.write_str("the device would write memory that others are reading")
             }
             PostError::Forked => {
                 f.write_str("this process is a fork of the one that created the queue")

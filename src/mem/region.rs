@@ -4,11 +4,13 @@
 //! Pairs with `ib_umem_get` in the kernel, which takes an address range on trust. That range comes
 //! from here and from nowhere else.
 
+use super::fork::Epoch;
 use memmap2::{MmapMut, MmapOptions};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -76,6 +78,10 @@ pub struct RawRange(());
 /// Memory that was borrowed for as long as the region lives.
 #[derive(Debug)]
 pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
+
+/// Memory that was borrowed for the time of a [scope](crate::owned::Scope).
+#[derive(Debug)]
+pub(crate) struct Pledged(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 /// Memory behind a dma-buf, a device's for one: this process has no address for it.
 #[derive(Debug)]
@@ -240,6 +246,44 @@ impl<'a> Backing<Borrowed<'a>> {
     }
 }
 
+/// Memory of others that is registered within the time of one call; see [`Pledges::during`].
+pub(crate) struct Pledges<'env> {
+    /// One for each region, which has the other half.
+    held: Vec<Arc<()>>,
+    epoch: Epoch,
+    memory: PhantomData<&'env mut &'env mut [u8]>,
+}
+
+impl<'env> Pledges<'env> {
+    /// Runs `body`, within which memory can be registered that is borrowed for longer. Whatever
+    /// `body` does, with the regions or by panicking, this does not return while the kernel may
+    /// still let a device reach the memory: should a region not be gone by then, the process ends.
+    pub(crate) fn during<R>(epoch: Epoch, body: impl FnOnce(&mut Pledges<'env>) -> R) -> R {
+        body(&mut Pledges { held: Vec::new(), epoch, memory: PhantomData })
+    }
+
+    pub(crate) fn backing<T: FromBytes + IntoBytes>(
+        &mut self,
+        memory: &'env mut [T],
+    ) -> Backing<Pledged> {
+        let half = Arc::new(());
+        self.held.push(half.clone());
+        let length = size_of_val(memory);
+        Backing::with(Pledged(half), memory.as_mut_ptr().cast(), length, length as u64)
+    }
+}
+
+impl Drop for Pledges<'_> {
+    fn drop(&mut self) {
+        // A child of a fork has a copy of the memory, which no device knows of.
+        let kept = self.held.iter().any(|half| Arc::strong_count(half) > 1);
+        if kept && !self.epoch.is_over() {
+            eprintln!("uverbs: the kernel keeps memory registered that was borrowed: aborting");
+            std::process::abort();
+        }
+    }
+}
+
 impl Backing<DmaBuf> {
     pub(crate) fn dmabuf(reach: u64) -> Self {
         Backing::with(DmaBuf(()), ptr::null_mut(), 0, reach)
@@ -339,7 +383,6 @@ unsafe fn word<W: Copy, const TO_SHARED: bool>(shared: *mut u8, own: *mut u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
     #[test]

@@ -1,13 +1,43 @@
 //! The atomics and locks of the shared queue state: the standard library's, or loom's when a model
 //! checker drives the code (`--cfg loom`).
 
-#[cfg(all(loom, test))]
-pub(crate) use loom::sync::atomic::AtomicU32;
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
+
+/// What one thread at a time touches, because something else says whose turn it is. loom checks
+/// that.
+#[derive(Debug)]
+pub(crate) struct Turns<T>(
+    #[cfg(loom)] loom::cell::UnsafeCell<T>,
+    #[cfg(not(loom))] std::cell::UnsafeCell<T>,
+);
+
+impl<T> Turns<T> {
+    pub(crate) fn new(value: T) -> Self {
+        #[cfg(loom)]
+        return Turns(loom::cell::UnsafeCell::new(value));
+        #[cfg(not(loom))]
+        return Turns(std::cell::UnsafeCell::new(value));
+    }
+
+    /// Puts `value` there and answers what was there.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else is at it, and whoever was before is known to have finished.
+    #[inline]
+    pub(crate) unsafe fn replace(&self, value: T) -> T {
+        #[cfg(loom)]
+        // SAFETY: the caller is alone with it.
+        return self.0.with_mut(|cell| unsafe { std::ptr::replace(cell, value) });
+        #[cfg(not(loom))]
+        // SAFETY: the caller is alone with it.
+        return unsafe { std::ptr::replace(self.0.get(), value) };
+    }
+}

@@ -15,6 +15,7 @@ mod tests;
 pub use advise::{Advice, OnDemandRange};
 pub use memory::HostMemory;
 pub use range::RegionError;
+pub(crate) use range::resolve;
 pub use register::{RegionBuilder, RegisterError};
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 

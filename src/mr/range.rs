@@ -43,7 +43,7 @@ impl From<RegionError> for Error {
 
 /// Offset and length of `range` in `size` bytes.
 #[inline]
-pub(super) fn resolve(
+pub(crate) fn resolve(
     range: impl RangeBounds<usize>,
     size: usize,
 ) -> Result<(usize, usize), RegionError> {

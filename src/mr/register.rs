@@ -8,7 +8,9 @@ use super::{MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mem::region::{AddressSpace, Backing, Borrowed, DmaBuf, RawRange, StableBytes};
+use crate::mem::region::{
+    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes,
+};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
@@ -307,6 +309,15 @@ impl RegionBuilder {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::borrow(memory) };
         self.enter(backing).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that is borrowed for longer than `pledges` last.
+    pub(crate) fn register_pledged<'env, T: FromBytes + IntoBytes>(
+        self,
+        memory: &'env mut [T],
+        pledges: &mut Pledges<'env>,
+    ) -> Result<MemoryRegion<u8, Pledged>> {
+        self.enter(pledges.backing(memory)).map_err(|(_, error)| error)
     }
 
     /// Registers the whole address space of this process, faulted in on demand ("implicit ODP").

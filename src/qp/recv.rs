@@ -23,6 +23,11 @@ impl RecvQueue {
         self.ring
     }
 
+    /// Begins anew after the kernel reset the queue pair.
+    pub(super) fn reset(&mut self) {
+        self.ring.reset();
+    }
+
     /// Starts a batch. What is pushed to it is received into once the batch is rung; a batch that
     /// is dropped or forgotten leaves no trace.
     ///
@@ -98,6 +103,13 @@ impl<'q> RecvBatch<'q> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline]
     pub unsafe fn ring(self) {
+        self.ring_lent();
+    }
+
+    /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
+    /// [`owned`](crate::owned).
+    #[inline]
+    pub(crate) fn ring_lent(self) {
         if self.count > 0 {
             self.ring.publish(self.cursor);
         }

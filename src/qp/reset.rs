@@ -1,7 +1,7 @@
 //! Back to state `RESET`, with everything that was posted forgotten.
 
 use super::attr::QpAttr;
-use super::{QpState, QueuePair};
+use super::{QpControl, QpState, QueuePair};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::pd::Sharing;
@@ -42,7 +42,11 @@ impl<S: Sharing> QueuePair<S> {
             self.qp.set_state(QpState::RESET);
             // After each, lest a second that fails leaves completions of the life before.
             for cq in cqs.iter_mut() {
-                cq.retire(self.qp.qpn.0);
+                cq.purge(&self.qp.member);
+            }
+            self.send.reset();
+            if let Some(recv) = &mut self.recv {
+                recv.reset();
             }
         }
         Ok(())
@@ -64,5 +68,34 @@ impl<S: Sharing> QueuePair<S> {
             }
         }
         Ok(())
+    }
+}
+
+impl QpControl {
+    /// Makes sure that the device works on nothing any more that was posted to the queues of this
+    /// queue pair alone; whether the kernel confirmed that. The queue pair is fit for destruction
+    /// only, or for a proper [`reset`](QueuePair::reset).
+    pub(crate) fn revoke(&self) -> bool {
+        const VERB: &str = "reset_qp";
+        let attr = QpAttr::new().state(QpState::RESET);
+        let mut answer = self.apply(VERB, &attr);
+        if answer.as_ref().is_err_and(|error| error.errno() == Errno::INVAL) {
+            // As above.
+            answer = self.apply(VERB, &QpAttr::new().state(QpState::ERR));
+            answer = answer.and_then(|()| self.apply(VERB, &attr));
+        }
+        match answer {
+            Ok(()) => {
+                self.qp.set_state(QpState::RESET);
+                true
+            }
+            Err(error) => match error.kernel_errno() {
+                // Somebody who shares the file destroyed it.
+                Some(Errno::NOENT) => true,
+                // As when an object is destroyed: the device may be gone.
+                Some(Errno::IO) => self.qp.file().is_disassociated(),
+                _ => false,
+            },
+        }
     }
 }

@@ -7,8 +7,10 @@ mod events;
 mod fork;
 mod golden;
 mod mixing;
+mod owned;
 mod posting;
 mod retire;
+mod scope;
 
 use crate::uverbs::scripted::Script;
 use crate::{

@@ -25,7 +25,7 @@ use crate::device::{Device, DriverId};
 use crate::error::Result;
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
-use crate::provider::Provider;
+use crate::provider::Opening;
 use ring::KernelRing;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -128,7 +128,9 @@ impl Script {
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
         let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
-        Context::on(kernel, Device::planted(device, DriverId::RXE), Provider::Rxe, epoch)
+        let device = Device::planted(device, DriverId::RXE);
+        let opening = Opening::new(&device)?;
+        Context::on(kernel, device, opening, epoch)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -333,5 +335,10 @@ impl Mapper for ScriptedKernel {
     fn map(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
         let ring = self.script.state().claim(offset, length)?;
         Mapping::of_fd(ring.fd(), 0, length, self.epoch)
+    }
+
+    fn map_read_only(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
+        let ring = self.script.state().claim(offset, length)?;
+        Mapping::read_only(ring.fd(), 0, length, self.epoch)
     }
 }

@@ -20,6 +20,7 @@ mod helper;
 mod leaks;
 mod limits;
 mod mcast;
+mod mlx5;
 mod modify;
 mod mr;
 mod mr_peer;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
+        mlx5::trials(),
         modify::trials(),
         mr::trials(),
         mr_peer::trials(),

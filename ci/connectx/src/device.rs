@@ -3,7 +3,7 @@
 //! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
 //! work requests do in [`crate::data`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
@@ -68,6 +68,8 @@ pub struct Device {
     pub(crate) awake: VecDeque<u32>,
     /// Queues that try again at a time.
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
+    /// Completion queues whose event is due at a time.
+    pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
     /// What tests asked for.
@@ -97,6 +99,7 @@ impl Device {
             rdma_received: Traffic::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
+            cq_timers: BTreeSet::new(),
             now: 0,
             faults: Faults::default(),
             recorder: Recorder::default(),
@@ -182,6 +185,7 @@ impl Device {
             self.timers.pop_first();
             self.wake(number);
         }
+        self.run_cq_timers();
         while let Some(up) = self.faults.link(self.now) {
             self.set_link(up);
         }
@@ -190,7 +194,8 @@ impl Device {
     /// When something is due next.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
-        queue.into_iter().chain(self.faults.next_link()).min()
+        let event = self.cq_timers.first().map(|(due, _)| *due);
+        queue.into_iter().chain(event).chain(self.faults.next_link()).min()
     }
 
     /// Guest memory, to map.

@@ -74,12 +74,14 @@ pub enum Action {
         /// How many bytes.
         len: u64,
     },
-    /// Changes eight bytes of memory.
+    /// Changes a word of memory.
     Atomic {
         /// Where.
         address: u64,
         /// By which key.
         key: u32,
+        /// Bytes of the word: 4 or 8.
+        len: u64,
         /// How.
         change: Atomic,
     },

@@ -13,6 +13,7 @@ use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
 use crate::record::{Counter, Entry};
+use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -91,7 +92,7 @@ impl Device {
             bytes: &bytes[..],
         };
         self.recorder.add(self.now, &request);
-        let user = qp.uid != 0;
+        let user = self.objects.qps.owner(qpn) != KERNEL;
         if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
             self.fail(qpn, &control, cause);
             return Next::Done;
@@ -215,15 +216,17 @@ impl Device {
             _ => return Err(Syndrome::LocalQpOperation),
         };
         let atomic = !sends && control.opcode != op::RDMA_READ;
-        let change = match atomic {
-            true => Some(segments.atomic(control.opcode).map_err(short)?),
-            false => None,
+        let word = control.atomic_len();
+        let change = match (atomic, word) {
+            (true, Some(word)) => Some(segments.atomic(control.opcode, word).map_err(short)?),
+            (true, None) => return Err(Syndrome::LocalQpOperation),
+            (false, _) => None,
         };
         let gather = segments.gather().map_err(short)?;
         let len: u64 = gather.iter().map(Gather::len).sum();
         let mtu = self.path_mtu(qpn);
         let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
-        if len > limit || atomic && len != 8 {
+        if len > limit || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
         let payload = if sends { self.gather(qpn, pd, &gather)? } else { vec![] };
@@ -234,7 +237,7 @@ impl Device {
                 Action::Read { address: remote.address, key: remote.key, len }
             }
             (_, Some(remote), Some(change)) => {
-                Action::Atomic { address: remote.address, key: remote.key, change }
+                Action::Atomic { address: remote.address, key: remote.key, len, change }
             }
             (_, Some(remote), None) => Action::Write { address: remote.address, key: remote.key },
         };
@@ -443,20 +446,26 @@ impl Device {
         let outcome = match answer {
             Answer::NotReady(code) => {
                 qp.retries += 1;
-                if rnr_retries != FOREVER && qp.retries > rnr_retries {
-                    Err(Syndrome::ReceiverNotReady)
-                } else {
-                    qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
+                qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                self.count(qpn, |set| {
+                    set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, rnr_timer(code));
                 }
+                Err(Syndrome::ReceiverNotReady)
             }
             Answer::Lost => {
                 qp.retries += 1;
-                if qp.retries > retries {
-                    Err(Syndrome::RetriesExceeded)
-                } else {
+                let exceeded = qp.retries > retries;
+                self.count(qpn, |set| {
+                    set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, timeout);
                 }
+                Err(Syndrome::RetriesExceeded)
             }
             Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Answer::AccessError => Err(Syndrome::RemoteAccess),
@@ -465,7 +474,10 @@ impl Device {
             Answer::Data(data) => self.bring_back(qpn, job, data),
             // Atomics return the old value as a big-endian number unless told otherwise; the
             // drivers of little-endian hosts ask for host order.
-            Answer::Atomic(old) => self.bring_back(qpn, job, old.to_le_bytes().to_vec()),
+            Answer::Atomic(old) => {
+                let bytes = old.to_le_bytes();
+                self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())
+            }
         };
         match outcome {
             Ok(inline) => {

@@ -1,0 +1,354 @@
+//! Memory of equal pieces, each of which has one owner at a time, or many who only read it.
+//!
+//! Pieces are taken and come back from any thread, without a lock and without an allocation. What
+//! a device does to the memory is not known here: whoever hands a piece to one must keep it until
+//! the device is done, and must register the memory without rights for peers to write, or the
+//! slices that pieces give would not be what Rust takes slices for.
+
+use super::region::StableBytes;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
+use memmap2::{MmapOptions, MmapRaw};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The pages under a slab, shared with the region that makes a device reach them. Nobody touches
+/// them through the region.
+#[derive(Clone)]
+pub(crate) struct Pages(Arc<MmapRaw>);
+
+impl Pages {
+    /// `length` zeroed bytes; with `huge` in pages of the system's default huge size, of which
+    /// `length` must be a multiple.
+    pub(crate) fn new(length: usize, huge: bool) -> std::io::Result<Pages> {
+        let mut options = MmapOptions::new();
+        options.len(length);
+        if huge {
+            options.huge(None);
+        }
+        Ok(Pages(Arc::new(MmapRaw::from(options.map_anon()?))))
+    }
+}
+
+// SAFETY: a mapping stays where it is as long as somebody holds it. Its pieces are accessed, but
+// by those who own them and never while a device may write them, and through the region by nobody:
+// who registers these pages keeps the region to themselves.
+unsafe impl StableBytes for Pages {
+    type Item = u8;
+
+    fn items(&mut self) -> NonNull<[u8]> {
+        let start = NonNull::new(self.0.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        NonNull::slice_from_raw_parts(start, self.0.len())
+    }
+}
+
+/// Equal pieces of memory, and `K`: what all of them need to know.
+pub(crate) struct Slab<K> {
+    /// First, so that a device lets go of the pages before they go.
+    keep: K,
+    pages: Arc<MmapRaw>,
+    size: u32,
+    /// Above, how often a piece was taken or came back, so that a list that looks the same was not
+    /// changed meanwhile; below, one more than the piece that came back last.
+    free: AtomicU64,
+    /// One more than the piece behind each in the list of free ones.
+    next: Box<[AtomicU32]>,
+    /// How many hold each piece.
+    holders: Box<[AtomicU32]>,
+}
+
+impl<K> Slab<K> {
+    /// Cuts `pages` into `count` pieces of `size` bytes. `None` if they do not hold as much.
+    pub(crate) fn new(pages: &Pages, size: u32, count: u32, keep: K) -> Option<Arc<Slab<K>>> {
+        let total = (size as usize).checked_mul(count as usize)?;
+        if total > pages.0.len() || count == u32::MAX {
+            return None;
+        }
+        let next =
+            (1..=count).map(|piece| AtomicU32::new(if piece < count { piece + 1 } else { 0 }));
+        Some(Arc::new(Slab {
+            keep,
+            pages: pages.0.clone(),
+            size,
+            free: AtomicU64::new(u64::from(count.min(1))),
+            next: next.collect(),
+            holders: (0..count).map(|_| AtomicU32::new(0)).collect(),
+        }))
+    }
+
+    pub(crate) fn keep(&self) -> &K {
+        &self.keep
+    }
+
+    /// Bytes of a piece.
+    pub(crate) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// How many pieces there are in all.
+    pub(crate) fn count(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// How many pieces nobody holds right now.
+    pub(crate) fn idle(&self) -> usize {
+        self.holders.iter().filter(|holders| holders.load(Ordering::Relaxed) == 0).count()
+    }
+
+    /// A piece that nobody holds.
+    #[inline]
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece<K>> {
+        let mut free = self.free.load(Ordering::Acquire);
+        loop {
+            let index = (free as u32).checked_sub(1)?;
+            let next = self.next.get(index as usize)?.load(Ordering::Relaxed);
+            let changed = ((free >> 32) + 1) << 32 | u64::from(next);
+            // Acquire pairs with the Release of `put`: what the last owner did is done.
+            match self.free.compare_exchange_weak(
+                free,
+                changed,
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => {
+                    self.holders.get(index as usize)?.store(1, Ordering::Relaxed);
+                    return Some(Piece { slab: self.clone(), index });
+                }
+                Err(seen) => free = seen,
+            }
+        }
+    }
+
+    #[inline]
+    fn put(&self, index: u32) {
+        let Some(next) = self.next.get(index as usize) else { return };
+        let mut free = self.free.load(Ordering::Relaxed);
+        loop {
+            next.store(free as u32, Ordering::Relaxed);
+            let changed = ((free >> 32) + 1) << 32 | u64::from(index + 1);
+            match self.free.compare_exchange_weak(
+                free,
+                changed,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(seen) => free = seen,
+            }
+        }
+    }
+
+    #[inline]
+    fn start(&self, index: u32) -> *mut u8 {
+        self.pages.as_mut_ptr().wrapping_add(index as usize * self.size as usize)
+    }
+}
+
+/// One piece, and its only owner.
+pub(crate) struct Piece<K> {
+    slab: Arc<Slab<K>>,
+    index: u32,
+}
+
+// SAFETY: a piece is memory that it owns alone, and a share of the slab.
+unsafe impl<K: Send + Sync> Send for Piece<K> {}
+// SAFETY: `&Piece` gives `&[u8]` and `&K`.
+unsafe impl<K: Send + Sync> Sync for Piece<K> {}
+
+impl<K> Piece<K> {
+    pub(crate) fn slab(&self) -> &Arc<Slab<K>> {
+        &self.slab
+    }
+
+    /// The address of its first byte.
+    #[inline]
+    pub(crate) fn address(&self) -> u64 {
+        self.slab.start(self.index).addr() as u64
+    }
+
+    /// All of it.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` checked that all pieces lie in the pages, which `slab` keeps and which were
+        // zeroed; nobody else has the piece.
+        unsafe { std::slice::from_raw_parts(self.slab.start(self.index), self.slab.size as usize) }
+    }
+
+    /// All of it, to write.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = self.slab.start(self.index);
+        // SAFETY: as in `bytes`, and borrowed exclusively with the only owner.
+        unsafe { std::slice::from_raw_parts_mut(start, self.slab.size as usize) }
+    }
+
+    /// Gives up on writing it, to have many owners.
+    pub(crate) fn share(self) -> SharedPiece<K> {
+        SharedPiece(self)
+    }
+}
+
+impl<K> Drop for Piece<K> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(holders) = self.slab.holders.get(self.index as usize) else { return };
+        // Release, and Acquire by the last: it puts the piece away after everybody has finished.
+        if holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.slab.put(self.index);
+        }
+    }
+}
+
+/// One piece, and one of its owners, who only read it.
+pub(crate) struct SharedPiece<K>(Piece<K>);
+
+impl<K> SharedPiece<K> {
+    pub(crate) fn slab(&self) -> &Arc<Slab<K>> {
+        &self.0.slab
+    }
+
+    /// The address of its first byte.
+    #[inline]
+    pub(crate) fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    /// All of it.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    /// The piece for its only owner, if this is the only one.
+    pub(crate) fn unshare(self) -> Result<Piece<K>, Self> {
+        let holders = self.0.slab.holders.get(self.0.index as usize);
+        // Acquire pairs with the Release of those who have dropped theirs. Nobody else can make
+        // new ones meanwhile.
+        match holders.is_some_and(|holders| holders.load(Ordering::Acquire) == 1) {
+            true => Ok(self.0),
+            false => Err(self),
+        }
+    }
+}
+
+impl<K> Clone for SharedPiece<K> {
+    fn clone(&self) -> Self {
+        if let Some(holders) = self.0.slab.holders.get(self.0.index as usize) {
+            let before = holders.fetch_add(1, Ordering::Relaxed);
+            if before > u32::MAX / 2 {
+                // Only by forgetting clones: a count that wraps would free what is in use.
+                std::process::abort();
+            }
+        }
+        SharedPiece(Piece { slab: self.0.slab.clone(), index: self.0.index })
+    }
+}
+
+impl<K> fmt::Debug for Slab<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slab").field("size", &self.size).field("count", &self.count()).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn slab(size: u32, count: u32) -> Arc<Slab<()>> {
+        let pages = Pages::new(4096, false).unwrap();
+        Slab::new(&pages, size, count, ()).unwrap()
+    }
+
+    #[test]
+    fn pieces_are_apart_and_come_back() {
+        let slab = slab(64, 3);
+        let mut pieces: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+        assert_eq!((pieces.len(), slab.idle()), (3, 0));
+        for (n, piece) in pieces.iter_mut().enumerate() {
+            piece.bytes_mut().fill(n as u8 + 1);
+        }
+        for (n, piece) in pieces.iter().enumerate() {
+            assert!(piece.bytes().iter().all(|byte| *byte == n as u8 + 1));
+        }
+        let address = pieces[1].address();
+        pieces.remove(1);
+        assert_eq!(slab.take().unwrap().address(), address);
+        drop(pieces);
+        assert_eq!(slab.idle(), 3);
+    }
+
+    #[test]
+    fn what_is_shared_comes_back_with_the_last() {
+        let slab = slab(16, 1);
+        let mut piece = slab.take().unwrap();
+        piece.bytes_mut()[0] = 9;
+        let one = piece.share();
+        let other = one.clone();
+        let one = one.unshare().err().unwrap();
+        assert_eq!(other.bytes()[0], 9);
+        drop(other);
+        let mut piece = one.unshare().ok().unwrap();
+        piece.bytes_mut()[0] = 8;
+        assert!(slab.take().is_none());
+        drop(piece);
+        assert!(slab.take().is_some());
+    }
+
+    #[test]
+    fn a_slab_is_no_larger_than_its_pages() {
+        let pages = Pages::new(4096, false).unwrap();
+        assert!(Slab::new(&pages, 64, 65, ()).is_none());
+        assert!(Slab::new(&pages, u32::MAX, u32::MAX - 1, ()).is_none());
+        assert!(Slab::new(&pages, 64, 0, ()).unwrap().take().is_none());
+    }
+
+    #[test]
+    fn many_threads_take_and_give() {
+        let slab = slab(8, 4);
+        std::thread::scope(|scope| {
+            for id in 0..4u8 {
+                let slab = &slab;
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        let Some(mut piece) = slab.take() else { continue };
+                        piece.bytes_mut().fill(id);
+                        let shared = piece.share();
+                        let other = shared.clone();
+                        assert!(other.bytes().iter().all(|byte| *byte == id));
+                        drop((shared, other));
+                    }
+                });
+            }
+        });
+        assert_eq!(slab.idle(), 4);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::thread;
+
+    /// Two threads take and give back pieces of one slab; no piece has two owners.
+    #[test]
+    fn take_and_give_back() {
+        loom::model(|| {
+            let pages = Pages::new(4096, false).unwrap();
+            let slab = Slab::new(&pages, 8, 2, ()).unwrap();
+            let other = slab.clone();
+            let thread = thread::spawn(move || {
+                // Both may be taken.
+                drop(other.take());
+            });
+            let (one, two) = (slab.take(), slab.take());
+            if let (Some(one), Some(two)) = (&one, &two) {
+                assert_ne!(one.address(), two.address());
+            }
+            drop((one, two));
+            thread.join().unwrap();
+            let (one, two) = (slab.take().unwrap(), slab.take().unwrap());
+            assert_ne!(one.address(), two.address());
+            assert!(slab.take().is_none());
+        });
+    }
+}

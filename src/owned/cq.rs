@@ -1,0 +1,270 @@
+//! Completion queues that give memory back.
+
+use super::completion::{Done, Outcome};
+use super::desk::Desk;
+use super::queue::OwnedQueuePair;
+use super::route::{Entry, Route, Routes};
+use super::srq::OwnedSharedReceiveQueue;
+use crate::cq::{CompletionQueue, Completions, Notify, PollError};
+use crate::error::{Error, Result};
+use crate::pd::{Shared, Sharing};
+use crate::qp::{QpState, QueuePair};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+const VERB: &str = "adopt";
+
+/// A completion queue that gives back what its queue pairs were lent.
+///
+/// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
+/// and queue pairs are adopted only while there is room for all that they can have, it never
+/// overflows.
+pub struct OwnedCompletionQueue<T> {
+    pub(super) cq: CompletionQueue,
+    routes: Routes<T>,
+    /// What a scope found that was not its own.
+    stash: VecDeque<Done<T>>,
+    /// What was found of a scope's requests, by number.
+    pub(super) scoped: Vec<(u64, Outcome)>,
+    strays: u64,
+}
+
+/// A queue pair that was not adopted.
+pub struct AdoptError<S: Sharing = Shared> {
+    /// The queue pair.
+    pub qp: QueuePair<S>,
+    /// Why it was not.
+    pub error: Error,
+}
+
+impl<S: Sharing> From<AdoptError<S>> for Error {
+    fn from(failed: AdoptError<S>) -> Error {
+        failed.error
+    }
+}
+
+impl<S: Sharing> fmt::Debug for AdoptError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<S: Sharing> fmt::Display for AdoptError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<S: Sharing> std::error::Error for AdoptError<S> {}
+
+impl<T> OwnedCompletionQueue<T> {
+    /// Takes over `cq`. Completions of queue pairs that are not adopted are dropped and
+    /// [counted](Self::strays).
+    pub fn new(cq: CompletionQueue) -> Self {
+        let (routes, stash, scoped) = (Routes::new(), VecDeque::new(), Vec::new());
+        OwnedCompletionQueue { cq, routes, stash, scoped, strays: 0 }
+    }
+
+    /// The queue itself, to make queue pairs with.
+    pub fn queue(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// Takes over a queue pair that was made with this queue for both its sends and its receives,
+    /// and is in state [`RESET`](QpState::RESET).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not, if its receives come from a shared receive queue, or if the queue
+    /// has not room for all completions that it may have besides those of others. The queue pair
+    /// comes back with the error.
+    pub fn adopt<S: Sharing>(
+        &mut self,
+        qp: QueuePair<S>,
+    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        self.take_over(qp, None)
+    }
+
+    /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`. The queue
+    /// must have room for all receives of the shared queue, but only once for all queue pairs.
+    ///
+    /// # Errors
+    ///
+    /// As [`adopt`](Self::adopt), and `EINVAL` if it takes its receives elsewhere.
+    pub fn adopt_on<S: Sharing>(
+        &mut self,
+        qp: QueuePair<S>,
+        srq: &OwnedSharedReceiveQueue<T>,
+    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        self.take_over(qp, Some(srq))
+    }
+
+    fn take_over<S: Sharing>(
+        &mut self,
+        qp: QueuePair<S>,
+        srq: Option<&OwnedSharedReceiveQueue<T>>,
+    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        if let Err(error) = self.check(&qp, srq) {
+            return Err(AdoptError { qp, error });
+        }
+        let (caps, domain) = (qp.caps(), qp.qp.pd.kernel.clone());
+        let sends = Desk::new(caps.max_send_wr, &domain);
+        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, &domain));
+        let recv = match (&recvs, srq) {
+            (Some(recvs), _) => recvs.lent().clone(),
+            (None, Some(srq)) => srq.keeper.lent.clone(),
+            (None, None) => sends.lent().clone(),
+        };
+        let route = Arc::new(Route {
+            qpn: qp.qpn(),
+            send: sends.lent().clone(),
+            recv,
+            depth: u64::from(caps.max_send_wr),
+            dead: AtomicBool::new(false),
+        });
+        self.routes.add(route.clone());
+        Ok(OwnedQueuePair::new(qp, route, sends, recvs, srq.map(|srq| srq.keeper.clone())))
+    }
+
+    fn check<S: Sharing>(
+        &self,
+        qp: &QueuePair<S>,
+        srq: Option<&OwnedSharedReceiveQueue<T>>,
+    ) -> Result<()> {
+        let inner = &qp.qp;
+        let invalid = |detail: String| Err(Error::invalid(VERB, detail));
+        for (cq, which) in [(&inner.send_cq, "sends"), (&inner.recv_cq, "receives")] {
+            if !Arc::ptr_eq(cq, &self.cq.inner) {
+                return invalid(format!("the {which} of {qp:?} complete to another queue"));
+            }
+        }
+        let shared = match (&inner.srq, srq) {
+            (None, None) => true,
+            (Some(its), Some(srq)) => Arc::ptr_eq(its, &srq.queue().inner),
+            _ => false,
+        };
+        if !shared {
+            return invalid(format!("{qp:?} takes its receives elsewhere"));
+        }
+        if qp.state() != QpState::RESET {
+            return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
+        }
+        // Receives of a shared queue count once, whoever takes them.
+        let caps = qp.caps();
+        let mut tables: Vec<_> = srq.map(|srq| &srq.keeper.lent).into_iter().collect();
+        let mut needed = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
+        for route in self.routes.iter() {
+            needed += route.depth;
+            if !tables.iter().any(|table| Arc::ptr_eq(table, &route.recv)) {
+                tables.push(&route.recv);
+            }
+        }
+        needed += tables.iter().map(|table| table.len() as u64).sum::<u64>();
+        let capacity = u64::from(self.cq.capacity());
+        if needed > capacity {
+            return invalid(format!(
+                "the completion queue has room for {capacity} completions, and its queue pairs \
+                 may have {needed}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Looks for completions.
+    ///
+    /// ```no_run
+    /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>) -> Result<(), uverbs::PollError> {
+    /// let mut completions = cq.poll()?;
+    /// while let Some(done) = completions.next() {
+    ///     println!("{}: {}", done.tag, done.outcome.status);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[inline]
+    pub fn poll(&mut self) -> std::result::Result<OwnedCompletions<'_, T>, PollError> {
+        let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
+        Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
+    }
+
+    /// Looks for completions on behalf of a scope, and keeps those of others for the next poll.
+    pub(super) fn gather(&mut self) -> std::result::Result<(), PollError> {
+        let mut stash = std::mem::take(&mut self.stash);
+        if let Ok(completions) = self.poll() {
+            stash.extend(completions);
+        }
+        self.stash = stash;
+        self.cq.poll().map(drop)
+    }
+
+    /// Keeps something for the next poll.
+    pub(super) fn keep(&mut self, done: Done<T>) {
+        self.stash.push_back(done);
+    }
+
+    /// Asks for an event; see [`CompletionQueue::req_notify`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CompletionQueue::req_notify`].
+    pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
+        self.cq.req_notify(notify)
+    }
+
+    /// Completions that gave nothing back, because they were of queue pairs that are not adopted
+    /// or gone.
+    pub fn strays(&self) -> u64 {
+        self.strays
+    }
+}
+
+impl<T> fmt::Debug for OwnedCompletionQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedCompletionQueue").field(&self.cq).finish()
+    }
+}
+
+/// The completions of one poll; see [`OwnedCompletionQueue::poll`].
+pub struct OwnedCompletions<'q, T> {
+    completions: Completions<'q>,
+    routes: &'q Routes<T>,
+    stash: &'q mut VecDeque<Done<T>>,
+    scoped: &'q mut Vec<(u64, Outcome)>,
+    strays: &'q mut u64,
+}
+
+impl<T> Iterator for OwnedCompletions<'_, T> {
+    type Item = Done<T>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Done<T>> {
+        if let Some(done) = self.stash.pop_front() {
+            return Some(done);
+        }
+        loop {
+            let completion = self.completions.next()?;
+            let wr_id = completion.wr_id();
+            let route = self.routes.find(completion.qpn());
+            match route.and_then(|route| route.settle(wr_id)) {
+                Some(Entry { memory, tag: Some(tag) }) => {
+                    return Some(Done { memory, tag, outcome: Outcome::of(&completion) });
+                }
+                Some(Entry { tag: None, .. }) => {
+                    self.scoped.push((wr_id, Outcome::of(&completion)));
+                }
+                None => *self.strays += 1,
+            }
+        }
+    }
+}
+
+impl<T> fmt::Debug for OwnedCompletions<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedCompletions").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! Where a queue lends memory to its requests.
+
+use super::memory::Named;
+use super::route::{Entry, Lent};
+use crate::mem::slots::{Lender, Vacancy};
+use crate::pd::KernelPd;
+use crate::wr::{PostError, Sge};
+use std::fmt;
+use std::sync::Arc;
+
+/// A request that was not posted, with what was to be lent.
+pub struct Refused<L, T> {
+    /// What the request was to work on.
+    pub memory: L,
+    /// What it was to be posted with.
+    pub tag: T,
+    /// Why it was not posted.
+    pub error: PostError,
+}
+
+impl<L, T> fmt::Debug for Refused<L, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<L, T> fmt::Display for Refused<L, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<L, T> std::error::Error for Refused<L, T> {}
+
+impl<L, T> From<Refused<L, T>> for PostError {
+    fn from(refused: Refused<L, T>) -> PostError {
+        refused.error
+    }
+}
+
+/// The owner's side of what is lent to the requests of one queue.
+#[derive(Debug)]
+pub(super) struct Desk<T> {
+    lender: Lender<Entry<T>>,
+    /// What the batch in the making has lent, with room for all that can be.
+    unrung: Vec<u64>,
+    /// Whose memory the queue knows.
+    domain: Arc<KernelPd>,
+}
+
+impl<T> Desk<T> {
+    /// Of a queue that holds `depth` requests.
+    pub(super) fn new(depth: u32, domain: &Arc<KernelPd>) -> Self {
+        Desk {
+            lender: Lender::new(depth),
+            unrung: Vec::with_capacity(depth as usize),
+            domain: domain.clone(),
+        }
+    }
+
+    pub(super) fn lent(&self) -> &Arc<Lent<T>> {
+        self.lender.slots()
+    }
+
+    /// Requests that can be posted before one completes.
+    pub(super) fn room(&mut self) -> usize {
+        self.lender.room()
+    }
+
+    /// Starts to lend to a batch.
+    #[inline]
+    pub(super) fn draft(&mut self) -> Draft<'_, T> {
+        let mut draft = Draft { desk: self };
+        if !draft.desk.unrung.is_empty() {
+            // A batch was forgotten, and the device knows nothing of it.
+            draft.withdraw();
+        }
+        draft
+    }
+}
+
+/// What a batch in the making lends. Dropping it takes everything back.
+#[derive(Debug)]
+pub(super) struct Draft<'q, T> {
+    desk: &'q mut Desk<T>,
+}
+
+impl<T> Draft<'_, T> {
+    /// Whether the queue knows `memory` by the number that requests name it by.
+    #[inline]
+    pub(super) fn knows(&self, memory: &impl Named) -> bool {
+        memory.name().is_none_or(|name| Arc::ptr_eq(name.domain, &self.desk.domain))
+    }
+
+    /// A place for what the next request works on.
+    #[inline]
+    pub(super) fn place(&mut self) -> Result<Place<'_, T>, PostError> {
+        let Desk { lender, unrung, .. } = &mut *self.desk;
+        let vacancy = lender.vacancy().ok_or(PostError::Full)?;
+        Ok(Place { vacancy, unrung })
+    }
+
+    /// The device has been told: what is lent stays lent until it completes.
+    #[inline]
+    pub(super) fn rung(self) {
+        self.desk.unrung.clear();
+    }
+
+    #[cold]
+    fn withdraw(&mut self) {
+        while let Some(ticket) = self.desk.unrung.pop() {
+            drop(self.desk.lender.slots().settle(ticket));
+        }
+    }
+}
+
+impl<T> Drop for Draft<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.desk.unrung.is_empty() {
+            self.withdraw();
+        }
+    }
+}
+
+/// Where something can be lent.
+pub(super) struct Place<'d, T> {
+    vacancy: Vacancy<'d, Entry<T>>,
+    unrung: &'d mut Vec<u64>,
+}
+
+impl<T> Place<'_, T> {
+    /// What the request's number is made of.
+    #[inline]
+    pub(super) fn ticket(&self) -> u64 {
+        self.vacancy.ticket()
+    }
+
+    /// Lends to the request, which was appended to the batch.
+    #[inline]
+    pub(super) fn lend(self, entry: Entry<T>) {
+        self.unrung.push(self.vacancy.ticket());
+        self.vacancy.lend(entry);
+    }
+}
+
+/// What a request names: nothing for no bytes, because to some devices a length of zero means
+/// 2^31.
+#[inline]
+pub(super) fn named(memory: &impl Named) -> Option<Sge> {
+    memory.name().map(|name| name.sge).filter(|sge| sge.length > 0)
+}

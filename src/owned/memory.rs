@@ -1,0 +1,219 @@
+//! What can be lent to a request: memory that stays registered for as long as it is held.
+
+use super::buffer::{Buffer, SharedBuffer};
+use crate::mem::region::StableBytes;
+use crate::mr::{MemoryRegion, RegionError};
+use crate::pd::KernelPd;
+use crate::wr::Sge;
+use std::any::Any;
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+/// A part of a region, held together with the region.
+///
+/// Registered memory is not a slice, and this is none: the device and peers may write it while
+/// others look, which [`MemoryRegion::copy_to`] and its like are made for. That is also why it can
+/// be cloned and lent to several requests at once.
+#[derive(Clone)]
+pub struct RegionSlice {
+    region: Arc<dyn Any + Send + Sync>,
+    domain: Arc<KernelPd>,
+    sge: Sge,
+}
+
+impl RegionSlice {
+    /// The bytes `range` of `region`.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    pub fn new<T: 'static, M: StableBytes>(
+        region: &Arc<MemoryRegion<T, M>>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<RegionSlice, RegionError> {
+        let sge = region.sge(range)?;
+        let domain = region.inner.pd.kernel.clone();
+        Ok(RegionSlice { region: region.clone(), domain, sge })
+    }
+
+    /// Whether it is a part of `region`.
+    pub fn is_of<T: 'static, M: StableBytes>(&self, region: &Arc<MemoryRegion<T, M>>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.region), Arc::as_ptr(region))
+    }
+
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "its holder chose the range")]
+    pub fn len(&self) -> usize {
+        self.sge.length as usize
+    }
+}
+
+impl fmt::Debug for RegionSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionSlice").field("sge", &self.sge).finish()
+    }
+}
+
+/// What a request worked on, as the completion gives it back.
+#[derive(Debug)]
+pub enum Memory {
+    /// Nothing: the request had no data, or had it inline.
+    None,
+    /// A buffer of a pool.
+    Buffer(Buffer),
+    /// A buffer with other readers.
+    Shared(SharedBuffer),
+    /// A part of a region.
+    Region(RegionSlice),
+}
+
+impl Memory {
+    /// The buffer, if it is one.
+    #[inline]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        Buffer::back(self)
+    }
+}
+
+mod sealed {
+    use super::Name;
+
+    /// How requests name the memory.
+    pub trait Named {
+        /// By number, unless there is none.
+        fn name(&self) -> Option<Name<'_>>;
+    }
+}
+
+pub(super) use sealed::Named;
+
+/// A number, and who knows what it means.
+#[derive(Debug)]
+pub struct Name<'a> {
+    pub(super) sge: Sge,
+    pub(super) domain: &'a Arc<KernelPd>,
+}
+
+/// Memory that can be lent to a request: [`Buffer`], [`SharedBuffer`], [`RegionSlice`], any of them
+/// as [`Memory`], and `()` for a request without.
+pub trait Lend: Named + Sized + Send + 'static {
+    /// As the completion gives it back.
+    fn into_memory(self) -> Memory;
+
+    /// What it was before it was lent; `None` if `memory` is something else.
+    fn back(memory: Memory) -> Option<Self>;
+
+    /// Whether the device may write it: others may be reading a [`SharedBuffer`].
+    #[inline]
+    fn is_writable(&self) -> bool {
+        true
+    }
+}
+
+/// Memory that a device may write: all that can be lent and has no readers.
+pub trait LendMut: Lend {}
+
+macro_rules! lend {
+    ($($memory:ty => $variant:ident, $writable:literal;)*) => {$(
+        impl Lend for $memory {
+            #[inline]
+            fn into_memory(self) -> Memory {
+                Memory::$variant(self)
+            }
+
+            #[inline]
+            fn back(memory: Memory) -> Option<Self> {
+                match memory {
+                    Memory::$variant(memory) => Some(memory),
+                    _ => None,
+                }
+            }
+
+            #[inline]
+            fn is_writable(&self) -> bool {
+                $writable
+            }
+        }
+    )*};
+}
+
+lend! {
+    Buffer => Buffer, true;
+    SharedBuffer => Shared, false;
+    RegionSlice => Region, true;
+}
+
+impl Named for Buffer {
+    #[inline]
+    fn name(&self) -> Option<Name<'_>> {
+        Some(Name { sge: self.sge(), domain: self.domain() })
+    }
+}
+
+impl Named for SharedBuffer {
+    #[inline]
+    fn name(&self) -> Option<Name<'_>> {
+        Some(Name { sge: self.sge(), domain: self.domain() })
+    }
+}
+
+impl Named for RegionSlice {
+    #[inline]
+    fn name(&self) -> Option<Name<'_>> {
+        Some(Name { sge: self.sge, domain: &self.domain })
+    }
+}
+
+impl Named for () {
+    #[inline]
+    fn name(&self) -> Option<Name<'_>> {
+        None
+    }
+}
+
+impl Named for Memory {
+    #[inline]
+    fn name(&self) -> Option<Name<'_>> {
+        match self {
+            Memory::None => None,
+            Memory::Buffer(buffer) => buffer.name(),
+            Memory::Shared(buffer) => buffer.name(),
+            Memory::Region(slice) => slice.name(),
+        }
+    }
+}
+
+impl LendMut for Buffer {}
+impl LendMut for RegionSlice {}
+
+impl Lend for () {
+    #[inline]
+    fn into_memory(self) -> Memory {
+        Memory::None
+    }
+
+    #[inline]
+    fn back(memory: Memory) -> Option<Self> {
+        matches!(memory, Memory::None).then_some(())
+    }
+}
+
+impl LendMut for () {}
+
+impl Lend for Memory {
+    #[inline]
+    fn into_memory(self) -> Memory {
+        self
+    }
+
+    #[inline]
+    fn back(memory: Memory) -> Option<Self> {
+        Some(memory)
+    }
+
+    #[inline]
+    fn is_writable(&self) -> bool {
+        !matches!(self, Memory::Shared(_))
+    }
+}

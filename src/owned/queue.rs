@@ -1,0 +1,318 @@
+//! Queue pairs whose requests take their memory.
+
+use super::completion::{Done, Outcome};
+use super::cq::OwnedCompletionQueue;
+use super::desk::{Desk, Draft, Refused, named};
+use super::memory::{Lend, LendMut};
+use super::route::{Entry, Lent, Route, recv_id, send_id};
+use super::srq::Keeper;
+use crate::pd::{Exclusive, Shared, Sharing};
+use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
+use crate::td::ThreadDomain;
+use crate::wr::{Payload, PostError, Recv, SendWr, Sge};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A queue pair whose requests take their memory, and whose completions give it back with a tag of
+/// type `T`.
+///
+/// Made by [`OwnedCompletionQueue::adopt`](super::OwnedCompletionQueue::adopt). Posting takes
+/// `&mut self`; polling is the completion queue's, on this thread or another. Every request
+/// completes, as if it were signaled. Dropping the queue pair resets it and frees what was lent
+/// once the kernel confirmed that; what it does not confirm is leaked and
+/// [counted](crate::Context::leaked).
+pub struct OwnedQueuePair<T, S: Sharing = Shared> {
+    pub(super) qp: QueuePair<S>,
+    pub(super) route: Arc<Route<T>>,
+    sends: Desk<T>,
+    /// `None` when receives come from a shared receive queue.
+    recvs: Option<Desk<T>>,
+    /// After the queue pair, which takes from it.
+    _srq: Option<Arc<Keeper<T>>>,
+}
+
+impl<T, S: Sharing> OwnedQueuePair<T, S> {
+    pub(super) fn new(
+        qp: QueuePair<S>,
+        route: Arc<Route<T>>,
+        sends: Desk<T>,
+        recvs: Option<Desk<T>>,
+        srq: Option<Arc<Keeper<T>>>,
+    ) -> Self {
+        OwnedQueuePair { qp, route, sends, recvs, _srq: srq }
+    }
+
+    /// Starts a batch of sends. What is pushed to it reaches the device when it is rung; what a
+    /// batch holds that is dropped before is dropped with it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
+    #[inline]
+    pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
+        Ok(OwnedSendBatch { draft: self.sends.draft(), batch: self.qp.send_batch()? })
+    }
+
+    /// Starts a batch of receives.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RecvQueue::batch`](crate::RecvQueue::batch), and [`PostError::SharedReceives`].
+    #[inline]
+    pub fn recv_batch(&mut self) -> Result<OwnedRecvBatch<'_, T>, PostError> {
+        match &mut self.recvs {
+            Some(recvs) => Ok(OwnedRecvBatch::new(recvs.draft(), self.qp.recv_batch()?)),
+            None => Err(PostError::SharedReceives),
+        }
+    }
+
+    /// Sends that can be posted before one completes.
+    pub fn send_room(&mut self) -> usize {
+        self.sends.room()
+    }
+
+    /// Receives that can be posted before one completes; none to a shared receive queue.
+    pub fn recv_room(&mut self) -> usize {
+        self.recvs.as_mut().map_or(0, Desk::room)
+    }
+
+    /// Brings the queue pair back to state [`RESET`](crate::QpState::RESET). Requests that have not
+    /// completed are found by the next poll of `cq`, as if they had been flushed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
+    pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        // What completed is given back as such, and the rest is discarded by the reset.
+        let _ = cq.gather();
+        self.qp.reset(&mut [&mut cq.cq])?;
+        let qpn = self.qp.qpn();
+        for lent in self.tables() {
+            lent.reclaim(|Entry { memory, tag }| {
+                if let Some(tag) = tag {
+                    cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Everything lent to queues of this queue pair alone.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Lent<T>>> {
+        std::iter::once(self.sends.lent()).chain(self.recvs.as_ref().map(Desk::lent))
+    }
+}
+
+/// Everything that is not posting.
+impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.qp
+    }
+}
+
+impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
+    fn drop(&mut self) {
+        if self.qp.revoke() {
+            self.tables().for_each(|lent| lent.reclaim(drop));
+        } else {
+            // Nobody knows what the device still does.
+            self.tables().for_each(|lent| std::mem::forget(lent.clone()));
+            self.qp.qp.file().count_leak();
+        }
+        self.route.close();
+    }
+}
+
+impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedQueuePair").field(&self.qp).finish()
+    }
+}
+
+/// Sends that the device does not know of yet, with the memory that they work on.
+pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
+    /// First: should the batch be dropped, this takes everything back.
+    pub(super) draft: Draft<'q, T>,
+    pub(super) batch: SendBatch<'q, S>,
+}
+
+impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
+    /// Appends a request that works on `memory`: what it sends or writes to the peer, or where
+    /// what it reads goes. The request itself names none, and its number is not used:
+    ///
+    /// ```no_run
+    /// # use uverbs::{Remote, SendWr, owned::*};
+    /// # fn f(qp: &mut OwnedQueuePair<u32>, buffer: Buffer, remote: Remote) {
+    /// let mut batch = qp.send_batch().unwrap();
+    /// batch.push(SendWr::read(remote, &[]), buffer, 7).unwrap();
+    /// batch.push(SendWr::send(&[]).inline(b"short"), (), 8).unwrap();
+    /// batch.ring().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if the request names memory by
+    /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
+    /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
+    /// with the error.
+    #[inline]
+    pub fn push<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        tag: T,
+    ) -> Result<(), Refused<L, T>> {
+        let OwnedSendBatch { draft, batch } = self;
+        let place = check(draft, &wr, &memory).and_then(|()| draft.place());
+        let place = place.and_then(|place| {
+            append(batch, wr, place.ticket(), named(&memory))?;
+            Ok(place)
+        });
+        match place {
+            Ok(place) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
+    }
+
+    /// Requests pushed so far.
+    pub fn len(&self) -> u32 {
+        self.batch.len()
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+}
+
+impl<T> OwnedSendBatch<'_, T, Shared> {
+    /// Hands the batch to the device.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it,
+    /// with what was lent to them, and are sent with the next batch. [`PostError::Forked`].
+    #[inline]
+    pub fn ring(self) -> Result<(), PostError> {
+        let OwnedSendBatch { draft, batch } = self;
+        told(draft, batch.ring_lent())
+    }
+}
+
+impl<T> OwnedSendBatch<'_, T, Exclusive> {
+    /// Hands the batch to the device; see [`SendBatch::ring`].
+    ///
+    /// # Errors
+    ///
+    /// [`PostError::ForeignThreadDomain`] if the queue was created under another one, and then
+    /// what was pushed is dropped; [`PostError::Kernel`] if the kernel refused to look at the
+    /// queue: the requests stay in it, with what was lent to them, and are sent with the next
+    /// batch. [`PostError::Forked`].
+    #[inline]
+    pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+        let OwnedSendBatch { draft, batch } = self;
+        told(draft, batch.ring_lent(td))
+    }
+}
+
+/// Keeps what was lent if the device knows of it.
+#[inline]
+fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), PostError> {
+    if matches!(answer, Ok(()) | Err(PostError::Kernel(_))) {
+        draft.rung();
+    }
+    answer
+}
+
+#[inline]
+fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Result<(), PostError> {
+    if !draft.knows(memory) {
+        return Err(PostError::ForeignMemory);
+    }
+    if wr.op.writes_here() && !memory.is_writable() {
+        return Err(PostError::ReadOnly);
+    }
+    Ok(())
+}
+
+/// Appends a send on the memory `sge`.
+#[inline]
+pub(super) fn append<S: Sharing>(
+    batch: &mut SendBatch<'_, S>,
+    wr: SendWr<'_>,
+    ticket: u64,
+    sge: Option<Sge>,
+) -> Result<(), PostError> {
+    match wr.payload {
+        Payload::Inline(_) => batch.push(wr.id(send_id(ticket)).signaled()),
+        Payload::Sges([]) => {
+            let mut wr = wr.id(send_id(ticket)).signaled();
+            wr.payload = Payload::Sges(sge.as_slice());
+            batch.push(wr)
+        }
+        Payload::Sges(_) => Err(PostError::NamesMemory),
+    }
+}
+
+/// Receives that the device does not know of yet, with the memory that they go to.
+pub struct OwnedRecvBatch<'q, T> {
+    /// First: should the batch be dropped, this takes everything back.
+    pub(super) draft: Draft<'q, T>,
+    pub(super) batch: RecvBatch<'q>,
+}
+
+impl<'q, T> OwnedRecvBatch<'q, T> {
+    pub(super) fn new(draft: Draft<'q, T>, batch: RecvBatch<'q>) -> Self {
+        OwnedRecvBatch { draft, batch }
+    }
+
+    /// Appends a receive into `memory`. A datagram is preceded by 40 bytes for a global route
+    /// header.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RecvBatch::push`]; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`]. The
+    /// memory comes back with the error.
+    #[inline]
+    pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
+        let OwnedRecvBatch { draft, batch } = self;
+        let known = if draft.knows(&memory) { Ok(()) } else { Err(PostError::ForeignMemory) };
+        let place = known.and_then(|()| draft.place()).and_then(|place| {
+            let sge = named(&memory);
+            batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;
+            Ok(place)
+        });
+        match place {
+            Ok(place) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
+    }
+
+    /// Requests pushed so far.
+    pub fn len(&self) -> u32 {
+        self.batch.len()
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// Hands the batch to the device.
+    #[inline]
+    pub fn ring(self) {
+        let OwnedRecvBatch { draft, batch } = self;
+        batch.ring_lent();
+        draft.rung();
+    }
+}

@@ -1,0 +1,400 @@
+//! What is lent to requests comes back with their completions, once, and not before.
+#![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
+
+use super::{Bench, bring_up, wc};
+use crate::owned::{
+    BufferPool, Memory, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Refused,
+    RegionSlice,
+};
+use crate::uverbs::scripted::{Op, Role};
+use crate::{Access, CompletionQueue, Errno, PostError, QpType, Remote, Rkey, SendWr, WcStatus};
+use std::sync::Arc;
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
+
+pub(super) struct Owned {
+    pub(super) bench: Bench,
+    pub(super) pool: BufferPool,
+    pub(super) cq: OwnedCompletionQueue<&'static str>,
+    pub(super) qp: OwnedQueuePair<&'static str>,
+}
+
+impl Owned {
+    pub(super) fn new() -> Owned {
+        let bench = Bench::new();
+        let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
+        let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
+        let qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
+        bring_up_owned(&bench, &qp);
+        Owned { bench, pool, cq, qp }
+    }
+
+    /// The number of the next request of a queue.
+    fn taken(&self, role: Role) -> u64 {
+        let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
+        u64::from_ne_bytes(request[..8].try_into().unwrap())
+    }
+
+    fn complete(&self, wr_id: u64) {
+        self.complete_as(wc(self.qp.qpn().0, wr_id));
+    }
+
+    fn complete_as(&self, wc: ib_uverbs_wc) {
+        assert!(self.bench.script.complete(self.cq.queue().handle(), wc));
+    }
+
+    fn tags(&mut self) -> Vec<&'static str> {
+        self.cq.poll().unwrap().map(|done| done.tag).collect()
+    }
+
+    pub(super) fn send(&mut self, tag: &'static str) {
+        let buffer = self.pool.copy(tag.as_bytes()).expect("a buffer");
+        let mut batch = self.qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[]), buffer, tag).unwrap();
+        batch.ring().unwrap();
+    }
+
+    pub(super) fn recv(&mut self, tag: &'static str) {
+        let buffer = self.pool.take().expect("a buffer");
+        let mut batch = self.qp.recv_batch().unwrap();
+        batch.push(buffer, tag).unwrap();
+        batch.ring();
+    }
+}
+
+fn error<L>(refused: Refused<L, &'static str>) -> PostError {
+    refused.error
+}
+
+fn fresh(bench: &Bench, cq: &CompletionQueue) -> crate::QueuePair {
+    let builder = bench.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
+    builder.max_inline_data(32).build().unwrap()
+}
+
+fn bring_up_owned<T>(bench: &Bench, qp: &OwnedQueuePair<T>) {
+    qp.qp.set_state(crate::QpState::RTS);
+    bench.script.set_qp_state(qp.handle(), crate::QpState::RTS.0);
+}
+
+#[test]
+fn a_buffer_comes_back_with_its_completion() {
+    let mut owned = Owned::new();
+    owned.send("one");
+    owned.recv("two");
+    assert_eq!(owned.pool.idle(), 6);
+    let (send, recv) = (owned.taken(Role::Send), owned.taken(Role::Recv));
+    assert!(owned.tags().is_empty());
+    owned.complete_as(ib_uverbs_wc { byte_len: 5, ..wc(owned.qp.qpn().0, recv) });
+    let done = owned.cq.poll().unwrap().next().unwrap();
+    assert_eq!((done.tag, done.outcome.byte_len, done.outcome.status.0), ("two", 5, 0));
+    let mut buffer = done.memory.into_buffer().unwrap();
+    assert_eq!(owned.pool.idle(), 6);
+    buffer[0] = 1;
+    owned.complete(send);
+    let done = owned.cq.poll().unwrap().next().unwrap();
+    assert_eq!(done.tag, "one");
+    assert_eq!(&*done.memory.into_buffer().unwrap(), b"one");
+    assert_eq!(owned.pool.idle(), 7);
+    drop(buffer);
+    assert_eq!(owned.pool.idle(), 8);
+}
+
+#[test]
+fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
+    let mut owned = Owned::new();
+    owned.send("one");
+    let send = owned.taken(Role::Send);
+    let qpn = owned.qp.qpn().0;
+    // Another queue pair, another slot, another table, another time; then the right one twice.
+    let strays = [wc(qpn + 1, send), wc(qpn, send + 1), wc(qpn, send | 1 << 56), wc(qpn, 0)];
+    for stray in strays {
+        owned.complete_as(stray);
+    }
+    assert!(owned.tags().is_empty());
+    assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 4));
+    owned.complete(send);
+    owned.complete(send);
+    assert_eq!(owned.tags(), ["one"]);
+    owned.send("two");
+    owned.complete(send);
+    assert!(owned.tags().is_empty());
+    assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 6));
+}
+
+#[test]
+fn a_full_queue_gives_the_buffer_back() {
+    let mut owned = Owned::new();
+    let depth = owned.qp.caps().max_send_wr;
+    for _ in 0..depth {
+        owned.send("x");
+    }
+    assert_eq!(owned.qp.send_room(), 0);
+    let first = owned.taken(Role::Send);
+    let buffer = owned.pool.take().unwrap();
+    let mut batch = owned.qp.send_batch().unwrap();
+    let refused = batch.push(SendWr::send(&[]), buffer, "y").unwrap_err();
+    assert_eq!((refused.error, refused.tag), (PostError::Full, "y"), "the device took one");
+    drop(batch);
+    owned.complete(first);
+    assert_eq!((owned.tags(), owned.qp.send_room()), (vec!["x"], 1));
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]), refused.memory, refused.tag).unwrap();
+    batch.ring().unwrap();
+    assert_eq!(owned.qp.send_room(), 0);
+}
+
+#[test]
+fn a_batch_that_is_dropped_or_forgotten_keeps_nothing() {
+    for forget in [false, true] {
+        let mut owned = Owned::new();
+        let mut batch = owned.qp.send_batch().unwrap();
+        for _ in 0..3 {
+            batch.push(SendWr::send(&[]), owned.pool.take().unwrap(), "never").unwrap();
+        }
+        if forget {
+            std::mem::forget(batch)
+        } else {
+            drop(batch)
+        }
+        let mut batch = owned.qp.recv_batch().unwrap();
+        batch.push(owned.pool.take().unwrap(), "never").unwrap();
+        if forget {
+            std::mem::forget(batch)
+        } else {
+            drop(batch)
+        }
+        assert_eq!(owned.pool.idle(), if forget { 4 } else { 8 });
+        owned.send("one");
+        owned.recv("two");
+        assert_eq!(owned.pool.idle(), 6);
+        let (send, recv) = (owned.taken(Role::Send), owned.taken(Role::Recv));
+        owned.complete(send);
+        owned.complete(recv);
+        assert_eq!(owned.tags(), ["one", "two"]);
+    }
+}
+
+#[test]
+fn what_a_request_may_not_work_on_is_refused() {
+    let mut owned = Owned::new();
+    let other = owned.bench.context.alloc_pd().unwrap();
+    let foreign = other.buffer_pool(64).build().unwrap();
+    let sge = owned.pool.take().unwrap().sge();
+    let shared = owned.pool.take().unwrap().share();
+    let mut batch = owned.qp.send_batch().unwrap();
+    let refused = batch.push(SendWr::send(&[]), foreign.take().unwrap(), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::ForeignMemory));
+    let refused = batch.push(SendWr::send(&[sge]), (), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::NamesMemory));
+    let refused = batch.push(SendWr::read(REMOTE, &[]), shared.clone(), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::ReadOnly));
+    for wr in [SendWr::fetch_add(REMOTE, 1, &[]), SendWr::compare_swap(REMOTE, 1, 1, &[])] {
+        let memory = Memory::Shared(shared.clone());
+        assert_eq!(batch.push(wr, memory, "x").unwrap_err().error, PostError::ReadOnly);
+    }
+    let odd = SendWr::fetch_add(Remote { addr: 1, ..REMOTE }, 1, &[]);
+    let refused = batch.push(odd, owned.pool.take().unwrap(), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::Unaligned));
+    batch.push(SendWr::write(REMOTE, &[]), shared, "shared").unwrap();
+    batch.push(SendWr::send(&[]).inline(b"inline"), (), "inline").unwrap();
+    assert_eq!(batch.len(), 2);
+    batch.ring().unwrap();
+    let mut batch = owned.qp.recv_batch().unwrap();
+    let refused = batch.push(foreign.take().unwrap(), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::ForeignMemory));
+    drop(batch);
+    let (one, two) = (owned.taken(Role::Send), owned.taken(Role::Send));
+    owned.complete(one);
+    owned.complete(two);
+    assert_eq!(owned.tags(), ["shared", "inline"]);
+    assert_eq!((owned.pool.idle(), foreign.idle()), (8, 64));
+}
+
+#[test]
+fn requests_name_what_they_were_lent() {
+    let mut owned = Owned::new();
+    let region = owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap();
+    let region = Arc::new(region);
+    let slice = RegionSlice::new(&region, 8..24).unwrap();
+    assert!(slice.is_of(&region));
+    let mut buffer = owned.pool.copy(b"header and body").unwrap();
+    buffer.advance(7);
+    let expected = [buffer.sge(), region.sge(8..24).unwrap()];
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]), buffer, "buffer").unwrap();
+    batch.push(SendWr::read(REMOTE, &[]), slice, "slice").unwrap();
+    let mut empty = owned.pool.take().unwrap();
+    empty.set_len(0);
+    batch.push(SendWr::send(&[]), empty, "empty").unwrap();
+    batch.ring().unwrap();
+    let header = size_of::<uverbs_uapi::rxe::rxe_send_wqe>();
+    for expected in expected {
+        let request = owned.bench.script.take(owned.qp.handle(), Role::Send).unwrap();
+        let word = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().unwrap());
+        assert_eq!(word(header), expected.addr);
+        assert_eq!(word(header + 8), u64::from(expected.lkey.0) << 32 | u64::from(expected.length));
+    }
+    let dma = std::mem::offset_of!(uverbs_uapi::rxe::rxe_send_wqe, dma);
+    let request = owned.bench.script.take(owned.qp.handle(), Role::Send).unwrap();
+    assert!(request[dma..dma + 8].iter().all(|byte| *byte == 0), "no bytes, no entry");
+}
+
+#[test]
+fn a_refused_kick_keeps_what_was_lent() {
+    let mut owned = Owned::new();
+    owned.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]), owned.pool.take().unwrap(), "late").unwrap();
+    assert_eq!(batch.ring(), Err(PostError::Kernel(Errno::NOMEM)));
+    assert_eq!(owned.pool.idle(), 7);
+    owned.bench.script.allow(Op::POST_SEND);
+    owned.send("next");
+    for _ in 0..2 {
+        let id = owned.taken(Role::Send);
+        owned.complete(id);
+    }
+    assert_eq!(owned.tags(), ["late", "next"]);
+}
+
+#[test]
+fn dropping_a_queue_pair_frees_what_the_kernel_confirms() {
+    let mut owned = Owned::new();
+    owned.send("one");
+    owned.recv("two");
+    let send = owned.taken(Role::Send);
+    owned.complete(send);
+    drop(owned.qp);
+    assert_eq!(owned.pool.idle(), 8);
+    assert!(owned.cq.poll().unwrap().next().is_none());
+    assert_eq!(owned.bench.context.leaked(), 0);
+}
+
+/// Nothing is freed that the device may still write.
+#[test]
+fn dropping_a_queue_pair_leaks_what_the_kernel_does_not_confirm() {
+    let mut owned = Owned::new();
+    owned.send("one");
+    owned.recv("two");
+    owned.bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
+    drop(owned.qp);
+    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (6, 1));
+}
+
+#[test]
+fn a_device_that_is_gone_reaches_nothing() {
+    let mut owned = Owned::new();
+    owned.recv("one");
+    owned.bench.script.vanish();
+    drop(owned.qp);
+    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
+}
+
+#[test]
+fn a_forgotten_queue_pair_keeps_its_memory() {
+    let mut owned = Owned::new();
+    owned.recv("one");
+    std::mem::forget(owned.qp);
+    assert_eq!(owned.pool.idle(), 7);
+    drop(owned.cq);
+    assert_eq!(owned.pool.idle(), 7);
+}
+
+/// The next queue pair may get the number of one that is gone, and completions of its past.
+#[test]
+fn a_number_that_changes_hands_gives_nothing_back() {
+    let mut owned = Owned::new();
+    owned.send("old");
+    let old = owned.taken(Role::Send);
+    let qpn = owned.qp.qpn().0;
+    owned.bench.script.set_next_qpn(qpn);
+    let qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+    bring_up_owned(&owned.bench, &qp);
+    assert_eq!(qp.qpn().0, qpn);
+    drop(std::mem::replace(&mut owned.qp, qp));
+    owned.complete(old);
+    assert!(owned.tags().is_empty(), "nothing was posted to the new one yet");
+    owned.send("new");
+    owned.complete(old);
+    assert_eq!((owned.tags(), owned.pool.idle()), (vec![], 7));
+    let new = owned.taken(Role::Send);
+    owned.complete(new);
+    assert_eq!(owned.tags(), ["new"]);
+}
+
+#[test]
+fn queue_pairs_that_do_not_fit_are_not_adopted() {
+    let mut owned = Owned::new();
+    let other = owned.bench.context.create_cq(16).build().unwrap();
+    let pd = &owned.bench.pd;
+    let cases: [(_, &str); 2] = [
+        (pd.create_qp(owned.cq.queue(), &other, QpType::RC), "complete to another queue"),
+        (pd.create_qp(owned.cq.queue(), owned.cq.queue(), QpType::RC).max_send_wr(127), "room for"),
+    ];
+    for (builder, why) in cases {
+        let failed = owned.cq.adopt(builder.build().unwrap()).unwrap_err();
+        assert_eq!(failed.error.errno(), Errno::INVAL);
+        assert!(failed.to_string().contains(why), "{failed}");
+    }
+    let ready = fresh(&owned.bench, owned.cq.queue());
+    bring_up(&owned.bench.script, &ready);
+    let failed = owned.cq.adopt(ready).unwrap_err();
+    assert!(failed.to_string().contains("not in state RESET"), "{failed}");
+    // What is gone makes room.
+    let mut more = Vec::new();
+    while let Ok(qp) = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())) {
+        more.push(qp);
+    }
+    assert!(more.len() > 2);
+    more.pop();
+    owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+}
+
+#[test]
+fn shared_receives_come_back_through_any_queue_pair() {
+    let bench = Bench::new();
+    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
+    let srq = bench.pd.create_srq(4).build().unwrap();
+    let mut srq = OwnedSharedReceiveQueue::new(srq).unwrap();
+    let make = |cq: &CompletionQueue| {
+        bench.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).srq(srq.queue()).build().unwrap()
+    };
+    let qps = [make(cq.queue()), make(cq.queue())];
+    let qps = qps.map(|qp| cq.adopt_on(qp, &srq).unwrap());
+    let failed = cq.adopt(make(cq.queue())).unwrap_err();
+    assert!(failed.to_string().contains("elsewhere"), "{failed}");
+    drop(failed);
+    let mut batch = srq.batch().unwrap();
+    for tag in 0..3 {
+        batch.push(pool.take().unwrap(), tag).unwrap();
+    }
+    batch.ring();
+    let handle = srq.queue().handle();
+    let taken = || bench.script.take(handle, Role::Recv).unwrap();
+    for qp in &qps {
+        let request = taken();
+        let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        assert!(bench.script.complete(cq.queue().handle(), wc(qp.qpn().0, id)));
+    }
+    let tags: Vec<i32> = cq.poll().unwrap().map(|done| done.tag).collect();
+    assert_eq!((tags, pool.idle()), (vec![0, 1], 7));
+    let [one, other] = qps;
+    drop((srq, one));
+    assert_eq!(pool.idle(), 7, "a queue pair still takes from it");
+    drop(other);
+    assert_eq!((pool.idle(), bench.context.leaked()), (8, 0));
+    assert_eq!(bench.script.complaints(), [""; 0]);
+}
+
+#[test]
+fn flushed_requests_give_back_as_well() {
+    let mut owned = Owned::new();
+    owned.recv("one");
+    let id = owned.taken(Role::Recv);
+    let status = WcStatus::WR_FLUSH_ERR.0;
+    owned.complete_as(ib_uverbs_wc { status, ..wc(owned.qp.qpn().0, id) });
+    let done = owned.cq.poll().unwrap().next().unwrap();
+    assert!(!done.outcome.is_success());
+    assert!(done.memory.into_buffer().is_some());
+}

@@ -1,0 +1,256 @@
+//! No scope ends, by return or by panic, before its requests are over.
+
+use super::owned::Owned;
+use super::wc;
+use crate::owned::{Ending, Part, ScopeError};
+use crate::uverbs::scripted::{Op, Role, Script};
+use crate::{Access, Errno, PollError, PostError, QpState, Remote, Rkey, SendWr, WcStatus};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use uverbs_uapi::object::UVERBS_OBJECT_MR;
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
+const SOON: Duration = Duration::from_millis(30);
+
+/// Completes every request of a queue pair after a while, or once it is in an error state.
+fn device(owned: &Owned, only_in_error: bool) -> std::thread::JoinHandle<()> {
+    let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+    let (cq, qpn) = (owned.cq.queue().handle(), owned.qp.qpn().0);
+    std::thread::spawn(move || {
+        let failed = |script: &Script| script.object(handle).state == QpState::ERR.0;
+        while only_in_error && !failed(&script) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(SOON);
+        let status = if only_in_error { WcStatus::WR_FLUSH_ERR.0 } else { 0 };
+        for role in [Role::Send, Role::Recv] {
+            while let Some(request) = script.take(handle, role) {
+                let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+                assert!(script.complete(cq, ib_uverbs_wc { status, ..wc(qpn, id) }));
+            }
+        }
+    })
+}
+
+#[test]
+fn a_request_that_is_waited_for_gives_its_memory_back() {
+    let mut owned = Owned::new();
+    let mut text = owned.pool.copy(b"to send").unwrap();
+    let mut inbox = owned.pool.take().unwrap();
+    let region = owned.bench.pd.allocate::<u8>(64).unwrap();
+    let part = Part::new(&region, 8..16).unwrap();
+    let script = owned.bench.script.clone();
+    let (handle, qpn, cq) = (owned.qp.handle(), owned.qp.qpn().0, owned.cq.queue().handle());
+    let finish = |role| {
+        let request = script.take(handle, role).unwrap();
+        let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        assert!(script.complete(cq, ib_uverbs_wc { byte_len: 7, ..wc(qpn, id) }));
+    };
+    owned
+        .qp
+        .scope(&mut owned.cq, |scope| {
+            let sent = scope.post(SendWr::send(&[]), &text).unwrap();
+            let received = scope.recv(&mut inbox).unwrap();
+            let read = scope.post(SendWr::read(REMOTE, &[]), part).unwrap();
+            let read = scope.wait_for(read, SOON).unwrap().unwrap_err();
+            finish(Role::Send);
+            finish(Role::Recv);
+            let (inbox, outcome) = scope.wait(received).unwrap();
+            assert_eq!(outcome.byte_len, 7);
+            inbox[0] = 1;
+            let (text, _) = scope.wait(sent).unwrap();
+            assert_eq!(&**text, b"to send");
+            finish(Role::Send);
+            scope.wait_for(read, SOON).unwrap().unwrap();
+        })
+        .unwrap();
+    text[0] = 0;
+    assert_eq!(inbox[0], 1);
+}
+
+#[test]
+fn a_scope_returns_when_its_requests_are_over() {
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    let mut local = [0u8; 100];
+    let mut device = None;
+    let started = Instant::now();
+    for panics in [false, true] {
+        let device = &mut device;
+        let pd = owned.bench.pd.inner.clone();
+        let pd = crate::ProtectionDomain::<crate::Shared>::of(pd);
+        let script = owned.bench.script.clone();
+        *device = None;
+        let owned = AssertUnwindSafe(&mut owned);
+        let (inbox, local) = (&mut inbox, &mut local);
+        let scope = || {
+            let owned = { owned }.0;
+            let (ready, start) = std::sync::mpsc::channel::<()>();
+            let worker = {
+                let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+                let (cq, qpn) = (owned.cq.queue().handle(), owned.qp.qpn().0);
+                std::thread::spawn(move || {
+                    let _ = start.recv();
+                    std::thread::sleep(SOON);
+                    for role in [Role::Send, Role::Recv] {
+                        while let Some(request) = script.take(handle, role) {
+                            let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+                            assert!(script.complete(cq, wc(qpn, id)));
+                        }
+                    }
+                })
+            };
+            *device = Some(worker);
+            owned.qp.scope(&mut owned.cq, |scope| {
+                let (front, back) = scope.register(&pd, local).unwrap().split_at(40);
+                let _ = scope.recv(inbox).unwrap();
+                let _ = scope.post(SendWr::read(REMOTE, &[]), front).unwrap();
+                let _ = scope.post(SendWr::send(&[]), back).unwrap();
+                assert_eq!(script.count(UVERBS_OBJECT_MR), 2);
+                ready.send(()).unwrap();
+                assert!(!panics, "as planned");
+            })
+        };
+        match catch_unwind(AssertUnwindSafe(scope)) {
+            Ok(drained) => assert!(!panics && drained.is_ok()),
+            Err(payload) => {
+                let text = payload.downcast_ref::<&str>().copied();
+                assert_eq!((panics, text), (true, Some("as planned")));
+            }
+        }
+        assert_eq!(script.count(UVERBS_OBJECT_MR), 1, "what was borrowed is registered no more");
+        device.take().unwrap().join().unwrap();
+    }
+    assert!(started.elapsed() >= 2 * SOON);
+    assert_eq!(owned.bench.script.pending(owned.qp.handle(), Role::Send), 0);
+}
+
+#[test]
+fn a_silent_peer_costs_the_connection() {
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    owned.recv("of others");
+    let device = device(&owned, true);
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.patience(SOON);
+        scope.recv(&mut inbox).map(drop)
+    });
+    assert!(
+        matches!(scoped, Err(ScopeError::CalledOff { value: Ok(()), ending: Ending::Flushed })),
+        "{scoped:?}"
+    );
+    device.join().unwrap();
+    assert_eq!(owned.qp.state(), QpState::ERR);
+    let others = owned.cq.poll().unwrap().next().unwrap();
+    assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
+}
+
+#[test]
+fn what_is_not_even_flushed_is_reset() {
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    owned.send("of others");
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.patience(SOON);
+        scope.recv(&mut inbox).map(drop)
+    });
+    assert!(
+        matches!(scoped, Err(ScopeError::CalledOff { ending: Ending::Reset, .. })),
+        "{scoped:?}"
+    );
+    assert_eq!(owned.qp.state(), QpState::RESET);
+    assert_eq!((owned.qp.send_room(), owned.qp.recv_room()), (7, 7));
+    let others = owned.cq.poll().unwrap().next().unwrap();
+    assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
+}
+
+/// Rather no process than one whose memory a device writes at will.
+#[test]
+fn a_kernel_that_ends_nothing_ends_the_process() {
+    const CHILD: &str = "UVERBS_TEST_ABORTS";
+    if std::env::var_os(CHILD).is_none() {
+        use std::os::unix::process::ExitStatusExt;
+        let name = "tests::scope::a_kernel_that_ends_nothing_ends_the_process";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stderr);
+        assert_eq!(child.status.signal(), Some(6), "{text}");
+        assert!(text.contains("does not end requests"), "{text}");
+        return;
+    }
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    owned.bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
+    let _ = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.patience(SOON);
+        scope.recv(&mut inbox).map(drop)
+    });
+    unreachable!("the scope returned");
+}
+
+/// As above, for memory that the kernel keeps registered.
+#[test]
+fn memory_that_stays_registered_ends_the_process() {
+    const CHILD: &str = "UVERBS_TEST_ABORTS";
+    if std::env::var_os(CHILD).is_none() {
+        use std::os::unix::process::ExitStatusExt;
+        let name = "tests::scope::memory_that_stays_registered_ends_the_process";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stderr);
+        assert_eq!(child.status.signal(), Some(6), "{text}");
+        assert!(text.contains("keeps memory registered"), "{text}");
+        return;
+    }
+    let mut owned = Owned::new();
+    let mut local = [0u8; 8];
+    let (pd, script) = (&owned.bench.pd, &owned.bench.script);
+    let _ = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.register(pd, &mut local).unwrap();
+        for (kind, handle) in script.live() {
+            if kind == UVERBS_OBJECT_MR {
+                script.refuse_destroy(handle, Errno::BUSY);
+            }
+        }
+    });
+    unreachable!("the scope returned");
+}
+
+#[test]
+fn a_scope_refuses_what_is_not_its_own() {
+    let mut owned = Owned::new();
+    let mut other = Owned::new();
+    let scoped = owned.qp.scope(&mut other.cq, |_| unreachable!("it runs"));
+    assert!(matches!(scoped, Err(ScopeError::ForeignQueue)));
+    let foreign = other.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let readable = owned.pool.take().unwrap();
+    let shared = owned.pool.take().unwrap().share();
+    let device = device(&owned, true);
+    let part = Part::new(&foreign, ..).unwrap();
+    let (inner, mut mine) = (other.pool.take().unwrap(), owned.pool.take().unwrap());
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.patience(SOON);
+        assert_eq!(scope.recv(part).unwrap_err(), PostError::ForeignMemory);
+        assert_eq!(scope.recv(&readable).unwrap_err(), PostError::ReadOnly);
+        let read = SendWr::read(REMOTE, &[]);
+        assert_eq!(scope.post(read, &readable).unwrap_err(), PostError::ReadOnly);
+        assert_eq!(scope.post(read, &shared).unwrap_err(), PostError::ReadOnly);
+        let pending = scope.recv(&mut mine).unwrap();
+        let within = other.qp.scope(&mut other.cq, |within| {
+            within.patience(Duration::ZERO);
+            let _ = within.post(SendWr::send(&[]), &inner).unwrap();
+            within.wait(pending).map(drop)
+        });
+        let Err(ScopeError::CalledOff { value, .. }) = within else { panic!("{within:?}") };
+        assert_eq!(value, Err(PollError::ForeignRequest));
+    });
+    assert!(matches!(scoped, Err(ScopeError::CalledOff { .. })));
+    device.join().unwrap();
+}
