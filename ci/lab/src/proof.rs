@@ -5,6 +5,7 @@
 //! its remaining cases along as failures.
 
 mod case;
+mod doorbells;
 mod ethernet;
 mod figures;
 mod machines;
@@ -19,8 +20,9 @@ use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
 use crate::session::{Machine, Session};
 use crate::suite::Scope;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use case::Case;
+use doorbells::Doorbells;
 use std::fs;
 use std::path::Path;
 use verbs::Addressing;
@@ -93,12 +95,22 @@ impl Proof<'_> {
         let mut log = String::new();
         let outcome = (|| {
             let mut vm = self.session.boot(&self.machine(emulation))?;
+            // The driver tests write combining when somebody first opens a device.
+            let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
+            let before = Doorbells::of(&vm)?;
+            ensure!(opened.is_ok(), "{opened:?}");
             for case in &cases {
                 reports.push(case::run(&mut vm, case, &mut log)?);
                 if vm.ended() {
-                    break;
+                    return Ok(());
                 }
             }
+            let seen = Doorbells::of(&vm)?.none_since(&before);
+            let name = format!("{group}::doorbells");
+            reports.push(match seen {
+                Ok(()) => Report { name, outcome: Outcome::Passed },
+                Err(error) => failed(&name, &error),
+            });
             vm.power_off()
         })();
         if let Err(error) = outcome.and_then(|()| self.keep(group, &log)) {
