@@ -38,6 +38,13 @@ mod tests;
 mod uverbs;
 mod wr;
 
+/// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+pub mod allocator {
+    pub use crate::mem::allocator::{
+        Arena, HugePages, NumaNode, Pages, SharedBuffer, SharedMemory,
+    };
+}
+
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
 pub use channel::CompletionChannel;
