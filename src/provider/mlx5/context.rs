@@ -1,7 +1,7 @@
 //! What the driver is told and tells while a context is established, and what it says of its
 //! device afterwards.
 //!
-//! Pairs with `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device` in `hw/mlx5/main.c`.
+//! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in `hw/mlx5/main.c`.
 
 use super::Mlx5;
 use crate::error::{Error, Result};
@@ -15,6 +15,7 @@ use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
     mlx5_ib_alloc_uctx_v2_flags, mlx5_lib_caps, mlx5_user_cmds_supp_uhw,
 };
+use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
 use zerocopy::FromZeros;
@@ -51,6 +52,13 @@ impl Opening {
         command
             .input(UVERBS_ATTR_UHW_IN, &self.request)
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    /// As [`request`](Self::request), for a context that is established already. Whether it has DEVX
+    /// is not told.
+    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        self.request.flags = 0;
+        command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response)
     }
 
     /// Asks for less after a refusal; `false` if there is nothing left to do without. A firmware

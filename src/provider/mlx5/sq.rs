@@ -14,8 +14,9 @@ use crate::qp::QpType;
 use crate::wr::{Payload, PostError, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
-    MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_FENCE, MLX5_SEND_WQE_BB, MLX5_SEND_WQE_MAX_WQEBBS,
-    MLX5_SND_DBR, mlx5_av, mlx5_wqe_ctrl_flags as flags, mlx5_wqe_opcode as opcode,
+    MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_BB,
+    MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR, mlx5_av, mlx5_wqe_ctrl_flags as flags,
+    mlx5_wqe_opcode as opcode,
 };
 
 /// Units of a block.
@@ -24,6 +25,8 @@ const BLOCK: u32 = (MLX5_SEND_WQE_BB / UNIT) as u32;
 const VECTOR: u32 = (size_of::<mlx5_av>() / UNIT) as u32;
 /// Bytes that an atomic works on.
 const ATOMIC: u32 = 8;
+/// Waits for reads and atomics, and for changes of keys.
+const FENCE: u8 = MLX5_FENCE_MODE_SMALL_AND_FENCE;
 /// Keeps the next request from using a key before this one has changed it.
 const SMALL_FENCE: u8 = flags::MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE.bits();
 
@@ -97,7 +100,7 @@ impl SendRing {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.head.wrapping_sub(self.record.sends.tail());
         Cursor {
@@ -109,7 +112,7 @@ impl SendRing {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.units.epoch().is_over() {
@@ -197,7 +200,7 @@ impl SendRing {
         let size = next.wrapping_sub(first);
         let flags = wr.flags;
         let bits = self.always
-            | if flags.contains(SendFlags::FENCE) { MLX5_FENCE_MODE_FENCE } else { cursor.fence }
+            | if flags.contains(SendFlags::FENCE) { FENCE } else { cursor.fence }
             | if flags.contains(SendFlags::SIGNALED) {
                 flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()
             } else {
@@ -332,7 +335,7 @@ impl SendRing {
     }
 
     /// Takes over where a cursor ended, and makes the device look.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
         if self.units.epoch().is_over() {
             return;

@@ -1,13 +1,27 @@
 //! The command line of both programs.
 
 use crate::Failure;
-use crate::path::{self, Path};
 use std::process::ExitCode;
 
 /// What a program measures with.
 pub trait Side {
-    /// Its data path.
-    type Path: Path;
+    /// Measures the data path, with `alone` under a thread domain.
+    fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
+}
+
+/// How the data path is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds<'a> {
+    /// On which device.
+    pub device: &'a str,
+    /// Under a thread domain.
+    pub alone: bool,
+    /// How often.
+    pub runs: u32,
+    /// A nanosecond must be an instruction, and a run where it is not does not count.
+    pub counting: bool,
+    /// Only operations whose name contains this.
+    pub only: &'a str,
 }
 
 /// Does what the arguments say.
@@ -25,13 +39,12 @@ pub fn main<S: Side>() -> ExitCode {
 
 fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
     match *words {
-        ["path", device, how, runs, clock, ref only @ ..] => path::measure::<S::Path>(
-            device,
-            how == "alone",
-            runs.parse()?,
-            clock == "counting",
-            only.first().copied().unwrap_or_default(),
-        ),
+        ["path", device, how, runs, clock, ref only @ ..] => {
+            let alone = how == "alone";
+            let only = only.first().copied().unwrap_or_default();
+            let counting = clock == "counting";
+            S::path(alone, &Rounds { device, alone, runs: runs.parse()?, counting, only })
+        }
         _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION]".into()),
     }
 }

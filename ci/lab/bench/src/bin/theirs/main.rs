@@ -8,7 +8,8 @@ mod endpoint;
 mod path;
 mod verbs;
 
-use lab_bench::command;
+use lab_bench::command::{self, Rounds};
+use lab_bench::{Failure, path as data_path};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -19,5 +20,7 @@ fn main() -> ExitCode {
 struct Theirs;
 
 impl command::Side for Theirs {
-    type Path = path::Theirs;
+    fn path(_: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
+        data_path::measure::<path::Theirs>(rounds)
+    }
 }
