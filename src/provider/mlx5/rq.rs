@@ -68,14 +68,14 @@ impl RecvRing {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let tail = self.posted().map_or(self.head, Posted::tail);
         let room = self.entries.saturating_sub(self.head.wrapping_sub(tail));
         Cursor { at: self.head, room, ..Cursor::default() }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.units.epoch().is_over() {
@@ -92,7 +92,7 @@ impl RecvRing {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
         if self.units.epoch().is_over() {
             return;

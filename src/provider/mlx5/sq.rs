@@ -100,7 +100,7 @@ impl SendRing {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.head.wrapping_sub(self.record.sends.tail());
         Cursor {
@@ -112,7 +112,7 @@ impl SendRing {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.units.epoch().is_over() {
@@ -335,7 +335,7 @@ impl SendRing {
     }
 
     /// Takes over where a cursor ended, and makes the device look.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
         if self.units.epoch().is_over() {
             return;
