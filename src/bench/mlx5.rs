@@ -75,9 +75,14 @@ impl Sends {
         Ok(Sends { ring, record })
     }
 
-    pub fn post1<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> { self.postn::<1>(make) }
+    pub fn post1<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
+        self.postn::<1>(make)
+    }
     #[inline(always)]
-    pub fn postn<'a, const N: u32>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> SendWr<'a>,
+    ) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..N {
             self.ring.push(&mut cursor, &make())?;
@@ -117,7 +122,10 @@ impl Recvs {
     }
 
     #[inline(always)]
-    pub fn postn<'a, const N: u32>(&mut self, make: impl Fn() -> Recv<'a>) -> Result<(), PostError> {
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> Recv<'a>,
+    ) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..N {
             self.ring.push(&mut cursor, &make())?;

@@ -223,6 +223,62 @@ impl Units {
     }
 }
 
+/// Units of a block.
+pub(crate) const BLOCK: u32 = 4;
+
+/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
+/// begin at blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    units: Units,
+    /// Of numbers of blocks.
+    mask: u32,
+}
+
+impl Blocks {
+    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
+        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
+        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// The block `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Block<'_> {
+        let unit = (index & self.mask) as usize * BLOCK as usize;
+        // SAFETY: `new` found room for blocks up to and including `mask`.
+        let base = unsafe { self.units.base.add(unit) };
+        Block { base, ring: PhantomData }
+    }
+}
+
+/// One block of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block<'r> {
+    base: *mut [u64; 2],
+    ring: PhantomData<&'r Blocks>,
+}
+
+impl Block<'_> {
+    /// Writes the unit `n` of the block, modulo four; `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(self, n: u32, value: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
+        // protocol has it, and the device does not look before it is told.
+        unsafe { place.write(value) };
+    }
+}
+
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
 #[derive(Debug)]
 pub(crate) struct Elements {
