@@ -202,8 +202,45 @@ impl Units {
         unsafe { self.unit(index).read() }
     }
 
+    /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
+    /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
+    #[inline(always)]
+    pub(crate) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let unit = self.unit(index);
+        // SAFETY: a unit has room for a word, and is aligned for one.
+        unsafe { unit.cast::<Be32>().write(length) };
+        // SAFETY: inside the unit.
+        let to = unsafe { unit.cast::<u8>().add(size_of::<Be32>()) };
+        let room = (self.mask - (index & self.mask)) as usize * UNIT + (UNIT - size_of::<Be32>());
+        if bytes.len() > room || bytes.len() < UNIT {
+            return self.copy(index, size_of::<Be32>(), bytes);
+        }
+        // Whole units, and the last one again from the end back: a call would cost more.
+        let last = bytes.len() - UNIT;
+        let mut at = 0;
+        while at < last {
+            // SAFETY: `at + UNIT` is less than the length.
+            let piece = unsafe { bytes.as_ptr().add(at) };
+            // SAFETY: there is room for all bytes up to the end of the ring.
+            let place = unsafe { to.add(at) };
+            // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
+            // slice, so that the two lie apart.
+            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            at += UNIT;
+        }
+        // SAFETY: the last `UNIT` bytes.
+        let piece = unsafe { bytes.as_ptr().add(last) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let place = unsafe { to.add(last) };
+        // SAFETY: as above.
+        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+    }
+
     /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
     /// it ends. More than the whole ring is cut off.
+    #[inline(never)]
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
         note(Step::Request);
@@ -276,6 +313,15 @@ impl Block<'_> {
         // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
         // protocol has it, and the device does not look before it is told.
         unsafe { place.write(value) };
+    }
+
+    /// The unit `n` of the block, modulo four, as it lies in memory.
+    #[inline(always)]
+    pub(super) fn read(self, n: u32) -> [u64; 2] {
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; initialised since the memory was zeroed.
+        unsafe { place.read() }
     }
 }
 

@@ -174,8 +174,8 @@ pub(crate) struct Cursor {
     pub(crate) size: u32,
     /// The first word of the newest request.
     pub(crate) word: u64,
-    /// What the next request has to wait for, as it lies in a request.
-    pub(crate) fence: u64,
+    /// Flags of the next request, as they lie there.
+    pub(crate) flags: u64,
 }
 
 /// The producer's side of a send queue.
@@ -198,9 +198,11 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            // By value, lest the other arm keeps them in memory.
+            // Copies, lest the other arm keeps them in memory for this one.
             SendRing::Rxe(ring) => {
-                *cursor = ring.pushed(*cursor, *wr)?;
+                let mut copy = *cursor;
+                ring.push(&mut copy, &{ *wr })?;
+                *cursor = copy;
                 Ok(())
             }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),

@@ -73,8 +73,10 @@ impl Record {
 #[derive(Debug, Default)]
 pub(crate) struct Send {
     wr_id: AtomicU64,
-    /// The request's number in the lower half, what its completion reports in the upper.
-    head: AtomicU64,
+    /// The request's number.
+    head: AtomicU32,
+    /// What its completion reports it as.
+    kind: AtomicU32,
 }
 
 impl Masked<Send> {
@@ -85,7 +87,8 @@ impl Masked<Send> {
         // Acquire of `tail` ordered what the poller saw here before.
         let posted = self.at(at);
         posted.wr_id.store(wr_id, Ordering::Relaxed);
-        posted.head.store(u64::from(kind) << 32 | u64::from(number), Ordering::Relaxed);
+        posted.head.store(number, Ordering::Relaxed);
+        posted.kind.store(kind, Ordering::Relaxed);
     }
 }
 
@@ -131,10 +134,11 @@ impl Sends {
     pub(crate) fn complete(&self, at: u32) -> Sent {
         let posted = self.posted.at(at);
         let wr_id = posted.wr_id.load(Ordering::Relaxed);
+        let kind = posted.kind.load(Ordering::Relaxed);
         let head = posted.head.load(Ordering::Relaxed);
         // Release: what was read is read before the place is given to who posts.
-        self.tail.store((head as u32).wrapping_add(1), Ordering::Release);
-        Sent { wr_id, kind: (head >> 32) as u32 }
+        self.tail.store(head.wrapping_add(1), Ordering::Release);
+        Sent { wr_id, kind }
     }
 }
 

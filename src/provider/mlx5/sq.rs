@@ -58,8 +58,8 @@ pub(crate) struct SendRing {
     qpn: u64,
     /// Flags of every request, as they lie there.
     always: u64,
-    /// What the next request has to wait for, likewise.
-    fence: u64,
+    /// Those of the next, which may have to wait for one before it.
+    flags: u64,
     /// Blocks written in all.
     at: u32,
     /// Requests posted in all.
@@ -88,7 +88,7 @@ impl SendRing {
             epoch,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
-            fence: 0,
+            flags: pair(always.into(), 0),
             at: 0,
             head: 0,
             max_post: setup.max_post,
@@ -110,7 +110,7 @@ impl SendRing {
             at: self.at,
             room: self.max_post.wrapping_sub(used),
             head: self.head,
-            fence: self.fence,
+            flags: self.flags,
             ..Cursor::default()
         }
     }
@@ -119,6 +119,30 @@ impl SendRing {
     /// has seen to it that datagrams, and they alone, have a destination.
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        // One piece of memory, none, or the data itself: everything is known of such a request when
+        // it is compiled but its numbers.
+        let simple = match wr.payload {
+            Payload::Sges([sge]) => sge.length as i32 > 0,
+            Payload::Sges([]) | Payload::Inline(_) => true,
+            Payload::Sges(_) => false,
+        };
+        if simple {
+            return self.write(cursor, wr);
+        }
+        // Copies, lest the simple ones are kept in memory for this.
+        let mut copy = *cursor;
+        self.write_any(&mut copy, &{ *wr })?;
+        *cursor = copy;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn write_any(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.write(cursor, wr)
+    }
+
+    #[inline(always)]
+    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.epoch.is_over() {
             return Err(PostError::Forked);
@@ -203,15 +227,15 @@ impl SendRing {
                 bits |= bit;
             }
         }
-        let waits = if wr.flags.contains(SendFlags::FENCE) { 0 } else { cursor.fence };
+        let waits = if wr.flags.contains(SendFlags::FENCE) { self.always } else { cursor.flags };
         let head = control(cursor.at, code.0, size) | self.qpn;
-        let tail = pair(bits.into(), immediate) | self.always | waits;
+        let tail = pair(bits.into(), immediate) | waits;
         request.block.write(0, [head, tail]);
         self.notes.note(cursor.at, wr.wr_id, cursor.head, kind.0);
         cursor.last = cursor.at;
         cursor.size = size;
         cursor.word = head;
-        cursor.fence = pair(fence.into(), 0);
+        cursor.flags = self.always | pair(fence.into(), 0);
         cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
@@ -225,7 +249,7 @@ impl SendRing {
         let single = cursor.head == self.head.wrapping_add(1);
         self.at = cursor.at;
         self.head = cursor.head;
-        self.fence = cursor.fence;
+        self.flags = cursor.flags;
         // Pairs with the device reading requests after the record that counts their blocks.
         udma_to_device();
         self.word.set(self.at & 0xffff);
@@ -243,8 +267,7 @@ impl SendRing {
         // A request that fits goes whole, and the device need not fetch it; one unit alone is
         // nothing but the doorbell.
         if single && cursor.size > 1 && cursor.size <= self.blueflame {
-            let first = cursor.last.wrapping_mul(BLOCK);
-            self.register.blueflame(self.blocks.units(), first, cursor.size);
+            self.register.blueflame(&self.blocks, cursor.last, cursor.size);
         } else {
             self.register.doorbell(cursor.word);
         }
@@ -252,7 +275,7 @@ impl SendRing {
 
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
-        (self.at, self.head, self.fence) = (0, 0, 0);
+        (self.at, self.head, self.flags) = (0, 0, self.always);
         self.record.sends.reset();
         self.word.set(0);
     }
@@ -293,38 +316,21 @@ impl Request<'_> {
         if sges.len() > max as usize {
             return Err(PostError::TooManySge { max });
         }
-        match sges {
-            [] => Ok(()),
-            [sge] => {
-                // The uppermost bit of a length would make it inline data.
-                if sge.length > i32::MAX as u32 {
-                    return Err(PostError::TooLong);
-                }
-                if sge.length > 0 {
-                    self.append(size, data(sge));
-                }
-                Ok(())
-            }
-            sges => {
-                *size = self.gather_many(*size, sges)?;
-                Ok(())
+        if let [sge] = sges {
+            if sge.length as i32 > 0 {
+                self.append(size, data(sge));
+                return Ok(());
             }
         }
-    }
-
-    #[inline]
-    fn gather_many(self, mut size: u32, sges: &[Sge]) -> Result<u32, PostError> {
         let mut length = 0u64;
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.append(&mut size, data(sge));
+                self.append(size, data(sge));
             }
         }
-        if length > i32::MAX as u64 {
-            return Err(PostError::TooLong);
-        }
-        Ok(size)
+        // The uppermost bit of a length would make it inline data.
+        if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
     }
 
     /// Appends what an atomic works on, with what, and where the eight bytes go that were there.
@@ -369,64 +375,21 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Appends the data itself, filled up to whole units.
+    /// Appends the data itself, filled up to whole units with what was there.
     #[inline(always)]
     fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
-        /// Bytes of the first unit that are data.
-        const FIRST: usize = UNIT - size_of::<u32>();
         let max = self.ring.limits.max_inline;
         if bytes.len() > max as usize {
             return Err(PostError::InlineTooLong { max });
         }
-        if bytes.len() < UNIT {
-            *size = self.inline_short(*size, bytes);
-            return Ok(());
-        }
-        let (Some((head, _)), Some((_, last))) =
-            (bytes.split_first_chunk::<UNIT>(), bytes.split_last_chunk::<UNIT>())
-        else {
-            return Ok(());
-        };
-        // Four bytes of length and twelve of data.
-        let length = u128::from(u32::from_le(inline_length(bytes.len() as u32)));
-        self.append(size, words(u128::from_le_bytes(*head) << 32 | length));
-        let mut rest = &bytes[FIRST..];
-        while let Some((chunk, after)) = rest.split_first_chunk::<UNIT>() {
-            self.append(size, words(u128::from_le_bytes(*chunk)));
-            rest = after;
-        }
-        if !rest.is_empty() {
-            // The last bytes, which overlap those before, and then nothing.
-            let last = u128::from_le_bytes(*last) >> (8 * (UNIT - rest.len()));
-            self.append(size, words(last));
+        if !bytes.is_empty() {
+            let length = bytes.len() as u32;
+            let first = self.at.wrapping_mul(BLOCK).wrapping_add(*size);
+            self.ring.blocks.units().inline(first, inline_length(length), bytes);
+            *size += (length + size_of::<u32>() as u32).div_ceil(UNIT as u32);
         }
         Ok(())
     }
-
-    /// As `inline`, for less than a unit of data.
-    #[inline]
-    fn inline_short(self, mut size: u32, bytes: &[u8]) -> u32 {
-        let mut data = [0; UNIT];
-        if let Some(room) = data.get_mut(..bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
-        let data = u128::from_le_bytes(data);
-        let length = bytes.len() as u32;
-        if length > 0 {
-            let head = u128::from(u32::from_le(inline_length(length)));
-            self.append(&mut size, words(data << 32 | head));
-        }
-        if length > UNIT as u32 - 4 {
-            self.append(&mut size, words(data >> 96));
-        }
-        size
-    }
-}
-
-/// A unit's words, as they lie in memory.
-#[inline(always)]
-fn words(unit: u128) -> Unit {
-    [(unit as u64).to_le(), ((unit >> 64) as u64).to_le()]
 }
 
 /// The units of an address vector for the queue pair `qpn` with the key `qkey`.

@@ -4,6 +4,7 @@
 //! `uverbs_uapi::mlx5::wqe`; the tests compare the two.
 
 use crate::wr::Sge;
+use uverbs_uapi::endian::Be32;
 use uverbs_uapi::mlx5::wqe as uapi;
 
 /// A unit of a request.
@@ -45,8 +46,8 @@ pub(crate) const TERMINATOR: Unit = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_L
 
 /// The length of inline data, as its first four bytes.
 #[inline(always)]
-pub(crate) const fn inline_length(length: u32) -> u32 {
-    (length | uapi::MLX5_INLINE_SEG).to_be()
+pub(crate) const fn inline_length(length: u32) -> Be32 {
+    Be32::new(length | uapi::MLX5_INLINE_SEG)
 }
 
 /// The next free entry of a shared receive queue.
@@ -65,7 +66,7 @@ pub(crate) const fn linked(unit: Unit) -> u32 {
 mod tests {
     use super::*;
     use crate::number::Lkey;
-    use uverbs_uapi::endian::{Be16, Be32, Be64};
+    use uverbs_uapi::endian::{Be16, Be64};
     use zerocopy::{Immutable, IntoBytes};
 
     fn assert_same(unit: Unit, segment: &(impl IntoBytes + Immutable)) {

@@ -47,15 +47,8 @@ impl SendRing {
         self.ring.publish_producer(position);
     }
 
-    /// The cursor after a request was written where it stood.
-    pub(crate) fn pushed(&self, cursor: Cursor, wr: SendWr<'_>) -> Result<Cursor, PostError> {
-        let mut next = cursor;
-        self.push(&mut next, &wr)?;
-        Ok(next)
-    }
-
-    #[inline]
-    fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+    #[inline(never)]
+    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.ring.is_inherited() {
             return Err(PostError::Forked);

@@ -236,7 +236,7 @@ fn requests_are_those_of_libmlx5() {
         let at = vector.number("index");
         let mut cursor = sends.ring.cursor();
         cursor.at = at;
-        cursor.fence = pair(vector.number("flags") & 0x20, 0);
+        cursor.flags = pair(vector.number("flags") & 0x20, 0);
         sends.ring.push(&mut cursor, &wr).unwrap();
         let expected = vector.bytes();
         let name = vector.line("bytes");
