@@ -196,7 +196,14 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            SendRing::Rxe(ring) => ring.push(cursor, wr),
+            SendRing::Rxe(ring) => {
+                // Copies, because what is lent to a call must lie in memory, and would also where
+                // the other arm, which is inlined, keeps it in registers.
+                let (mut copy, wr) = (*cursor, *wr);
+                let pushed = ring.push(&mut copy, &wr);
+                *cursor = copy;
+                pushed
+            }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
         }
     }
@@ -270,7 +277,13 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         match self {
-            RecvRing::Rxe(ring) => ring.push(cursor, recv),
+            RecvRing::Rxe(ring) => {
+                // Copies, for the reason that sends have.
+                let (mut copy, recv) = (*cursor, *recv);
+                let pushed = ring.push(&mut copy, &recv);
+                *cursor = copy;
+                pushed
+            }
             RecvRing::Mlx5(ring) => ring.push(cursor, recv),
             RecvRing::Mlx5Shared(ring) => ring.push(cursor, recv),
         }
