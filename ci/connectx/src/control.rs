@@ -139,6 +139,9 @@ pub enum Request {
         function: usize,
         /// The syndrome.
         syndrome: u8,
+        /// Whether firmware asks to be reset, so that the driver begins to recover.
+        #[serde(default)]
+        fatal: bool,
     },
 }
 
@@ -256,7 +259,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         Request::Remove { function } => fabric.function(function).remove(),
         Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
         Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
-        Request::Health { syndrome, .. } => device.segment.set_health(syndrome),
+        Request::Health { syndrome, fatal, .. } => device.segment.set_health(syndrome, fatal),
     }
     Reply::Done
 }

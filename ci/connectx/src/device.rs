@@ -185,10 +185,10 @@ impl Device {
             self.timers.pop_first();
             self.wake(number);
         }
+        self.run_cq_timers();
         while let Some(up) = self.faults.link(self.now) {
             self.set_link(up);
         }
-        self.run_cq_timers();
     }
 
     /// When something is due next.
