@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::number::Gid;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
-use crate::provider::Address;
+use crate::port::{GidType, LinkLayer};
+use crate::provider::{Address, Link};
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -163,6 +164,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         const VERB: &str = "create_ah";
         let file = self.inner.file();
         let attr = vector.to_ah_attr();
+        let link = self.link(vector).map_err(|error| error.in_verb(VERB))?;
         let request =
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
         let mut resp = ib_uverbs_create_ah_resp::new_zeroed();
@@ -186,8 +188,27 @@ impl<S: Sharing> ProtectionDomain<S> {
         })?;
         Ok(AddressHandle {
             object: Object::new(file.clone(), Class::AH, resp.ah_handle, ()),
-            address: file.provider.address(&attr, &answer),
+            address: file.provider.address(&attr, link, &answer),
             pd: self.inner.clone(),
+        })
+    }
+}
+
+impl<S: Sharing> ProtectionDomain<S> {
+    /// What packets on the way look like, where the driver leaves that to this library.
+    fn link(&self, vector: &AddressVector) -> Result<Link> {
+        if !self.inner.file().provider.addresses_by_link() {
+            return Ok(Link::InfiniBand);
+        }
+        let context = self.context();
+        if context.query_port(vector.port)?.link_layer != LinkLayer::ETHERNET {
+            return Ok(Link::InfiniBand);
+        }
+        let Some(global) = vector.global else { return Ok(Link::RoceV1) };
+        let entry = context.query_gid(vector.port, global.sgid_index.into())?;
+        Ok(match entry.gid_type {
+            GidType::ROCE_V2 => Link::RoceV2,
+            _ => Link::RoceV1,
         })
     }
 }
@@ -197,8 +218,8 @@ impl AddressHandle {
         &self.pd
     }
 
-    pub(crate) fn address(&self) -> Address {
-        self.address
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
     }
 
     /// The kernel's number of the protection domain that it belongs to.

@@ -1,7 +1,7 @@
 //! Completions: what became of a request.
 
 use crate::number::{Qpn, Rkey, open_enum};
-use std::marker::PhantomData;
+use crate::provider::mlx5;
 use uverbs_uapi::wc::{ib_uverbs_wc, ib_wc_flags};
 
 open_enum! {
@@ -69,31 +69,22 @@ const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wc {
+pub(crate) enum Wc<'r> {
     Rxe(ib_uverbs_wc),
-}
-
-impl Wc {
-    #[inline]
-    pub(crate) fn qpn(&self) -> u32 {
-        match self {
-            Wc::Rxe(wc) => wc.qp_num,
-        }
-    }
+    Mlx5(mlx5::cqe::Wc<'r>),
 }
 
 /// A completion, lent until the next one is asked for.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {
-    wc: Wc,
-    ring: PhantomData<&'a ()>,
+    wc: Wc<'a>,
 }
 
-impl Completion<'_> {
+impl<'a> Completion<'a> {
     #[inline]
-    pub(crate) fn new(wc: Wc) -> Self {
-        Completion { wc, ring: PhantomData }
+    pub(crate) fn new(wc: Wc<'a>) -> Self {
+        Completion { wc }
     }
 
     /// The number that the request was posted with.
@@ -101,6 +92,7 @@ impl Completion<'_> {
     pub fn wr_id(&self) -> u64 {
         match &self.wc {
             Wc::Rxe(wc) => wc.wr_id,
+            Wc::Mlx5(wc) => wc.wr_id,
         }
     }
 
@@ -110,6 +102,7 @@ impl Completion<'_> {
     pub fn status(&self) -> WcStatus {
         match &self.wc {
             Wc::Rxe(wc) => WcStatus(wc.status),
+            Wc::Mlx5(wc) => wc.status(),
         }
     }
 
@@ -124,6 +117,7 @@ impl Completion<'_> {
     pub fn opcode(&self) -> WcOpcode {
         match &self.wc {
             Wc::Rxe(wc) => WcOpcode(wc.opcode),
+            Wc::Mlx5(wc) => wc.opcode(),
         }
     }
 
@@ -133,13 +127,17 @@ impl Completion<'_> {
     pub fn byte_len(&self) -> u32 {
         match &self.wc {
             Wc::Rxe(wc) => wc.byte_len,
+            Wc::Mlx5(wc) => wc.byte_len(),
         }
     }
 
     /// The queue pair that the request was posted to, or that took it from a shared receive queue.
     #[inline]
     pub fn qpn(&self) -> Qpn {
-        Qpn(self.wc.qpn())
+        match &self.wc {
+            Wc::Rxe(wc) => Qpn(wc.qp_num),
+            Wc::Mlx5(wc) => Qpn(wc.qpn()),
+        }
     }
 
     /// The sending queue pair; for receives of datagrams.
@@ -147,6 +145,7 @@ impl Completion<'_> {
     pub fn src_qpn(&self) -> Qpn {
         match &self.wc {
             Wc::Rxe(wc) => Qpn(wc.src_qp),
+            Wc::Mlx5(wc) => Qpn(wc.src_qpn()),
         }
     }
 
@@ -155,6 +154,7 @@ impl Completion<'_> {
     pub fn imm(&self) -> Option<u32> {
         match &self.wc {
             Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.ex)),
+            Wc::Mlx5(wc) => wc.imm(),
         }
     }
 
@@ -163,6 +163,7 @@ impl Completion<'_> {
     pub fn invalidated_rkey(&self) -> Option<Rkey> {
         match &self.wc {
             Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_INV != 0).then_some(Rkey(wc.ex)),
+            Wc::Mlx5(wc) => wc.invalidated_rkey().map(Rkey),
         }
     }
 
@@ -171,6 +172,7 @@ impl Completion<'_> {
     pub fn has_grh(&self) -> bool {
         match &self.wc {
             Wc::Rxe(wc) => wc.wc_flags & WC_GRH != 0,
+            Wc::Mlx5(wc) => wc.has_grh(),
         }
     }
 
@@ -179,6 +181,7 @@ impl Completion<'_> {
     pub fn vendor_err(&self) -> u32 {
         match &self.wc {
             Wc::Rxe(wc) => wc.vendor_err,
+            Wc::Mlx5(wc) => wc.vendor_err(),
         }
     }
 
@@ -186,6 +189,7 @@ impl Completion<'_> {
     pub fn pkey_index(&self) -> u16 {
         match &self.wc {
             Wc::Rxe(wc) => wc.pkey_index,
+            Wc::Mlx5(wc) => wc.pkey_index(),
         }
     }
 
@@ -193,6 +197,7 @@ impl Completion<'_> {
     pub fn src_lid(&self) -> u16 {
         match &self.wc {
             Wc::Rxe(wc) => wc.slid,
+            Wc::Mlx5(wc) => wc.src_lid(),
         }
     }
 
@@ -200,6 +205,7 @@ impl Completion<'_> {
     pub fn service_level(&self) -> u8 {
         match &self.wc {
             Wc::Rxe(wc) => wc.sl,
+            Wc::Mlx5(wc) => wc.service_level(),
         }
     }
 
@@ -207,6 +213,7 @@ impl Completion<'_> {
     pub fn path_bits(&self) -> u8 {
         match &self.wc {
             Wc::Rxe(wc) => wc.dlid_path_bits,
+            Wc::Mlx5(wc) => wc.path_bits(),
         }
     }
 }

@@ -3,32 +3,25 @@
 use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
-use crate::events::keys::Keys;
-use crate::file::File;
+use crate::file::{self, Facts, File};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
-use crate::provider::Provider;
+use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
-use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use uverbs_uapi::async_event::{
     UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, UVERBS_METHOD_ASYNC_EVENT_ALLOC,
 };
 use uverbs_uapi::context::{
     UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
-    ib_uverbs_core_support,
 };
-use uverbs_uapi::device::{
-    UVERBS_METHOD_GET_CONTEXT, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
-};
+use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
-use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
-use zerocopy::FromZeros;
 
 /// An open device: what everything else is made from.
 ///
@@ -52,48 +45,40 @@ impl Context {
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
-        let provider = Provider::new(device)?;
+        let opening = Opening::new(device)?;
         let fd = device.open_node()?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = UverbsFd::new(fd, provider.driver(), epoch);
-        Context::on(Box::new(kernel), device.clone(), provider, epoch)
+        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        Context::on(Box::new(kernel), device.clone(), opening, epoch)
     }
 
     /// Establishes a context on an open file.
     pub(crate) fn on(
         kernel: Box<dyn Kernel>,
         device: Device,
-        provider: Provider,
+        mut opening: Opening,
         epoch: Epoch,
     ) -> Result<Context> {
         const VERB: &str = "open_device";
         let mut completion_vectors = 0u32;
         let mut support = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
-            .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
-        kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
-        drop(command);
+        loop {
+            let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
+                .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
+            let established = kernel.execute(&mut opening.request(command));
+            match established {
+                Ok(()) => break,
+                Err(_) if opening.retreat() => {}
+                Err(errno) => return Err(Error::from_kernel(VERB, errno)),
+            }
+        }
 
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
-        let support = ib_uverbs_core_support::from_bits_retain(support);
-        Ok(Context {
-            file: Arc::new(File {
-                kernel,
-                device,
-                provider,
-                epoch,
-                events,
-                keys: Keys::new(epoch),
-                completion_vectors,
-                optional_access: support
-                    .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
-                leaked: AtomicU64::new(0),
-                dead_events: AtomicU64::new(0),
-                fatal: AtomicBool::new(false),
-            }),
-        })
+        let provider = opening.finish(&*kernel, epoch)?;
+        let facts = Facts::new(file::new_origin(), completion_vectors, support);
+        Ok(Context { file: Arc::new(File::new(kernel, device, provider, epoch, events, facts)) })
     }
 
     /// The device that this is a context of.
@@ -105,12 +90,7 @@ impl Context {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let request = ib_uverbs_ex_query_device::default();
-        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut resp);
-        self.file.execute("query_device", &mut command)?;
-        drop(command);
-        Ok(DeviceAttr::new(resp))
+        Ok(self.file.query_device("query_device")?.0)
     }
 
     /// How many completion vectors (interrupts) completion queues may choose from.
@@ -136,41 +116,6 @@ impl Context {
     pub fn leaked(&self) -> u64 {
         self.file.leaked.load(Ordering::Relaxed)
     }
-
-    /// Makes a fresh context in a forked child, on the kernel file that it inherited.
-    ///
-    /// Objects of the parent stay the parent's: in the child, calls on them answer an error for
-    /// which [`Error::is_forked`] is true, and dropping them does nothing. The two processes share
-    /// one kernel file, so it is closed when both are done with it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` in the process that opened the context.
-    pub fn reimport(&self) -> Result<Context> {
-        const VERB: &str = "reimport";
-        if !self.file.epoch.is_over() {
-            return Err(Error::invalid(VERB, "this process opened the context itself"));
-        }
-        let file = &self.file;
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
-        let events = alloc_async_fd(&*kernel, VERB)?;
-        Ok(Context {
-            file: Arc::new(File {
-                kernel,
-                device: file.device.clone(),
-                provider: file.provider.clone(),
-                epoch,
-                events,
-                keys: Keys::new(epoch),
-                completion_vectors: file.completion_vectors,
-                optional_access: file.optional_access,
-                leaked: AtomicU64::new(0),
-                dead_events: AtomicU64::new(0),
-                fatal: AtomicBool::new(false),
-            }),
-        })
-    }
 }
 
 impl AsFd for Context {
@@ -181,7 +126,7 @@ impl AsFd for Context {
     }
 }
 
-fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
+pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(verb, errno))?;
@@ -192,6 +137,6 @@ fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
     Ok(events)
 }
 
-fn no_epoch(verb: &'static str, errno: Errno) -> Error {
+pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {
     Error::new(verb, errno).detail("the kernel cannot mark a page MADV_WIPEONFORK (Linux 4.14)")
 }

@@ -6,9 +6,13 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
+use crate::mem::allocator::Source;
+use crate::mem::fork::Epoch;
 use crate::object::{Class, Object, destroy_sole};
-use crate::provider::{CqRing, CqWatch};
-use crate::retired::{Retired, Retirements};
+use crate::parent_domain::ParentDomain;
+use crate::pd::{PdInner, Sharing};
+use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
+use crate::provider::{CqMembers, CqRing, Member};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::write;
@@ -17,18 +21,23 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
-use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_RESIZE_CQ;
 use zerocopy::FromZeros;
+
+/// Bytes of a completion unless others are asked for.
+const CQE_SIZE: u32 = 64;
 
 /// The part of a completion queue that its queue pairs hold on to.
 #[derive(Debug)]
 pub(crate) struct CqInner {
-    pub(crate) object: Object,
-    /// Queue pairs that are gone: the poller discards what is left of them.
-    pub(crate) retirements: Retirements<CqWatch>,
+    pub(crate) object: Object<Hold>,
+    /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
+    pub(crate) members: CqMembers,
     registration: Registration,
     channel: Option<Arc<ChannelInner>>,
+    /// Whose allocator provides its memory.
+    domain: Option<Arc<PdInner>>,
 }
 
 impl CqInner {
@@ -45,9 +54,7 @@ impl CqInner {
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CqInner>,
     ring: CqRing,
-    /// Entries consumed in all, in whichever ring.
-    consumed: u64,
-    retired: Retired,
+    epoch: Epoch,
 }
 
 /// Which completions an armed queue announces.
@@ -67,13 +74,22 @@ pub struct CqBuilder {
     cqe: u32,
     vector: u32,
     channel: Option<Arc<ChannelInner>>,
+    domain: Option<Arc<PdInner>>,
+    cqe_size: u32,
 }
 
 impl Context {
     /// Starts to build a completion queue with room for at least `cqe` completions.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> CqBuilder {
-        CqBuilder { file: self.file.clone(), cqe, vector: 0, channel: None }
+        CqBuilder {
+            file: self.file.clone(),
+            cqe,
+            vector: 0,
+            channel: None,
+            domain: None,
+            cqe_size: CQE_SIZE,
+        }
     }
 }
 
@@ -92,15 +108,33 @@ impl CqBuilder {
         self
     }
 
+    /// Takes the queue's memory from the allocator of `domain`, which the queue keeps alive.
+    #[doc(alias = "IBV_CQ_INIT_ATTR_MASK_PD")]
+    #[must_use]
+    pub fn parent_domain<S: Sharing>(mut self, domain: &ParentDomain<S>) -> Self {
+        self.domain = Some(domain.inner.clone());
+        self
+    }
+
+    /// Bytes of a completion on mlx5, 64 or 128; 64 unless set. On other devices the size is the
+    /// driver's.
+    #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE")]
+    #[must_use]
+    pub fn cqe_size(mut self, bytes: u32) -> Self {
+        self.cqe_size = bytes;
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
     ///
     /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
-    /// not exist, for a channel of another context; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    /// not exist, for a channel or domain of another context, for completions of another size than 64
+    /// and 128 bytes; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
-        let CqBuilder { file, cqe, vector, channel } = self;
+        let CqBuilder { file, cqe, vector, channel, domain, cqe_size } = self;
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
@@ -117,12 +151,17 @@ impl CqBuilder {
         if let Some(channel) = &channel {
             file.check_same(VERB, "completion channel", &channel.file)?;
         }
+        if let Some(domain) = &domain {
+            file.check_same(VERB, "parent domain", domain.file())?;
+        }
         let registration = file.register(VERB, Kind::Cq)?;
+        let source = Source { verb: VERB, domain: domain.as_ref() };
+        let mut plan = CqPlan::new(&file.provider, CqAsk { cqe, cqe_size }, source)?;
         let mut granted = 0u32;
-        let mut answer = file.provider.cq_answer();
-        let mut command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
+        let told = plan.cqe();
+        let command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
-            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, cqe)
+            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, told)
             .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
             .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
             .fd_if(
@@ -130,36 +169,30 @@ impl CqBuilder {
                 channel.as_ref().map(|channel| channel.fd.as_fd()),
             )
             .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted)
-            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
+        let mut command = plan.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{cqe} entries; {} takes at most what query_device says in max_cqe",
-                file.device.name()
-            )),
+            Errno::INVAL => match file.limits() {
+                Some(limits) => error.detail(format!(
+                    "{cqe} entries; {} takes at most {}",
+                    file.device.name(),
+                    limits.max_cqe()
+                )),
+                None => error.detail(format!("{cqe} entries")),
+            },
             _ => error,
         })?;
-        let object = Object::new(
-            file.clone(),
-            Class::CQ,
-            handle.map_err(|errno| Error::new(VERB, errno))?,
-            (),
-        );
-        let ring = file
-            .provider
-            .cq_ring(&answer, file.kernel.mapper())
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let object = Object::new(file.clone(), Class::CQ, handle, plan.hold());
+        let ring = plan
+            .finish(file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
-        let (watch, consumer) = ring.watch();
-        let retirements = Retirements::new(watch, consumer);
-        Ok(CompletionQueue {
-            inner: Arc::new(CqInner { object, retirements, registration, channel }),
-            ring,
-            consumed: 0,
-            retired: Retired::default(),
-        })
+        let (members, epoch) = (ring.members(), file.epoch);
+        let inner = Arc::new(CqInner { object, members, registration, channel, domain });
+        Ok(CompletionQueue { inner, ring, epoch })
     }
 }
 
@@ -182,28 +215,18 @@ impl CompletionQueue {
     /// [`PollError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        if self.inner.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PollError::Forked);
         }
-        self.retired.learn(&self.inner.retirements, self.consumed);
+        self.ring.learn();
         Ok(Completions { cq: self, consumed: false })
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
-    pub(crate) fn retire(&mut self, qpn: u32) {
-        let pending = u64::from(self.ring.pending());
-        if pending > 0 {
-            self.retired.add(qpn, self.consumed + pending);
-        }
-    }
-
-    /// Gives consumed entries back to the device.
-    #[inline]
-    fn release(&mut self) {
-        self.inner.retirements.release(self.consumed);
-        self.ring.release();
+    pub(crate) fn purge(&mut self, member: &Member) {
+        self.ring.purge(member);
     }
 
     /// Asks for one event at the channel when a completion arrives.
@@ -222,11 +245,11 @@ impl CompletionQueue {
         }
         let file = self.inner.file();
         file.check_fork(VERB)?;
-        let doorbell = Doorbell::Notify {
-            cq_handle: self.inner.object.handle(),
-            solicited: notify == Notify::Solicited,
-        };
-        file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
+        let solicited = notify == Notify::Solicited;
+        let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
+        self.ring
+            .arm(solicited, self.inner.registration.heard(), || file.kernel.ring(doorbell))
+            .map_err(|errno| Error::from_kernel(VERB, errno))
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -245,35 +268,44 @@ impl CompletionQueue {
         }
         file.check_fork(VERB)?;
         // The kernel copies what it believes unconsumed.
-        self.release();
+        self.ring.release();
+        // Memory comes and goes outside the exchange, during which a lock is held.
+        let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
+        let mut plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
         let request = uapi::ib_uverbs_resize_cq {
             cq_handle: self.inner.object.handle(),
-            cqe,
+            cqe: plan.cqe(),
             ..Default::default()
         };
-        self.inner.retirements.exchange(self.consumed, || {
+        let object = &self.inner.object;
+        let before = self.ring.exchange(|ring| {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let mut answer = file.provider.resize_cq_answer();
-            let mut command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request)
-                .answer(&mut resp)
-                .driver(&[], answer.as_mut());
-            let resized = file.execute(VERB, &mut command);
-            drop(command);
+            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
+            let resized = file.execute(VERB, &mut plan.request(command));
             resized.map_err(|error| match error.errno() {
-                Errno::INVAL => error.detail(format!(
-                    "{cqe} entries are fewer than the {} in the queue, or more than the device's \
-                     max_cqe",
-                    self.ring.pending()
-                )),
+                Errno::INVAL => {
+                    let most = match file.limits() {
+                        Some(limits) => limits.max_cqe().to_string(),
+                        None => "those".into(),
+                    };
+                    error.detail(format!(
+                        "{cqe} entries are fewer than the {} in the queue, or more than the {most} \
+                         that {} has",
+                        ring.pending(),
+                        file.device.name(),
+                    ))
+                }
                 _ => error,
             })?;
             // The old ring is dead whatever happens now; without a new one nothing is added to
             // what it holds.
-            self.ring = file.provider.cq_ring(&answer, file.kernel.mapper()).map_err(|errno| {
+            plan.finish(ring, object.memory(), file.kernel.mapper()).map_err(|errno| {
                 Error::new(VERB, errno).detail("the new queue could not be mapped")
-            })?;
-            Ok(self.ring.watch())
-        })
+            })
+        })?;
+        // Its allocator may be called for it, now that no lock is held.
+        drop(before);
+        Ok(())
     }
 
     /// How many completions the queue holds before it overflows.
@@ -305,9 +337,9 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still uses the completion queue";
-        let CompletionQueue { inner, ring, consumed, retired } = self;
+        let CompletionQueue { inner, ring, epoch } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { inner, ring, consumed, retired }, error))
+            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch }, error))
     }
 }
 
@@ -332,17 +364,11 @@ impl Completions<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[doc(alias = "ibv_next_poll")]
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
-    #[inline]
+    #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        loop {
-            let wc = self.cq.ring.next()?;
-            self.consumed = true;
-            let position = self.cq.consumed;
-            self.cq.consumed += 1;
-            if !self.cq.retired.covers(wc.qpn(), position) {
-                return Some(Completion::new(wc));
-            }
-        }
+        let wc = self.cq.ring.next()?;
+        self.consumed = true;
+        Some(Completion::new(wc))
     }
 }
 
@@ -350,7 +376,7 @@ impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.consumed {
-            self.cq.release();
+            self.cq.ring.release();
         }
     }
 }

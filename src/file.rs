@@ -4,21 +4,28 @@
 //! whatever the order.
 
 use crate::device::Device;
+use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::keys::{Keys, Kind, Registration};
 use crate::mem::fork::Epoch;
 use crate::provider::Provider;
+use crate::provider::answer::Answer;
 use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use uverbs_uapi::context::ib_uverbs_core_support;
 use uverbs_uapi::device::{
     UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
-    UVERBS_METHOD_INFO_HANDLES,
+    UVERBS_METHOD_INFO_HANDLES, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_PD};
+use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
+use zerocopy::FromZeros;
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -28,6 +35,9 @@ pub(crate) struct File {
     pub(crate) epoch: Epoch,
     pub(crate) events: OwnedFd,
     pub(crate) keys: Arc<Keys>,
+    /// Names the kernel's file among all: what is exported says where it belongs. 0 if it was
+    /// imported from somebody who did not tell.
+    pub(crate) origin: u64,
     pub(crate) completion_vectors: u32,
     /// Whether the kernel ignores optional access flags that it does not know.
     pub(crate) optional_access: bool,
@@ -37,7 +47,57 @@ pub(crate) struct File {
     pub(crate) fatal: AtomicBool,
 }
 
+/// What is true of a kernel file, whichever process has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) origin: u64,
+    pub(crate) completion_vectors: u32,
+    pub(crate) optional_access: bool,
+}
+
+impl Facts {
+    /// From what the kernel told of the context.
+    pub(crate) fn new(origin: u64, completion_vectors: u32, core_support: u64) -> Facts {
+        let support = ib_uverbs_core_support::from_bits_retain(core_support);
+        let optional_access =
+            support.contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS);
+        Facts { origin, completion_vectors, optional_access }
+    }
+}
+
 impl File {
+    pub(crate) fn new(
+        kernel: Box<dyn Kernel>,
+        device: Device,
+        provider: Provider,
+        epoch: Epoch,
+        events: OwnedFd,
+        facts: Facts,
+    ) -> File {
+        File {
+            kernel,
+            device,
+            provider,
+            epoch,
+            events,
+            keys: Keys::new(epoch),
+            origin: facts.origin,
+            completion_vectors: facts.completion_vectors,
+            optional_access: facts.optional_access,
+            leaked: AtomicU64::new(0),
+            dead_events: AtomicU64::new(0),
+            fatal: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            origin: self.origin,
+            completion_vectors: self.completion_vectors,
+            optional_access: self.optional_access,
+        }
+    }
+
     /// Runs a command on behalf of `verb`; refuses in a forked child.
     pub(crate) fn execute(&self, verb: &'static str, command: &mut Command<'_>) -> Result<()> {
         self.check_fork(verb)?;
@@ -89,6 +149,24 @@ impl File {
         self.kernel.execute(&mut command) == Err(Errno::IO)
     }
 
+    /// Limits and capabilities of the device, and what its driver says beside them.
+    pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, Answer)> {
+        let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
+        let mut answer = self.provider.device_answer();
+        let request = ib_uverbs_ex_query_device::default();
+        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
+            .answer(&mut resp)
+            .driver(&[], answer.as_mut());
+        self.execute(verb, &mut command)?;
+        drop(command);
+        Ok((DeviceAttr::new(resp), answer))
+    }
+
+    /// The device's limits, to say in an error; `None` if it does not tell them either.
+    pub(crate) fn limits(&self) -> Option<DeviceAttr> {
+        self.query_device("query_device").ok().map(|(attr, _)| attr)
+    }
+
     pub(crate) fn count_leak(&self) {
         self.leaked.fetch_add(1, Ordering::Relaxed);
     }
@@ -98,4 +176,15 @@ pub(crate) fn forked(verb: &'static str) -> Error {
     Error::new(verb, Errno::OWNERDEAD).detail(
         "this process is a fork of the one that made the object; use Context::reimport in the child",
     )
+}
+
+/// A name that no other file has. The kernel is asked, for children of one process inherit the state
+/// of any generator in memory.
+pub(crate) fn new_origin() -> u64 {
+    let mut bytes = [0u8; 8];
+    let named = match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        _ => RandomState::new().build_hasher().finish(),
+    };
+    named.max(1)
 }

@@ -3,18 +3,23 @@
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::file::File;
 use crate::number::open_enum;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
+use std::sync::Arc;
 use uverbs_uapi::device::{
     UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
     UVERBS_METHOD_INFO_HANDLES,
 };
+use uverbs_uapi::mlx5::object as mlx5;
 use uverbs_uapi::object as uapi;
 
 open_enum! {
     /// A kind of kernel object.
     pub struct ObjectKind(u16) {
+        /// No object in itself but the file that has all others; in envelopes only.
+        CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";
         PD = uapi::UVERBS_OBJECT_PD, "protection domain";
         COMP_CHANNEL = uapi::UVERBS_OBJECT_COMP_CHANNEL, "completion channel";
         CQ = uapi::UVERBS_OBJECT_CQ, "completion queue";
@@ -33,6 +38,38 @@ open_enum! {
         ASYNC_EVENT = uapi::UVERBS_OBJECT_ASYNC_EVENT, "event file";
         DMAH = uapi::UVERBS_OBJECT_DMAH, "DMA handle";
         DMABUF = uapi::UVERBS_OBJECT_DMABUF, "DMA buffer";
+        /// A doorbell page for virtio, on mlx5 only: drivers number objects of their own from 0x1000
+        /// on.
+        MLX5_VAR = mlx5::MLX5_IB_OBJECT_VAR, "VAR";
+        /// A page of doorbell registers, on mlx5.
+        MLX5_UAR = mlx5::MLX5_IB_OBJECT_UAR, "UAR";
+    }
+}
+
+impl File {
+    /// Checks that an object exists, on behalf of `verb`. It may be gone a moment later, and its
+    /// handle another object's.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if it does not. More objects of a kind than the kernel can list are taken on trust.
+    pub(crate) fn require(
+        self: &Arc<Self>,
+        verb: &'static str,
+        kind: ObjectKind,
+        handle: u32,
+    ) -> Result<()> {
+        let context = Context { file: self.clone() };
+        match context.handles(kind) {
+            Ok(handles) if handles.contains(&handle) => Ok(()),
+            Ok(_) => Err(Error::new(verb, Errno::NOENT).detail(format!(
+                "{} has no {kind} with handle {handle} in this context: it was destroyed, or \
+                 belongs to another one",
+                self.device.name()
+            ))),
+            Err(error) if error.errno() == Errno::OVERFLOW => Ok(()),
+            Err(error) => Err(error.in_verb(verb)),
+        }
     }
 }
 

@@ -13,12 +13,16 @@ mod context;
 mod cq;
 pub mod device;
 mod device_attr;
+mod envelope;
 mod error;
 mod events;
 mod file;
+mod foreign;
 mod handles;
+mod import;
 mod mcast;
 mod mem;
+pub mod mlx5;
 mod mr;
 mod mw;
 mod number;
@@ -30,12 +34,14 @@ mod port;
 mod provider;
 mod qp;
 mod retired;
+mod share;
 mod srq;
 mod td;
 #[cfg(test)]
 mod tests;
 mod uverbs;
 mod wr;
+mod xrcd;
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
@@ -48,13 +54,16 @@ pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
+pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
+pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
-pub use mem::region::{AddressSpace, Borrowed, DmaBuf, RawRange, StableBytes};
+pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
     RegionError, RegisterError, Rereg,
@@ -77,3 +86,4 @@ pub use td::ThreadDomain;
 pub use wr::{
     Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
 };
+pub use xrcd::{XrcDomain, XrcDomainOptions};

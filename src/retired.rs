@@ -1,4 +1,5 @@
-//! Queue pairs that are gone while completions of them are still in a queue.
+//! Queue pairs that are gone while completions of them are still in a queue, where completions name
+//! them by a number that the kernel may give to the next: rxe.
 //!
 //! Who destroys a queue pair is not who polls its completion queue, and must not touch what the
 //! poller works with. So it leaves a letter that says up to which position entries may belong to
@@ -6,6 +7,7 @@
 //! same number to the next queue pair, whose completions follow in the same ring and must arrive.
 
 use crate::mem::inbox::Inbox;
+use crate::mem::ring::ProducerWatch;
 use crate::mem::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use std::sync::PoisonError;
 
@@ -16,6 +18,16 @@ pub(crate) trait Watch {
 
     /// One less than the slots of the ring, which are a power of two.
     fn mask(&self) -> u32;
+}
+
+impl Watch for ProducerWatch {
+    fn producer(&self) -> u32 {
+        ProducerWatch::producer(self)
+    }
+
+    fn mask(&self) -> u32 {
+        ProducerWatch::mask(self)
+    }
 }
 
 /// A watched ring. Positions count all entries of a queue's life, in whichever ring; the slot of
@@ -94,15 +106,17 @@ impl<W: Watch> Retirements<W> {
 
     /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
     /// answers how to watch the new one and in which slot the entry at `position` lies there.
-    pub(crate) fn exchange<E>(
+    pub(crate) fn exchange<T, E>(
         &self,
         position: u64,
-        exchange: impl FnOnce() -> Result<(W, u32), E>,
-    ) -> Result<(), E> {
+        exchange: impl FnOnce() -> Result<(Option<(W, u32)>, T), E>,
+    ) -> Result<T, E> {
         let mut place = self.place();
-        let (watch, consumer) = exchange()?;
-        *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
-        Ok(())
+        let (moved, answer) = exchange()?;
+        if let Some((watch, consumer)) = moved {
+            *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
+        }
+        Ok(answer)
     }
 }
 

@@ -3,11 +3,13 @@
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
+use crate::mem::allocator::Source;
 use crate::mem::pointer::OutPointer;
 use crate::mem::slots::Reclaim;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::RecvRing;
+use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
@@ -16,7 +18,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
-use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_SRQ};
+use uverbs_uapi::object::UVERBS_OBJECT_SRQ;
 use uverbs_uapi::rxe::{mminfo, rxe_modify_srq_cmd};
 use uverbs_uapi::srq as uapi;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_SRQ, IB_USER_VERBS_CMD_QUERY_SRQ};
@@ -28,7 +30,9 @@ const MASK_LIMIT: u32 = 1 << 1;
 /// The part of a shared receive queue that its queue pairs hold on to.
 #[derive(Debug)]
 pub(crate) struct SrqInner {
-    pub(crate) object: Object,
+    pub(crate) object: Object<Hold>,
+    /// What queue pairs that take receives from it have to know.
+    pub(crate) slots: SharedSlots,
     registration: Registration,
     pd: Arc<PdInner>,
     /// What is lent to its receives; see [`owned`](crate::owned).
@@ -115,14 +119,16 @@ impl SrqBuilder {
             return Err(Error::invalid(VERB, "a queue of 0 receives; the minimum is 1"));
         }
         let registration = file.register(VERB, Kind::Srq)?;
+        let source = Source { verb: VERB, domain: Some(&pd) };
+        let mut plan = SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, source)?;
         let (mut granted_wr, mut granted_sge) = (0u32, 0u32);
-        let mut answer = file.provider.srq_answer();
-        let mut command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
+        let told = plan.told();
+        let command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
             .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
             .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, max_wr)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, max_sge)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, told.max_wr)
+            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, told.max_sge)
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
             .u64(
                 uapi::UVERBS_ATTR_CREATE_SRQ_TYPE,
@@ -130,34 +136,34 @@ impl SrqBuilder {
             )
             .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd())
             .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
-            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge)
-            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge);
+        let mut command = plan.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{max_wr} receives of {max_sge} entries; {} takes at most what query_device says \
-                 in max_srq_wr and max_srq_sge",
-                file.device.name()
-            )),
+            Errno::INVAL => match file.limits() {
+                Some(limits) => error.detail(format!(
+                    "{max_wr} receives of {max_sge} entries; {} takes at most {} of {}",
+                    file.device.name(),
+                    limits.max_srq_wr(),
+                    limits.max_srq_sge()
+                )),
+                None => error.detail(format!("{max_wr} receives of {max_sge} entries")),
+            },
             _ => error,
         })?;
-        let object = Object::new(
-            file.clone(),
-            Class::SRQ,
-            handle.map_err(|errno| Error::new(VERB, errno))?,
-            (),
-        );
-        let ring = file
-            .provider
-            .srq_ring(&answer, granted_sge, file.kernel.mapper())
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let object = Object::new(file.clone(), Class::SRQ, handle, plan.hold());
+        let granted = plan.granted(SrqAsk { max_wr: granted_wr, max_sge: granted_sge });
+        let (ring, slots) = plan
+            .finish(granted, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner { object, registration, pd, lent: OnceLock::new() }),
+            inner: Arc::new(SrqInner { object, slots, registration, pd, lent: OnceLock::new() }),
             ring,
-            max_wr: granted_wr,
-            max_sge: granted_sge,
+            max_wr: granted.max_wr,
+            max_sge: granted.max_sge,
         })
     }
 }
@@ -195,8 +201,8 @@ impl SharedReceiveQueue {
         };
         // rxe wants its own part even where it has nothing to answer there.
         let driver = rxe_modify_srq_cmd { mmap_info_addr: 0 };
-        let mut command =
-            write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver.as_bytes(), &mut []);
+        let driver = if self.moves() { driver.as_bytes() } else { &[] };
+        let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
         self.inner.file().execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::INVAL => {
                 error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
@@ -210,13 +216,18 @@ impl SharedReceiveQueue {
     /// # Errors
     ///
     /// `EINVAL` for fewer than are in the queue, for less than its limit, or for more than the
-    /// device has; `EOPNOTSUPP` where the device cannot. After these the queue is as it was. If there is no address space
-    /// left to map the new queue (`ENOMEM`), the queue takes no more receives.
+    /// device has; `EOPNOTSUPP` where the device cannot, as mlx5. After these the queue is as it was.
+    /// If there is no address space left to map the new queue (`ENOMEM`), the queue takes no more
+    /// receives.
     #[doc(alias = "ibv_modify_srq")]
     #[doc(alias = "IBV_SRQ_MAX_WR")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         let file = self.inner.file().clone();
+        if !self.moves() {
+            return Err(Error::new(VERB, Errno::OPNOTSUPP)
+                .detail(format!("{} does not resize shared receive queues", file.device.name())));
+        }
         let request = uapi::ib_uverbs_modify_srq {
             srq_handle: self.inner.object.handle(),
             attr_mask: MASK_MAX_WR,
@@ -240,12 +251,15 @@ impl SharedReceiveQueue {
         })?;
         // The old ring is dead whatever happens now.
         self.ring.close();
-        self.ring = file
-            .provider
-            .resized_srq_ring(mi, self.max_sge, file.kernel.mapper())
+        self.ring = resized_srq_ring(mi, self.max_sge, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
         self.max_wr = self.ring.capacity();
         Ok(())
+    }
+
+    /// Whether the kernel can move the queue to other memory.
+    fn moves(&self) -> bool {
+        matches!(self.inner.slots, SharedSlots::Rxe)
     }
 
     /// What the queue is like now.

@@ -5,12 +5,14 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::object::destroy_sole;
+use crate::provider::ThreadRegister;
 use std::sync::Arc;
 
 /// What queues under a thread domain remember of it.
 #[derive(Debug)]
 pub(crate) struct TdInner {
     pub(crate) file: Arc<File>,
+    pub(crate) register: ThreadRegister,
 }
 
 /// A thread domain: exclusive use of a doorbell register.
@@ -30,6 +32,11 @@ pub(crate) struct TdInner {
 /// }
 /// ```
 ///
+/// On mlx5 the register is a BlueFlame register, into which small requests are copied whole. It goes
+/// back to the context when the domain is gone, and the next domain gets it. Where the machine
+/// cannot combine writes there are no such registers, and all domains of a context ring a page of
+/// doorbells that needs no lock.
+///
 /// On rxe there is no register: the kernel is rung by a system call, and the domain is pure
 /// bookkeeping.
 #[doc(alias = "ibv_td")]
@@ -43,11 +50,16 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// None on rxe but [`Error::is_forked`].
+    /// On mlx5 what the kernel answers when the device has no register left, mostly `ENOMEM` or
+    /// `ENOSPC`; the message counts those that this context has. None on rxe but
+    /// [`Error::is_forked`].
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_td(&self) -> Result<ThreadDomain> {
-        self.file.check_fork("alloc_td")?;
-        Ok(ThreadDomain { inner: Arc::new(TdInner { file: self.file.clone() }) })
+        const VERB: &str = "alloc_td";
+        let file = self.file.clone();
+        file.check_fork(VERB)?;
+        let register = file.provider.thread_register(&*file.kernel, VERB)?;
+        Ok(ThreadDomain { inner: Arc::new(TdInner { file, register }) })
     }
 }
 

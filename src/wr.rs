@@ -82,7 +82,7 @@ pub struct WindowBinding {
 #[doc(alias = "ibv_ah")]
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
-    pub(crate) address: Address,
+    pub(crate) address: &'a Address,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: Qkey,
     pub(crate) handle: &'a AddressHandle,
@@ -113,6 +113,28 @@ pub(crate) enum SendOp {
 }
 
 impl SendOp {
+    /// The operation as a member of a set of operations.
+    #[inline(always)]
+    pub(crate) fn bit(&self) -> u32 {
+        match self {
+            SendOp::Send => 1,
+            SendOp::SendImm(_) => 1 << 1,
+            SendOp::SendInv(_) => 1 << 2,
+            SendOp::Write(_) => 1 << 3,
+            SendOp::WriteImm(..) => 1 << 4,
+            SendOp::Read(_) => 1 << 5,
+            SendOp::CompareSwap { .. } => 1 << 6,
+            SendOp::FetchAdd { .. } => 1 << 7,
+            SendOp::LocalInv(_) => 1 << 8,
+            SendOp::BindMw(_) => 1 << 9,
+            SendOp::Flush { .. } => 1 << 10,
+            SendOp::AtomicWrite { .. } => 1 << 11,
+        }
+    }
+
+    /// The operations that take data from the request itself.
+    pub(crate) const INLINE: u32 = 0b1_1111;
+
     /// Whether the device writes memory of this side.
     #[inline]
     pub(crate) fn writes_here(&self) -> bool {
@@ -320,7 +342,7 @@ pub enum PostError {
         /// The most that it takes, in bytes.
         max: u32,
     },
-    /// More than 2^32 - 1 bytes in one message.
+    /// More than 2^32 - 1 bytes in one message; the limit of mlx5 is 2^31 - 1.
     TooLong,
     /// The remote address of an atomic is no multiple of eight.
     Unaligned,
@@ -365,7 +387,9 @@ impl fmt::Display for PostError {
             PostError::InlineTooLong { max } => {
                 write!(f, "more inline data than the queue's maximum of {max} bytes")
             }
-            PostError::TooLong => f.write_str("the message is longer than 2^32 - 1 bytes"),
+            PostError::TooLong => {
+                f.write_str("the message is longer than 2^32 - 1 bytes, or on mlx5 than 2^31 - 1")
+            }
             PostError::Unaligned => {
                 f.write_str("the remote address of an atomic is not a multiple of 8")
             }

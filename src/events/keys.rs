@@ -7,6 +7,7 @@
 
 use crate::mem::fork::Epoch;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What kind of object a key names.
@@ -46,6 +47,7 @@ const GENERATION_BITS: u32 = 24;
 struct Slot {
     generation: u32,
     kind: Option<Kind>,
+    heard: Arc<AtomicU32>,
 }
 
 #[derive(Debug, Default)]
@@ -83,12 +85,25 @@ impl Keys {
         };
         let slot = slots.all.get_mut(index as usize)?;
         slot.kind = Some(kind);
+        slot.heard = Arc::default();
         let key = self.key(index, slot.generation);
-        Some(Registration { keys: self.clone(), index, key })
+        Some(Registration { keys: self.clone(), index, key, heard: slot.heard.clone() })
     }
 
     fn key(&self, index: u32, generation: u32) -> ObjectKey {
         ObjectKey(self.secret | u64::from(generation) << SLOT_BITS | u64::from(index))
+    }
+
+    /// As [`resolve`](Self::resolve), for an event of a completion channel: counts it.
+    pub(crate) fn hear(&self, number: u64) -> Resolved {
+        let resolved = self.resolve(number);
+        if let Resolved::Live(..) = resolved {
+            let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(slot) = slots.all.get((number & ((1 << SLOT_BITS) - 1)) as usize) {
+                slot.heard.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        resolved
     }
 
     pub(crate) fn resolve(&self, number: u64) -> Resolved {
@@ -126,11 +141,17 @@ pub(crate) struct Registration {
     keys: Arc<Keys>,
     index: u32,
     key: ObjectKey,
+    heard: Arc<AtomicU32>,
 }
 
 impl Registration {
     pub(crate) fn key(&self) -> ObjectKey {
         self.key
+    }
+
+    /// How many events of a completion queue were taken out of its channel.
+    pub(crate) fn heard(&self) -> u32 {
+        self.heard.load(Ordering::Relaxed)
     }
 }
 

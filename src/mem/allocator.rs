@@ -1,8 +1,14 @@
-//! Where queue memory comes from, if a parent domain wants to decide.
+//! Where queue memory comes from: a parent domain's allocator, or pages of this library's own.
 
+use super::queue::QueueMemory;
+use crate::error::{Error, Result};
+use crate::pd::PdInner;
+use rustix::io::Errno;
 use std::fmt;
-use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use uverbs_uapi::device::rdma_driver_id;
 
 /// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
 /// lower, as `ibv_alloc_parent_domain` passes it.
@@ -10,6 +16,27 @@ use std::ptr::NonNull;
 pub struct ResourceType(pub u64);
 
 impl ResourceType {
+    /// The queues of a queue pair on mlx5: receives first, then sends. A raw packet queue pair asks
+    /// twice, for its receives and for its sends.
+    #[doc(alias = "MLX5DV_RES_TYPE_QP")]
+    pub const MLX5_QP: ResourceType = ResourceType::mlx5(1);
+    /// A work queue of receives on mlx5.
+    #[doc(alias = "MLX5DV_RES_TYPE_RWQ")]
+    pub const MLX5_RWQ: ResourceType = ResourceType::mlx5(2);
+    /// A doorbell record on mlx5, 8 bytes: how far a queue was filled or emptied.
+    #[doc(alias = "MLX5DV_RES_TYPE_DBR")]
+    pub const MLX5_DBR: ResourceType = ResourceType::mlx5(3);
+    /// A shared receive queue on mlx5.
+    #[doc(alias = "MLX5DV_RES_TYPE_SRQ")]
+    pub const MLX5_SRQ: ResourceType = ResourceType::mlx5(4);
+    /// A completion queue on mlx5.
+    #[doc(alias = "MLX5DV_RES_TYPE_CQ")]
+    pub const MLX5_CQ: ResourceType = ResourceType::mlx5(5);
+
+    const fn mlx5(code: u32) -> ResourceType {
+        ResourceType((rdma_driver_id::RDMA_DRIVER_MLX5.0 as u64) << 32 | code as u64)
+    }
+
     /// The kernel's id of the driver.
     pub fn driver(self) -> u32 {
         (self.0 >> 32) as u32
@@ -21,9 +48,22 @@ impl ResourceType {
     }
 }
 
+impl fmt::Display for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            ResourceType::MLX5_QP => "the queues of a queue pair",
+            ResourceType::MLX5_RWQ => "a work queue",
+            ResourceType::MLX5_DBR => "a doorbell record",
+            ResourceType::MLX5_SRQ => "a shared receive queue",
+            ResourceType::MLX5_CQ => "a completion queue",
+            ResourceType(other) => return write!(f, "resource {other:#x}"),
+        })
+    }
+}
+
 /// The parent domain on whose behalf an allocator is asked: a view that cannot be kept.
 pub struct DomainView<'a> {
-    pub(crate) pd: &'a crate::pd::PdInner,
+    pub(crate) pd: &'a PdInner,
 }
 
 impl DomainView<'_> {
@@ -85,4 +125,90 @@ pub unsafe trait QueueAllocator:
     ///
     /// `memory` was answered by `alloc` of this allocator and has not been freed.
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType);
+}
+
+/// Where one creation gets the memory of its queues.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) verb: &'static str,
+    /// The domain that is created in; without one, or without an allocator in it, memory is this
+    /// library's own.
+    pub(crate) domain: Option<&'a Arc<PdInner>>,
+}
+
+impl Source<'_> {
+    /// Zeroed memory of at least `size` bytes at a multiple of `align`, a power of two.
+    ///
+    /// An allocator is asked for exactly that, and may leave it to the library. What it answers is
+    /// given back to it once, when nobody uses the memory any more.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` if the allocator answered memory at another alignment, which it gets back
+    /// at once.
+    pub(crate) fn alloc(
+        &self,
+        size: usize,
+        align: usize,
+        resource: ResourceType,
+    ) -> Result<QueueMemory> {
+        match self.custom(size, align, resource)? {
+            Some(memory) => Ok(memory),
+            None => QueueMemory::pages(size).map_err(|errno| {
+                Error::new(self.verb, errno).detail(format!("no {size} bytes for {resource}"))
+            }),
+        }
+    }
+
+    /// As [`alloc`](Self::alloc); `None` if it is left to the library.
+    pub(crate) fn custom(
+        &self,
+        size: usize,
+        align: usize,
+        resource: ResourceType,
+    ) -> Result<Option<QueueMemory>> {
+        let custom = self.domain.and_then(|pd| Some((pd, pd.allocator.as_ref()?)));
+        let Some((pd, allocator)) = custom else { return Ok(None) };
+        let memory = match allocator.alloc(&DomainView { pd }, size, align, resource) {
+            Allocation::Memory(memory) => memory,
+            Allocation::UseDefault => return Ok(None),
+            Allocation::Failed => {
+                return Err(Error::new(self.verb, Errno::NOMEM).detail(format!(
+                    "the parent domain's allocator has no {size} bytes for {resource}"
+                )));
+            }
+        };
+        let held = pd.clone();
+        let release = Box::new(move |memory| give_back(&held, memory, resource));
+        if memory.as_ptr().addr() % align != 0 {
+            release(memory);
+            return Err(Error::invalid(
+                self.verb,
+                format!(
+                    "the parent domain's allocator answered {memory:p} for {resource}, which is no \
+                     multiple of {align}"
+                ),
+            ));
+        }
+        // SAFETY: the allocator promises memory of `size` bytes that nobody else uses until it is
+        // given back, which `release` does, and that stays where it is across a fork.
+        let memory = unsafe { QueueMemory::custom(memory, size, release) };
+        memory.map(Some).map_err(|errno| Error::new(self.verb, errno))
+    }
+}
+
+/// Gives memory back to the allocator that it came from. A panic there must not leave a drop: it
+/// is counted with what could not be freed.
+fn give_back(pd: &Arc<PdInner>, memory: NonNull<u8>, resource: ResourceType) {
+    let Some(allocator) = &pd.allocator else { return };
+    let view = DomainView { pd };
+    let freed = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: this allocator answered the memory, and this is called once for it.
+        unsafe { allocator.free(&view, memory, resource) }
+    }));
+    if let Err(payload) = freed {
+        // What was thrown may itself panic when it is dropped.
+        std::mem::forget(payload);
+        pd.file().count_leak();
+    }
 }

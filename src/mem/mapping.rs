@@ -6,12 +6,15 @@ use super::fork::Epoch;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Where providers get mappings from: the file that the kernel's offsets belong to.
 pub(crate) trait Mapper {
     /// Maps queue or doorbell memory at an offset that the kernel answered.
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
+
+    /// Maps what may be looked at only.
+    fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 }
 
 /// A shared mapping. It stays mapped in a forked child, whose parent still uses it.
@@ -29,12 +32,23 @@ impl Mapping {
         length: usize,
         epoch: Epoch,
     ) -> Result<Mapping, Errno> {
-        use std::os::fd::AsRawFd;
-        let raw = MmapOptions::new()
-            .offset(offset)
-            .len(length)
-            .map_raw(fd.as_raw_fd())
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
+        let raw = MmapOptions::new().offset(offset).len(length).map_raw(fd.as_raw_fd());
+        Mapping::of_raw(raw, epoch)
+    }
+
+    /// As [`of_fd`](Self::of_fd), without the right to write.
+    pub(crate) fn read_only(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        epoch: Epoch,
+    ) -> Result<Mapping, Errno> {
+        let raw = MmapOptions::new().offset(offset).len(length).map_raw_read_only(fd.as_raw_fd());
+        Mapping::of_raw(raw, epoch)
+    }
+
+    fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
+        let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
         Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
     }
 

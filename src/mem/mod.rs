@@ -7,11 +7,19 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod allocator;
+pub(crate) mod barrier;
+pub(crate) mod dbrec;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
+pub(crate) mod masked;
+#[cfg(test)]
+pub(crate) mod order;
+pub(crate) mod page;
 pub(crate) mod pointer;
+pub(crate) mod queue;
 pub(crate) mod region;
+pub(crate) mod register;
 pub(crate) mod ring;
 pub(crate) mod slab;
 pub(crate) mod slots;

@@ -2,7 +2,7 @@
 
 use zerocopy::FromBytes;
 
-const ROOM: usize = 48;
+const ROOM: usize = 112;
 
 /// A driver's output struct, as bytes until it is read.
 #[derive(Clone, Debug)]

@@ -1,170 +1,220 @@
 //! The drivers whose queues this library drives: what they add to commands, and their rings.
 //!
 //! A private enum, matched once per batch, in place of generics that would leak into every public
-//! type. Providers open no files, hold no context and know no objects: they are given what the
-//! kernel answered and a [`Mapper`], and give back rings.
+//! type. Providers open no files, hold no context and know no objects: a creation is planned with
+//! queue memory from a [`Source`](crate::mem::queue::Source), sent to the kernel by whoever asked,
+//! and finished with what the kernel answered; [`plan`] says how.
 
 pub(crate) mod answer;
+pub(crate) mod mlx5;
+pub(crate) mod plan;
+mod queue;
 pub(crate) mod rxe;
 
-use crate::completion::Wc;
+pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvRing, SendRing};
+
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
-use crate::mem::mapping::Mapper;
-use crate::mem::ring::ProducerWatch;
-use crate::retired::Watch;
-use crate::wr::{PostError, Recv, SendWr};
+use crate::mem::fork::Epoch;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
 use answer::Answer;
 use rustix::io::Errno;
+use std::sync::Arc;
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::device::rdma_driver_id;
-use uverbs_uapi::rxe::{mminfo, rxe_create_srq_resp, rxe_resize_cq_resp};
-use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_create_cq_resp, rxe_create_qp_resp};
+use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
+use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
+use uverbs_uapi::rxe::rxe_create_ah_resp;
 
-/// The provider of a device.
+/// The provider of an open device.
 #[derive(Clone, Debug)]
 pub(crate) enum Provider {
     Rxe,
+    Mlx5(Arc<mlx5::Mlx5>),
 }
 
-impl Provider {
-    pub(crate) fn new(device: &Device) -> Result<Provider> {
-        match device.provider()? {
-            ProviderKind::Rxe => Ok(Provider::Rxe),
-            ProviderKind::Mlx5 => Err(Error::new("open_device", Errno::OPNOTSUPP).detail(format!(
-                "{} is driven by mlx5, whose queues this version does not drive yet",
-                device.name()
-            ))),
-        }
+/// A provider while its context is established.
+#[derive(Debug)]
+pub(crate) enum Opening {
+    Rxe,
+    Mlx5(mlx5::context::Opening),
+}
+
+impl Opening {
+    pub(crate) fn new(device: &Device) -> Result<Opening> {
+        Ok(match device.provider()? {
+            ProviderKind::Rxe => Opening::Rxe,
+            ProviderKind::Mlx5 => Opening::Mlx5(mlx5::context::Opening::new()),
+        })
     }
 
     /// The id that every ioctl carries, so that two drivers' ABIs are never confused.
     pub(crate) fn driver(&self) -> u32 {
         match self {
-            Provider::Rxe => rdma_driver_id::RDMA_DRIVER_RXE.0,
+            Opening::Rxe => rdma_driver_id::RDMA_DRIVER_RXE.0,
+            Opening::Mlx5(_) => rdma_driver_id::RDMA_DRIVER_MLX5.0,
         }
     }
 
-    /// How often a queue pair has to be brought to RESET until it is reset. The rings' indices stay
-    /// what they were: the kernel drains its queues up to our producer index.
+    /// Adds the driver's part to the command that establishes the context.
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            Opening::Rxe => command,
+            Opening::Mlx5(opening) => opening.request(command),
+        }
+    }
+
+    /// Adds the driver's part to the command that asks about a context that somebody else
+    /// established; `None` if the driver does not answer it.
+    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Option<Command<'a>> {
+        match self {
+            Opening::Rxe => None,
+            Opening::Mlx5(opening) => Some(opening.inquire(command)),
+        }
+    }
+
+    /// Whether a command that failed is worth another try, with fewer wishes.
+    pub(crate) fn retreat(&mut self) -> bool {
+        match self {
+            Opening::Rxe => false,
+            Opening::Mlx5(opening) => opening.retreat(),
+        }
+    }
+
+    /// The provider, once the kernel established the context or told of it.
+    pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Provider> {
+        Ok(match self {
+            Opening::Rxe => Provider::Rxe,
+            Opening::Mlx5(opening) => Provider::Mlx5(Arc::new(opening.finish(kernel, epoch)?)),
+        })
+    }
+}
+
+impl Provider {
+    /// The same in a forked child, with nothing that the parent goes on using.
+    pub(crate) fn reimport(
+        &self,
+        kernel: &dyn Kernel,
+        epoch: Epoch,
+        verb: &'static str,
+    ) -> Result<Provider> {
+        Ok(match self {
+            Provider::Rxe => Provider::Rxe,
+            Provider::Mlx5(context) => {
+                let fresh = mlx5::Mlx5::new(*context.limits(), kernel, epoch);
+                Provider::Mlx5(Arc::new(fresh.map_err(|error| error.in_verb(verb))?))
+            }
+        })
+    }
+
+    /// How often a queue pair has to be brought to RESET until it is reset. rxe's rings keep their
+    /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {
         match self {
             // The driver first notes where the next send will stand, and then skips the sends that
             // were never done: what it noted is behind, and it would send wiped requests. The
             // second time there is nothing left to skip.
             Provider::Rxe => 2,
+            Provider::Mlx5(_) => 1,
+        }
+    }
+
+    pub(crate) fn device_answer(&self) -> Answer {
+        match self {
+            Provider::Rxe => Answer::none(),
+            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_query_device_resp>(),
         }
     }
 
     pub(crate) fn pd_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::none(),
+            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_alloc_pd_resp>(),
+        }
+    }
+
+    /// The number of a protection domain on the device; `None` where the driver tells none.
+    pub(crate) fn pd_number(
+        &self,
+        kernel: &dyn Kernel,
+        handle: u32,
+    ) -> std::result::Result<Option<u32>, Errno> {
+        match self {
+            Provider::Rxe => Ok(None),
+            Provider::Mlx5(_) => mlx5::pd::number(kernel, handle).map(Some),
         }
     }
 
     pub(crate) fn ah_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::room_for::<rxe_create_ah_resp>(),
+            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_create_ah_resp>(),
         }
     }
 
-    pub(crate) fn cq_answer(&self) -> Answer {
-        match self {
-            Provider::Rxe => Answer::room_for::<rxe_create_cq_resp>(),
-        }
-    }
-
-    pub(crate) fn resize_cq_answer(&self) -> Answer {
-        match self {
-            Provider::Rxe => Answer::room_for::<rxe_resize_cq_resp>(),
-        }
-    }
-
-    pub(crate) fn qp_answer(&self) -> Answer {
-        match self {
-            Provider::Rxe => Answer::room_for::<rxe_create_qp_resp>(),
-        }
-    }
-
-    pub(crate) fn srq_answer(&self) -> Answer {
-        match self {
-            Provider::Rxe => Answer::room_for::<rxe_create_srq_resp>(),
-        }
+    /// Whether [`address`](Self::address) has to know what the packets look like.
+    pub(crate) fn addresses_by_link(&self) -> bool {
+        matches!(self, Provider::Mlx5(_))
     }
 
     /// What work requests need to know of an address handle.
-    pub(crate) fn address(&self, _attr: &ib_uverbs_ah_attr, answer: &Answer) -> Address {
+    pub(crate) fn address(&self, attr: &ib_uverbs_ah_attr, link: Link, answer: &Answer) -> Address {
         match self {
             Provider::Rxe => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
+            Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, answer)),
         }
     }
 
-    pub(crate) fn cq_ring(
+    /// A doorbell register for the queues of one thread domain.
+    pub(crate) fn thread_register(
         &self,
-        answer: &Answer,
-        mapper: &dyn Mapper,
-    ) -> std::result::Result<CqRing, Errno> {
+        kernel: &dyn Kernel,
+        verb: &'static str,
+    ) -> Result<ThreadRegister> {
         match self {
-            Provider::Rxe => {
-                let mi = answer.read::<rxe_create_cq_resp>().mi;
-                rxe::cq::CqRing::map(mi, mapper).map(CqRing::Rxe)
+            Provider::Rxe => Ok(ThreadRegister::None),
+            Provider::Mlx5(context) => {
+                let lease = context.registers().for_thread(kernel);
+                let lease = lease.map_err(|(errno, have)| no_register(verb, errno, have))?;
+                Ok(ThreadRegister::Mlx5(lease))
             }
         }
     }
 
-    pub(crate) fn send_ring(
-        &self,
-        answer: &Answer,
-        limits: SendLimits,
-        mapper: &dyn Mapper,
-    ) -> std::result::Result<SendRing, Errno> {
+    /// Mlx5's part of the context, for what only it has.
+    pub(crate) fn mlx5(&self, verb: &'static str) -> Result<&Arc<mlx5::Mlx5>> {
         match self {
+            Provider::Mlx5(context) => Ok(context),
             Provider::Rxe => {
-                let mi = answer.read::<rxe_create_qp_resp>().sq_mi;
-                rxe::sq::SendRing::map(mi, limits, mapper).map(SendRing::Rxe)
+                Err(Error::new(verb, Errno::OPNOTSUPP).detail("the device is not driven by mlx5"))
             }
         }
     }
+}
 
-    pub(crate) fn recv_ring(
-        &self,
-        answer: &Answer,
-        max_sge: u32,
-        mapper: &dyn Mapper,
-    ) -> std::result::Result<RecvRing, Errno> {
-        match self {
-            Provider::Rxe => {
-                let mi = answer.read::<rxe_create_qp_resp>().rq_mi;
-                rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe)
-            }
-        }
-    }
+fn no_register(verb: &'static str, errno: Errno, have: usize) -> Error {
+    Error::from_kernel(verb, errno).detail(format!(
+        "the device has no doorbell register left; thread domains of this context have {have}"
+    ))
+}
 
-    pub(crate) fn srq_ring(
-        &self,
-        answer: &Answer,
-        max_sge: u32,
-        mapper: &dyn Mapper,
-    ) -> std::result::Result<RecvRing, Errno> {
-        match self {
-            Provider::Rxe => {
-                let mi = answer.read::<rxe_create_srq_resp>().mi;
-                rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe)
-            }
-        }
-    }
+/// The doorbell register of a thread domain.
+#[derive(Debug)]
+pub(crate) enum ThreadRegister {
+    /// The doorbell is in the kernel.
+    None,
+    Mlx5(mlx5::uar::Lease),
+}
 
-    /// The ring of a shared receive queue after rxe moved it to `mi`.
-    pub(crate) fn resized_srq_ring(
-        &self,
-        mi: mminfo,
-        max_sge: u32,
-        mapper: &dyn Mapper,
-    ) -> std::result::Result<RecvRing, Errno> {
-        match self {
-            Provider::Rxe => rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe),
-        }
-    }
+/// What packets of a port look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    InfiniBand,
+    /// Ethernet, with the headers of RoCE v1.
+    RoceV1,
+    /// Ethernet, over UDP.
+    RoceV2,
 }
 
 /// What a send queue takes, as the kernel answered at creation.
@@ -178,162 +228,5 @@ pub(crate) struct SendLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Address {
     Rxe { ah_num: u32 },
-}
-
-/// The consumer's side of a completion queue.
-#[derive(Debug)]
-pub(crate) enum CqRing {
-    Rxe(rxe::cq::CqRing),
-}
-
-impl CqRing {
-    /// The next completion, consumed.
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<Wc> {
-        match self {
-            CqRing::Rxe(ring) => ring.next().map(Wc::Rxe),
-        }
-    }
-
-    /// Gives consumed entries back to the device.
-    #[inline]
-    pub(crate) fn release(&mut self) {
-        match self {
-            CqRing::Rxe(ring) => ring.release(),
-        }
-    }
-
-    /// How others see what the device completed, and the slot of the next entry to consume.
-    pub(crate) fn watch(&self) -> (CqWatch, u32) {
-        match self {
-            CqRing::Rxe(ring) => {
-                let (watch, consumer) = ring.watch();
-                (CqWatch::Rxe(watch), consumer)
-            }
-        }
-    }
-
-    /// Completions that are there to be consumed.
-    pub(crate) fn pending(&self) -> u32 {
-        match self {
-            CqRing::Rxe(ring) => ring.pending(),
-        }
-    }
-
-    pub(crate) fn capacity(&self) -> u32 {
-        match self {
-            CqRing::Rxe(ring) => ring.capacity(),
-        }
-    }
-}
-
-/// The device's end of a completion queue, seen from beside its poller.
-#[derive(Debug)]
-pub(crate) enum CqWatch {
-    Rxe(ProducerWatch),
-}
-
-impl Watch for CqWatch {
-    fn producer(&self) -> u32 {
-        match self {
-            CqWatch::Rxe(watch) => watch.producer(),
-        }
-    }
-
-    fn mask(&self) -> u32 {
-        match self {
-            CqWatch::Rxe(watch) => watch.mask(),
-        }
-    }
-}
-
-/// Where a batch in the making stands: the ring's own position moves only when it is published.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor {
-    /// The slot that the next request goes to.
-    pub(crate) at: u32,
-    /// Requests that still fit.
-    pub(crate) room: u32,
-}
-
-/// The producer's side of a send queue.
-#[derive(Debug)]
-pub(crate) enum SendRing {
-    Rxe(rxe::sq::SendRing),
-}
-
-impl SendRing {
-    #[inline]
-    pub(crate) fn cursor(&self) -> Cursor {
-        match self {
-            SendRing::Rxe(ring) => ring.cursor(),
-        }
-    }
-
-    /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    #[inline]
-    pub(crate) fn push(
-        &self,
-        cursor: &mut Cursor,
-        wr: &SendWr<'_>,
-    ) -> std::result::Result<(), PostError> {
-        match self {
-            SendRing::Rxe(ring) => ring.push(cursor, wr),
-        }
-    }
-
-    /// Takes over where a cursor ended, and shows its requests to the device.
-    #[inline]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
-        match self {
-            SendRing::Rxe(ring) => ring.publish(cursor.at),
-        }
-    }
-}
-
-/// The producer's side of a receive queue or shared receive queue.
-#[derive(Debug)]
-pub(crate) enum RecvRing {
-    Rxe(rxe::rq::RecvRing),
-}
-
-impl RecvRing {
-    /// How many requests the ring holds.
-    pub(crate) fn capacity(&self) -> u32 {
-        match self {
-            RecvRing::Rxe(ring) => ring.capacity(),
-        }
-    }
-
-    /// Takes no more requests: the device has left this ring for another.
-    pub(crate) fn close(&mut self) {
-        match self {
-            RecvRing::Rxe(ring) => ring.close(),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn cursor(&self) -> Cursor {
-        match self {
-            RecvRing::Rxe(ring) => ring.cursor(),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn push(
-        &self,
-        cursor: &mut Cursor,
-        recv: &Recv<'_>,
-    ) -> std::result::Result<(), PostError> {
-        match self {
-            RecvRing::Rxe(ring) => ring.push(cursor, recv),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
-        match self {
-            RecvRing::Rxe(ring) => ring.publish(cursor.at),
-        }
-    }
+    Mlx5(uverbs_uapi::mlx5::wqe::mlx5_av),
 }

@@ -5,10 +5,11 @@ use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
 use crate::mcast::Groups;
+use crate::mem::allocator::Source;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::SendLimits;
+use crate::provider::plan::{QpAsk, QpPlan, Queues};
 use crate::srq::{SharedReceiveQueue, SrqInner};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
@@ -16,7 +17,7 @@ use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
-use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
+use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
 /// Builds a [`QueuePair`]; started by [`create_qp`](crate::ProtectionDomain::create_qp).
@@ -126,17 +127,25 @@ impl<S: Sharing> QueuePairBuilder<S> {
             self.cap.max_recv_wr = 0;
             self.cap.max_recv_sge = 0;
         }
-        let asked = self.cap;
         let registration = file.register(VERB, Kind::Qp)?;
         let flags = if self.signal_all {
             uapi::ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL.bits()
         } else {
             0
         };
+        let ask = QpAsk {
+            qp_type: self.qp_type,
+            cap: self.cap,
+            signal_all: self.signal_all,
+            shared: self.srq.as_ref().map(|srq| &srq.slots),
+            register: self.pd.td.as_ref().map(|td| &td.register),
+        };
+        let source = Source { verb: VERB, domain: Some(&self.pd) };
+        let mut plan = QpPlan::new(&file.provider, ask, source, &*file.kernel)?;
         let mut granted = uapi::ib_uverbs_qp_cap::default();
         let mut qpn = 0u32;
-        let mut answer = file.provider.qp_answer();
-        let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+        let told = plan.told();
+        let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
             .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
             .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
@@ -146,47 +155,28 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 self.srq.as_ref().map(|srq| srq.object.handle()),
             )
             .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
-            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &asked)
+            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &told)
             .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
             .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags)
             .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut granted)
-            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
-            .output_if_any(UVERBS_ATTR_UHW_OUT, answer.as_mut());
+            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
+        let mut command = plan.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
         made.map_err(|error| self.explain(error))?;
-        let object = Object::new(
-            file.clone(),
-            Class::QP,
-            handle.map_err(|errno| Error::new(VERB, errno))?,
-            (),
-        );
-        let unmapped = |errno: Errno| Error::new(VERB, errno).detail("a queue could not be mapped");
-        let limits =
-            SendLimits { max_sge: granted.max_send_sge, max_inline: granted.max_inline_data };
-        let send =
-            file.provider.send_ring(&answer, limits, file.kernel.mapper()).map_err(unmapped)?;
-        let recv = match &self.srq {
-            Some(_) => None,
-            None => Some(
-                file.provider
-                    .recv_ring(&answer, granted.max_recv_sge, file.kernel.mapper())
-                    .map_err(unmapped)?,
-            ),
-        };
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
+        let caps = plan.caps(granted);
+        let Queues { send, recv, member } = plan
+            .finish(qpn, granted, file.kernel.mapper())
+            .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
             qp_type: self.qp_type,
-            caps: QpCaps {
-                max_send_wr: granted.max_send_wr,
-                max_recv_wr: granted.max_recv_wr,
-                max_send_sge: granted.max_send_sge,
-                max_recv_sge: granted.max_recv_sge,
-                max_inline_data: granted.max_inline_data,
-            },
+            caps: QpCaps::new(&caps),
             state: AtomicU8::new(QpState::RESET.0),
             local: Mutex::default(),
             groups: Groups::default(),
@@ -195,7 +185,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
             recv_cq: self.recv_cq,
             srq: self.srq,
             pd: self.pd,
+            member,
         });
+        // Before anything can be posted: who polls must know what it completes.
+        qp.each_cq(|cq| cq.members.attach(&qp.member));
         Ok(QueuePair {
             send: SendQueue::new(qp.clone(), send),
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),
@@ -204,22 +197,30 @@ impl<S: Sharing> QueuePairBuilder<S> {
     }
 
     fn explain(&self, error: Error) -> Error {
-        let cap = &self.cap;
+        let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{} with {} sends of {} entries and {} bytes inline, {} receives of {} entries; \
-                 {} takes at most what query_device says in max_qp_wr and max_sge",
-                self.qp_type,
-                cap.max_send_wr,
-                cap.max_send_sge,
-                cap.max_inline_data,
-                cap.max_recv_wr,
-                cap.max_recv_sge,
-                self.pd.file().device.name()
-            )),
+            Errno::INVAL => {
+                let limits = match file.limits() {
+                    Some(limits) => {
+                        let (wr, sge) = (limits.max_qp_wr(), limits.max_sge());
+                        format!("; {} takes at most {wr} of {sge}", file.device.name())
+                    }
+                    None => String::new(),
+                };
+                error.detail(format!(
+                    "{} with {} sends of {} entries and {} bytes inline, {} receives of {} \
+                     entries{limits}",
+                    self.qp_type,
+                    cap.max_send_wr,
+                    cap.max_send_sge,
+                    cap.max_inline_data,
+                    cap.max_recv_wr,
+                    cap.max_recv_sge,
+                ))
+            }
             Errno::OPNOTSUPP => error.detail(format!(
                 "{} has no queue pairs of type {}",
-                self.pd.file().device.name(),
+                file.device.name(),
                 self.qp_type
             )),
             Errno::PERM => error.detail(format!("type {} needs CAP_NET_RAW", self.qp_type)),

@@ -146,7 +146,7 @@ impl QpControl {
         let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
         self.qp.file().execute("query_qp", &mut command)?;
         drop(command);
-        let info = QpInfo::new(&resp);
+        let info = QpInfo::new(&resp, self.qp.caps);
         self.qp.observe_state(before, info.state);
         Ok(info)
     }

@@ -70,7 +70,8 @@ pub struct QpInfo {
 }
 
 impl QpInfo {
-    pub(super) fn new(raw: &ib_uverbs_query_qp_resp) -> Self {
+    /// `caps` are those of the creation: what the kernel says counts in the driver's own units.
+    pub(crate) fn new(raw: &ib_uverbs_query_qp_resp, caps: QpCaps) -> Self {
         QpInfo {
             state: QpState(raw.qp_state),
             current_state: QpState(raw.cur_qp_state),
@@ -95,13 +96,7 @@ impl QpInfo {
             alternate_timeout: raw.alt_timeout,
             path: AddressVector::of_qp_dest(&raw.dest),
             alternate_path: AddressVector::of_qp_dest(&raw.alt_dest),
-            caps: QpCaps {
-                max_send_wr: raw.max_send_wr,
-                max_recv_wr: raw.max_recv_wr,
-                max_send_sge: raw.max_send_sge,
-                max_recv_sge: raw.max_recv_sge,
-                max_inline_data: raw.max_inline_data,
-            },
+            caps,
             signal_all: raw.sq_sig_all != 0,
         }
     }

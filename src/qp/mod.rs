@@ -32,11 +32,14 @@ use crate::mcast::Groups;
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
+use crate::provider::Member;
+use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
 /// What a queue pair was granted at creation; at least what was asked for.
 #[doc(alias = "ibv_qp_cap")]
@@ -55,10 +58,22 @@ pub struct QpCaps {
     pub max_inline_data: u32,
 }
 
+impl QpCaps {
+    fn new(raw: &ib_uverbs_qp_cap) -> Self {
+        QpCaps {
+            max_send_wr: raw.max_send_wr,
+            max_recv_wr: raw.max_recv_wr,
+            max_send_sge: raw.max_send_sge,
+            max_recv_sge: raw.max_recv_sge,
+            max_inline_data: raw.max_inline_data,
+        }
+    }
+}
+
 /// The part that a queue pair's queues and its control handle share.
 #[derive(Debug)]
 pub(crate) struct QpInner {
-    pub(crate) object: Object,
+    pub(crate) object: Object<Hold>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) caps: QpCaps,
@@ -72,6 +87,8 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: Arc<CqInner>,
     pub(crate) srq: Option<Arc<SrqInner>>,
     pub(crate) pd: Arc<PdInner>,
+    /// What its completion queues know it by.
+    pub(crate) member: Member,
 }
 
 impl QpInner {
@@ -100,10 +117,11 @@ impl QpInner {
             return Ok(());
         }
         self.object.destroy()?;
-        self.each_cq(|cq| cq.retirements.retire(self.qpn.0));
+        self.each_cq(|cq| cq.members.retire(&self.member));
         Ok(())
     }
 
+    /// Visits its completion queues, each once.
     fn each_cq(&self, visit: impl Fn(&CqInner)) {
         visit(&self.send_cq);
         if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
@@ -120,7 +138,7 @@ impl Drop for QpInner {
         if self.destroy().is_err() {
             // No second try: it might succeed after the number was given up for good.
             self.object.abandon();
-            self.each_cq(|cq| cq.retirements.retire_for_good(self.qpn.0));
+            self.each_cq(|cq| cq.members.retire_for_good(&self.member));
         }
     }
 }

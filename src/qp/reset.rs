@@ -42,7 +42,11 @@ impl<S: Sharing> QueuePair<S> {
             self.qp.set_state(QpState::RESET);
             // After each, lest a second that fails leaves completions of the life before.
             for cq in cqs.iter_mut() {
-                cq.retire(self.qp.qpn.0);
+                cq.purge(&self.qp.member);
+            }
+            self.send.reset();
+            if let Some(recv) = &mut self.recv {
+                recv.reset();
             }
         }
         Ok(())

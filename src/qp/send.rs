@@ -1,11 +1,13 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
 use super::{QpInner, QpType};
+use crate::mem::fork::Epoch;
+use crate::number::Rkey;
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
 use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
-use crate::wr::{Payload, PostError, SendOp, SendWr};
+use crate::wr::{Payload, PostError, Remote, SendOp, SendWr};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -16,16 +18,25 @@ use std::sync::Arc;
 pub struct SendQueue<S: Sharing = Shared> {
     pub(super) qp: Arc<QpInner>,
     ring: SendRing,
+    epoch: Epoch,
+    /// Operations that exist here and need no look at anything but the request.
+    plain: u32,
     sharing: PhantomData<fn() -> S>,
 }
 
 impl<S: Sharing> SendQueue<S> {
     pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
-        SendQueue { qp, ring, sharing: PhantomData }
+        let (epoch, plain) = (qp.file().epoch, plain(qp.qp_type));
+        SendQueue { qp, ring, epoch, plain, sharing: PhantomData }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
         self.ring
+    }
+
+    /// Begins anew after the kernel reset the queue pair.
+    pub(super) fn reset(&mut self) {
+        self.ring.reset();
     }
 
     /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once; a
@@ -36,9 +47,9 @@ impl<S: Sharing> SendQueue<S> {
     /// [`PostError::State`] before the queue pair is ready to send, [`PostError::Forked`] in a
     /// child of the process that created it.
     #[doc(alias = "ibv_wr_start")]
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        if self.qp.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
@@ -52,16 +63,13 @@ impl<S: Sharing> SendQueue<S> {
     /// Shows what was pushed to the device, and makes the device look.
     #[inline]
     fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
-        if self.qp.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
-        self.ring.publish(cursor);
-        match &self.ring {
-            SendRing::Rxe(_) => {
-                let doorbell = Doorbell::Send { qp_handle: self.qp.object.handle() };
-                self.qp.file().kernel.ring(doorbell).map_err(PostError::Kernel)
-            }
-        }
+        let qp = &self.qp;
+        self.ring.publish(cursor, || {
+            qp.file().kernel.ring(Doorbell::Send { qp_handle: qp.object.handle() })
+        })
     }
 }
 
@@ -80,9 +88,13 @@ impl<S: Sharing> SendBatch<'_, S> {
     ///
     /// A [`PostError`] that says what was wrong. The batch is as it was and may be rung without
     /// the request.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        check(&self.queue.qp, &wr)?;
+        let inline = matches!(wr.payload, Payload::Inline(_));
+        let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
+        if wr.op.bit() & known == 0 || wr.destination.is_some() {
+            check(&self.queue.qp, &wr)?;
+        }
         self.queue.ring.push(&mut self.cursor, &wr)?;
         self.count += 1;
         Ok(())
@@ -119,14 +131,14 @@ impl SendBatch<'_, Shared> {
     /// and are sent with the next batch.
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn ring(self) -> Result<(), PostError> {
         self.ring_lent()
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_lent(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());
@@ -152,14 +164,14 @@ impl SendBatch<'_, Exclusive> {
     /// in it and are sent with the next batch.
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         self.ring_lent(td)
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let own = self.queue.qp.pd.td.as_ref();
         if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {
@@ -169,6 +181,31 @@ impl SendBatch<'_, Exclusive> {
             return Ok(());
         }
         self.queue.ring(self.cursor)
+    }
+}
+
+/// The operations of a transport that need no look at anything but the request.
+fn plain(qp_type: QpType) -> u32 {
+    let remote = Remote { addr: 0, rkey: Rkey(0) };
+    let reliable = [
+        SendOp::Read(remote),
+        SendOp::CompareSwap { remote, compare: 0, swap: 0 },
+        SendOp::FetchAdd { remote, add: 0 },
+    ];
+    let connected = [
+        SendOp::Send,
+        SendOp::SendImm(0),
+        SendOp::SendInv(remote.rkey),
+        SendOp::Write(remote),
+        SendOp::WriteImm(remote, 0),
+        SendOp::LocalInv(remote.rkey),
+    ];
+    let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
+    match qp_type {
+        QpType::RC | QpType::XRC_INI => set(&reliable) | set(&connected),
+        // Datagrams have a destination, which belongs to a domain.
+        QpType::UD => 0,
+        _ => set(&connected),
     }
 }
 

@@ -162,11 +162,18 @@ fn limits_are_named() {
     let Bench { context, pd, cq, .. } = &bench;
     let refused = [
         (context.create_cq(0).build().map(drop), "0 entries"),
-        (context.create_cq(40_000).build().map(drop), "40000 entries"),
+        (context.create_cq(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
         (context.create_cq(8).vector(2).build().map(drop), "vector 2"),
         (pd.create_srq(0).build().map(drop), "0 receives"),
-        (pd.create_srq(1 << 20).build().map(drop), "1048576 receives"),
+        (
+            pd.create_srq(1 << 20).build().map(drop),
+            "1048576 receives of 1 entries; rxe0 takes at most 16384 of 32",
+        ),
         (pd.create_qp(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop), "1048576 sends"),
+        (
+            pd.create_qp(cq, cq, QpType::RC).max_recv_sge(33).build().map(drop),
+            "1 receives of 33 entries; rxe0 takes at most 16384 of 32",
+        ),
         (pd.create_ah(&AddressVector::local(1, 7)).map(drop), "lid 7"),
     ];
     for (result, text) in refused {

@@ -146,6 +146,10 @@ impl Mapper for UverbsFd {
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
         Mapping::of_fd(self.fd.as_fd(), offset, length, self.epoch)
     }
+
+    fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
+        Mapping::read_only(self.fd.as_fd(), offset, length, self.epoch)
+    }
 }
 
 fn encode(

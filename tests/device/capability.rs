@@ -39,6 +39,8 @@ capabilities! {
     Lab = "lab";
     /// Links that software makes and removes.
     Links = "links";
+    /// The driver mlx5, with what only it has.
+    Mlx5 = "mlx5";
     /// Multicast groups.
     Multicast = "multicast";
     /// Memory windows of type 1.
@@ -65,16 +67,24 @@ capabilities! {
     ReregTranslation = "rereg_translation";
     /// Time: long runs are wanted.
     Soak = "soak";
+    /// Draining a send queue without ending it.
+    Sqd = "sqd";
     /// Shared receive queues.
     Srq = "srq";
     /// An event when few receives are left.
     SrqLimit = "srq_limit";
+    /// Making a shared receive queue larger or smaller.
+    SrqResize = "srq_resize";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
     /// Unreliable connections.
     Uc = "uc";
     /// Datagrams.
     Ud = "ud";
+    /// Doorbell pages of emulated virtio devices.
+    Var = "var";
+    /// Doorbell pages of other emulated devices.
+    VarTlp = "var_tlp";
 }
 
 impl Capability {

@@ -23,12 +23,14 @@ mod leaks;
 mod lent;
 mod limits;
 mod mcast;
+mod mlx5;
 mod modify;
 mod mr;
 mod mr_peer;
 mod mw;
 mod owned;
 mod pair;
+mod partner;
 mod pattern;
 mod pd;
 mod peers;
@@ -39,6 +41,7 @@ mod rc;
 mod reset;
 mod root;
 mod scope;
+mod sharing;
 mod srq;
 mod uc;
 mod ud;
@@ -49,7 +52,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run() {
+    if let Some(code) = helper::run().or_else(partner::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
+        mlx5::trials(),
         modify::trials(),
         mr::trials(),
         mr_peer::trials(),
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         reset::trials(),
         root::trials(),
         scope::trials(),
+        sharing::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::hca_cap::{
-    atomic_caps, cmd_hca_cap as general, flow_table_nic_cap, flow_table_prop_layout,
-    per_protocol_networking_offload_caps as ethernet, roce_cap, tlp_dev_emu_capabilities,
-    virtio_emulation_cap,
+    atomic_caps, cmd_hca_cap as general, device_mem_cap, flow_table_nic_cap,
+    flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet, roce_cap,
+    tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
 
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::{Options, PortType};
+use crate::object::memic;
 use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
@@ -25,8 +26,13 @@ const ETHERNET: u16 = 1;
 const ATOMIC: u16 = 3;
 const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
+const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
 const TLP_EMULATION: u16 = 0x2a;
+
+/// Groups that are known and in which nothing is offered: page faults, IPoIB, switching between
+/// virtual functions and its flow tables, vectors, quality of service, debugging.
+const EMPTY: [u16; 7] = [0x2, 0x5, 0x8, 0x9, 0xa, 0xc, 0xd];
 
 /// `general_obj_types` bit of virtio network queues, without which VAR pages are not offered.
 const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
@@ -92,6 +98,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::fixed_buffer_size, 1),
         (general::umr_extended_translation_offset, 1),
         (general::imaicl, 1),
+        (general::device_memory, 1),
         (general::umr_modify_entity_size_disabled, options.minimal.into()),
         // Transports.
         (general::rc, 1),
@@ -114,6 +121,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::cq_oi, 1),
         (general::cq_resize, 1),
         (general::cq_moderation, 1),
+        (general::cqe_128_always, 1),
+        (general::sctr_data_cqe, 1),
         (general::device_frequency_khz, CLOCK_KHZ),
         (general::device_frequency_mhz, CLOCK_KHZ / 1000),
         // Doorbells.
@@ -136,6 +145,14 @@ fn general(options: &Options) -> Vec<u8> {
         (general::eth_net_offloads, ethernet.into()),
         (general::nic_flow_table, ethernet.into()),
         (general::max_tc, 1),
+        // Counters.
+        (general::max_qp_cnt, 255),
+        (general::out_of_seq_cnt, 1),
+        (general::retransmission_q_counters, 1),
+        (general::enhanced_error_q_counters, 1),
+        (general::modify_rq_counter_set_id, 1),
+        (general::vport_counters, 1),
+        (general::max_flow_counter_15_0, 0xffff),
         (general::log_max_current_uc_list, 7),
         (general::log_max_current_mc_list, 7),
         (general::log_max_vlan_list, 5),
@@ -164,10 +181,10 @@ fn ethernet() -> Vec<u8> {
 
 fn atomic() -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked; eight bytes.
+    // Compare-and-swap, fetch-and-add, and both masked; eight bytes, masked four too.
     cap.set(atomic_caps::atomic_operations, 0xf);
-    cap.set(atomic_caps::atomic_size_qp, 8);
-    cap.set(atomic_caps::atomic_size_dc, 8);
+    cap.set(atomic_caps::atomic_size_qp, 8 | 4);
+    cap.set(atomic_caps::atomic_size_dc, 8 | 4);
     cap.set(atomic_caps::supported_atomic_req_8B_endianness_mode_1, 1);
     cap.into_inner()
 }
@@ -196,6 +213,7 @@ fn flow_tables() -> Vec<u8> {
         let mut table = cap.sub_mut(table);
         for (field, value) in [
             (flow_table_prop_layout::ft_support, 1),
+            (flow_table_prop_layout::flow_counter, 1),
             (flow_table_prop_layout::flow_modify_en, 1),
             (flow_table_prop_layout::modify_root, 1),
             (flow_table_prop_layout::identified_miss_table_mode, 1),
@@ -203,11 +221,27 @@ fn flow_tables() -> Vec<u8> {
             (flow_table_prop_layout::log_max_ft_size, 16),
             (flow_table_prop_layout::max_ft_level, 64),
             (flow_table_prop_layout::log_max_ft_num, 8),
+            (flow_table_prop_layout::log_max_flow_counter, 16),
             (flow_table_prop_layout::log_max_destination, 4),
             (flow_table_prop_layout::log_max_flow, 16),
         ] {
             table.set(field, value);
         }
+    }
+    cap.into_inner()
+}
+
+fn device_memory() -> Vec<u8> {
+    let mut cap = Bits::<device_mem_cap, _>::new(vec![0; GROUP]);
+    for (field, value) in [
+        (device_mem_cap::memic, 1),
+        (device_mem_cap::log_min_memic_alloc_size, memic::LOG_UNIT),
+        (device_mem_cap::log_max_memic_addr_alignment, memic::LOG_MAX_ALIGNMENT),
+        (device_mem_cap::memic_bar_start_addr, memic::OFFSET),
+        (device_mem_cap::memic_bar_size, memic::BYTES),
+        (device_mem_cap::max_memic_size, memic::MEMORY),
+    ] {
+        cap.set(field, value);
     }
     cap.into_inner()
 }
@@ -239,8 +273,12 @@ impl Caps {
         };
         add(GENERAL, general(options));
         add(ATOMIC, atomic());
+        add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
         add(TLP_EMULATION, tlp());
+        for kind in EMPTY {
+            add(kind, vec![0; GROUP]);
+        }
         if options.port_type == PortType::Ethernet {
             add(ETHERNET, ethernet());
             add(ROCE, roce());
@@ -323,7 +361,7 @@ mod tests {
         let out = caps.query(ATOMIC << 1 | 1).unwrap();
         let current = Bits::<atomic_caps, _>::new(&out[16..]);
         assert_eq!(current.get(atomic_caps::atomic_req_8B_endianness_mode), 1);
-        assert_eq!(current.get(atomic_caps::atomic_size_qp), 8);
+        assert_eq!(current.get(atomic_caps::atomic_size_qp), 12);
         assert!(caps.query(0x7e).is_err());
     }
 }

@@ -16,6 +16,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::Fabric;
+use crate::fault::{Delay, Failure, Side, Syndromes};
 
 /// The longest line taken.
 const MAX_LINE: usize = 4096;
@@ -68,6 +69,56 @@ pub enum Request {
         /// The status to answer.
         status: u8,
     },
+    /// Leaves a command with this opcode without an answer.
+    SilenceCommand {
+        /// Which function.
+        function: usize,
+        /// The opcode.
+        opcode: u16,
+        /// How many are answered before.
+        after: u32,
+    },
+    /// Has a work request or a receive end with an error completion, and do nothing.
+    FailRequest {
+        /// Which function.
+        function: usize,
+        /// Which queue pair; if none, any that a user context made.
+        qpn: Option<u32>,
+        /// Which of its queues.
+        side: Side,
+        /// How many go well before.
+        after: u32,
+        /// The syndrome in the completion.
+        syndrome: u8,
+        /// The vendor's syndrome beside it.
+        vendor: u8,
+    },
+    /// Plugs the cable out and in again.
+    FlapLink {
+        /// Which function.
+        function: usize,
+        /// How often.
+        times: u32,
+        /// Nanoseconds out each time.
+        down: u64,
+        /// Nanoseconds in each time.
+        up: u64,
+    },
+    /// Delays each of the next messages that a function sends.
+    DelayMessages {
+        /// Which function.
+        function: usize,
+        /// How many.
+        count: u32,
+        /// What ends the delay of each.
+        by: Delay,
+    },
+    /// Takes the function away, as if it were pulled out of its slot: reads answer ones, nothing
+    /// happens any more. It is back, as after power on, for the next who connects.
+    Remove {
+        /// Which function.
+        function: usize,
+    },
     /// Loses the next messages that a function sends.
     LoseMessages {
         /// Which function.
@@ -88,6 +139,9 @@ pub enum Request {
         function: usize,
         /// The syndrome.
         syndrome: u8,
+        /// Whether firmware asks to be reset, so that the driver begins to recover.
+        #[serde(default)]
+        fatal: bool,
     },
 }
 
@@ -145,6 +199,11 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         | Request::Var { function, .. }
         | Request::Link { function, .. }
         | Request::FailCommand { function, .. }
+        | Request::SilenceCommand { function, .. }
+        | Request::FailRequest { function, .. }
+        | Request::FlapLink { function, .. }
+        | Request::DelayMessages { function, .. }
+        | Request::Remove { function }
         | Request::LoseMessages { function, .. }
         | Request::LoseInterrupts { function, .. }
         | Request::Health { function, .. } => function,
@@ -177,7 +236,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
                 return error(format!("{len} bytes of VAR page {page}"));
             }
             let mut bytes = vec![0; len as usize];
-            device.vars.read(offset, &mut bytes);
+            device.bar.read(crate::var::OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
         Request::Link { up, .. } => device.set_link(up),
@@ -185,11 +244,22 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
             if status == 0 {
                 return error("status 0 is success");
             }
-            device.failing.insert(opcode, (after, status));
+            device.faults.fail_command(opcode, after, Failure::Status(status));
         }
-        Request::LoseMessages { count, .. } => device.losing = count,
+        Request::SilenceCommand { opcode, after, .. } => {
+            device.faults.fail_command(opcode, after, Failure::Silence);
+        }
+        Request::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
+            device.faults.fail_request(qpn, side, after, Syndromes { syndrome, vendor });
+        }
+        Request::FlapLink { times, down, up, .. } => {
+            device.faults.flap_link(device.now, times, down, up);
+        }
+        Request::DelayMessages { count, by, .. } => device.faults.delay_messages(count, by),
+        Request::Remove { function } => fabric.function(function).remove(),
+        Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
         Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
-        Request::Health { syndrome, .. } => device.segment.set_health(syndrome),
+        Request::Health { syndrome, fatal, .. } => device.segment.set_health(syndrome, fatal),
     }
     Reply::Done
 }
@@ -277,7 +347,7 @@ mod tests {
     fn questions_are_answered_line_by_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
-        fabric.function(0).device_mut().vars.write(4096, &[7, 8, 9]);
+        fabric.function(0).device_mut().bar.write(crate::var::OFFSET + 4096, &[7, 8, 9]);
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();
         let asked = [

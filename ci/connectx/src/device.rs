@@ -3,18 +3,20 @@
 //! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
 //! work requests do in [`crate::data`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::bar::{self, BarMemory};
 use crate::caps::Caps;
 use crate::cmd;
 use crate::data::doorbell::Doorbells;
+use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
 use crate::port::{Port, Traffic};
+use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
-use crate::var::{self, VarPages};
 
 /// What a port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,19 +61,21 @@ pub struct Device {
     pub(crate) l2_table: BTreeMap<u32, u64>,
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
-    pub(crate) vars: VarPages,
+    pub(crate) bar: BarMemory,
     pub(crate) rdma_sent: Traffic,
     pub(crate) rdma_received: Traffic,
     /// Queues with something to send.
     pub(crate) awake: VecDeque<u32>,
     /// Queues that try again at a time.
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
+    /// Completion queues whose event is due at a time.
+    pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
-    /// Commands that are to fail, by opcode: after how many, and how.
-    pub(crate) failing: BTreeMap<u16, (u32, u8)>,
-    /// How many messages are still to be lost.
-    pub(crate) losing: u32,
+    /// What tests asked for.
+    pub(crate) faults: Faults,
+    /// What is seen and done, for later.
+    pub(crate) recorder: Recorder,
     /// Refusals that were logged.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
@@ -90,30 +94,35 @@ impl Device {
             l2_table: BTreeMap::new(),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
-            vars: VarPages::new(),
+            bar: BarMemory::new(),
             rdma_sent: Traffic::default(),
             rdma_received: Traffic::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
+            cq_timers: BTreeSet::new(),
             now: 0,
-            failing: BTreeMap::new(),
-            losing: 0,
+            faults: Faults::default(),
+            recorder: Recorder::default(),
             refused: BTreeMap::new(),
             options,
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts, the time and what tests asked for
-    /// stay.
+    /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
+    /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
         let mut fresh = Self::new(self.options.clone(), 0);
         std::mem::swap(&mut fresh.memory, &mut self.memory);
+        std::mem::swap(&mut fresh.bar, &mut self.bar);
+        fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
-        fresh.failing = std::mem::take(&mut self.failing);
-        fresh.losing = self.losing;
+        fresh.faults = std::mem::take(&mut self.faults);
+        fresh.faults.reset();
+        fresh.recorder = std::mem::take(&mut self.recorder);
+        fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
         fresh.segment = Segment::after_reset();
         *self = fresh;
@@ -122,8 +131,8 @@ impl Device {
     /// Reads from BAR0.
     pub fn read(&mut self, offset: u64, to: &mut [u8]) {
         let page = offset / uar::PAGE;
-        if offset >= var::OFFSET {
-            return self.vars.read(offset - var::OFFSET, to);
+        if offset >= bar::OFFSET {
+            return self.bar.read(offset, to);
         }
         for (at, byte) in (offset..).zip(to) {
             // Doorbells are write-only.
@@ -137,8 +146,12 @@ impl Device {
 
     /// Writes to BAR0.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
-        if offset >= var::OFFSET {
-            return self.vars.write(offset - var::OFFSET, from);
+        self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
+        if offset >= bar::OFFSET {
+            if !self.bar.write(offset, from) {
+                log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
+            }
+            return;
         }
         if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
             return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);
@@ -172,6 +185,17 @@ impl Device {
             self.timers.pop_first();
             self.wake(number);
         }
+        self.run_cq_timers();
+        while let Some(up) = self.faults.link(self.now) {
+            self.set_link(up);
+        }
+    }
+
+    /// When something is due next.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
+        let event = self.cq_timers.first().map(|(due, _)| *due);
+        queue.into_iter().chain(event).chain(self.faults.next_link()).min()
     }
 
     /// Guest memory, to map.
@@ -182,6 +206,16 @@ impl Device {
     /// Interrupt vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         &mut self.interrupts
+    }
+
+    /// Where what is seen and done is recorded.
+    pub fn recorder_mut(&mut self) -> &mut Recorder {
+        &mut self.recorder
+    }
+
+    /// Whether the cable is plugged in.
+    pub fn link_up(&self) -> bool {
+        self.port.link_up
     }
 
     /// The objects, to count.

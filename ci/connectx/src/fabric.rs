@@ -7,6 +7,7 @@ use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
 use crate::device::{Options, PortType};
+use crate::fault::Fate;
 use crate::function::Function;
 
 /// Requests that one queue may have carried out before another gets its turn.
@@ -66,10 +67,7 @@ impl Fabric {
 
     /// When something is due next, in nanoseconds since the start.
     pub fn deadline(&self) -> Option<u64> {
-        let first = |function: &Function| {
-            function.device().timers.first_key_value().map(|((due, _), ())| *due)
-        };
-        self.functions.iter().filter_map(first).min()
+        self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
     fn run_queue(&mut self, number: usize, queue: u32) {
@@ -82,7 +80,16 @@ impl Fabric {
                 Next::Done => {}
                 Next::Carry(carry) => {
                     let (job, message, target) = *carry;
-                    let answer = self.carry(number, &message, target);
+                    let sender = self.functions[number].device_mut();
+                    let (fate, ready) = sender.faults.message(sender.now, queue);
+                    ready.into_iter().for_each(|queue| sender.wake(queue));
+                    if let Fate::Held(wait) = fate {
+                        return sender.wake_after(queue, wait);
+                    }
+                    let answer = match fate {
+                        Fate::Lost => Answer::Lost,
+                        _ => self.carry(number, &message, target),
+                    };
                     let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
                         && message.datagram.is_none();
                     self.functions[number].device_mut().finish(queue, &job, &message, answer);
@@ -122,11 +129,6 @@ impl Fabric {
 
     /// Brings a message to where it is addressed.
     fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
-        let sender = self.functions[from].device_mut();
-        if sender.losing > 0 {
-            sender.losing -= 1;
-            return Answer::Lost;
-        }
         if let Target::Group(group) = target {
             for number in 0..self.functions.len() {
                 if !self.reaches(from, number) {

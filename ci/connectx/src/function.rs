@@ -27,6 +27,7 @@ pub enum Region {
 pub struct Function {
     config: Config,
     device: Device,
+    gone: bool,
 }
 
 impl Function {
@@ -35,20 +36,37 @@ impl Function {
         Self {
             config: Config::new(VECTORS as u16, BAR0_SIZE),
             device: Device::new(options, VECTORS),
+            gone: false,
         }
     }
 
     /// As after power on, for another guest.
     pub fn restart(&mut self) {
+        self.gone = false;
         self.config.reset();
         self.device.memory_mut().clear();
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
+        // The old guest may still have the old memory mapped.
+        self.device.bar = crate::bar::BarMemory::new();
         self.device.segment = crate::segment::Segment::new();
+    }
+
+    /// Takes it out of its slot: reads answer ones, and nothing happens any more, until
+    /// [`Function::restart`].
+    pub fn remove(&mut self) {
+        log::info!("function {} is pulled out", self.device.options.number);
+        self.reset();
+        // Others may still have it mapped, and see zeros where a bus would answer ones.
+        self.device.bar.clear();
+        self.gone = true;
     }
 
     /// A function-level reset.
     pub fn reset(&mut self) {
+        if self.gone {
+            return;
+        }
         self.config.reset();
         self.device.reset();
     }
@@ -56,6 +74,7 @@ impl Function {
     /// Reads; the caller has checked the range.
     pub fn read(&mut self, region: Region, offset: u64, to: &mut [u8]) {
         match region {
+            _ if self.gone => to.fill(0xff),
             Region::Bar0 => self.device.read(offset, to),
             Region::Config => self.config.read(offset as usize, to),
         }
@@ -64,6 +83,7 @@ impl Function {
     /// Writes; the caller has checked the range.
     pub fn write(&mut self, region: Region, offset: u64, from: &[u8]) {
         match region {
+            _ if self.gone => {}
             Region::Bar0 => self.device.write(offset, from),
             Region::Config => match self.config.write(offset as usize, from) {
                 Effect::None => {}
@@ -80,6 +100,11 @@ impl Function {
     /// What is behind BAR0, to change.
     pub fn device_mut(&mut self) -> &mut Device {
         &mut self.device
+    }
+
+    /// The memory in BAR0, for the guest to map.
+    pub fn bar_file(&self) -> Option<&std::fs::File> {
+        self.device.bar.file()
     }
 
     /// Guest memory, to map.

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// An address range that is not (wholly) backed by guest memory, or not writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,20 @@ impl Shared {
         }
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file)?;
         Ok(Self { map })
+    }
+
+    /// `len` zero bytes that another process may map by the file, and whose size stays.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn create(name: &str, len: usize) -> io::Result<(File, Self)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(name, flags)?);
+        file.set_len(len as u64)?;
+        // Whoever has the file could otherwise take the memory away under the mapping.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let memory = Self::map(&file, 0, len)?;
+        Ok((file, memory))
     }
 
     /// Length in bytes.
@@ -118,6 +133,42 @@ impl Shared {
             address = address.wrapping_add(1);
         }
         Some(())
+    }
+}
+
+impl Shared {
+    /// Replaces a word of 4 or 8 bytes atomically, and returns the old one; `None` if the word is not
+    /// inside or not aligned to its size.
+    pub fn update(
+        &self,
+        offset: usize,
+        len: usize,
+        mut change: impl FnMut(u64) -> u64,
+    ) -> Option<u64> {
+        let host = self.address(&(offset..offset.checked_add(len)?))?;
+        if !matches!(len, 4 | 8) || !host.addr().is_multiple_of(len) {
+            return None;
+        }
+        let order = Ordering::AcqRel;
+        if len == 8 {
+            let word = self.word(host);
+            let mut old = word.load(Ordering::Acquire);
+            loop {
+                match word.compare_exchange(old, change(old), order, Ordering::Acquire) {
+                    Ok(old) => return Some(old),
+                    Err(now) => old = now,
+                }
+            }
+        }
+        let word = self.half(host);
+        let mut old = word.load(Ordering::Acquire);
+        loop {
+            let new = change(u64::from(old)) as u32;
+            match word.compare_exchange(old, new, order, Ordering::Acquire) {
+                Ok(old) => return Some(u64::from(old)),
+                Err(now) => old = now,
+            }
+        }
     }
 }
 
@@ -269,34 +320,14 @@ impl GuestMemory {
         &self,
         address: u64,
         len: usize,
-        mut change: impl FnMut(u64) -> u64,
+        change: impl FnMut(u64) -> u64,
     ) -> Result<u64, Fault> {
         let fault = Fault { address, len };
         let (window, memory, offset) = self.find(address).ok_or(fault)?;
-        let host = memory.address(&(offset..offset + len)).ok_or(fault)?;
-        if !window.writable || !matches!(len, 4 | 8) || host.addr() % len != 0 {
+        if !window.writable {
             return Err(fault);
         }
-        let order = Ordering::AcqRel;
-        if len == 8 {
-            let word = memory.word(host);
-            let mut old = word.load(Ordering::Acquire);
-            loop {
-                match word.compare_exchange(old, change(old), order, Ordering::Acquire) {
-                    Ok(old) => return Ok(old),
-                    Err(now) => old = now,
-                }
-            }
-        }
-        let word = memory.half(host);
-        let mut old = word.load(Ordering::Acquire);
-        loop {
-            let new = change(u64::from(old)) as u32;
-            match word.compare_exchange(old, new, order, Ordering::Acquire) {
-                Ok(old) => return Ok(u64::from(old)),
-                Err(now) => old = now,
-            }
-        }
+        memory.update(offset, len, change).ok_or(fault)
     }
 }
 

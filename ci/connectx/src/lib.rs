@@ -9,14 +9,18 @@
 //! given the same again.
 #![deny(unsafe_code)]
 
+pub mod bar;
 pub mod buffer;
 pub mod caps;
 pub mod cmd;
 pub mod control;
 pub mod data;
+pub mod decode;
 pub mod device;
 pub mod fabric;
+pub mod fault;
 pub mod function;
+pub mod golden;
 #[allow(unsafe_code, reason = "the only module that touches shared memory")]
 pub mod guest;
 pub mod interrupt;
@@ -24,6 +28,7 @@ pub mod object;
 pub mod pages;
 pub mod pci;
 pub mod port;
+pub mod record;
 pub mod register;
 pub mod segment;
 pub mod table;

@@ -1,23 +1,31 @@
 //! `connectx`: serves emulated ConnectX functions over vfio-user.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, ValueEnum};
-use connectx::control;
+use clap::{Parser, Subcommand, ValueEnum};
 use connectx::device::{Options, PortType};
 use connectx::fabric::Fabric;
+use connectx::golden::Vectors;
+use connectx::record::Recorder;
 use connectx::vfio::session::Session;
 use connectx::vfio::wire::Broken;
+use connectx::{control, decode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::set_current_timer_slack;
 
 /// An emulated ConnectX-5 PCI function for each socket, all behind one switch.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Arguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// Where QEMU's vfio-user-pci connects; each path is one function.
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
@@ -33,9 +41,32 @@ struct Arguments {
     /// Where tests ask about the functions, and for faults: JSON lines, see `control.rs`.
     #[arg(long)]
     control: Option<PathBuf>,
+    /// Records what each function sees and does, in `functionN.record` of this directory.
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
     /// What is written to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
+}
+
+/// What is done with recordings.
+#[derive(Subcommand)]
+enum Verb {
+    /// Prints recordings in words
+    Decode {
+        /// Files that `--record` made.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Prints what user-space queues posted and got, one of each kind, as test vectors
+    Golden {
+        /// A program that ran while they were made, with its options; once for each, in order.
+        #[arg(long, required = true)]
+        by: Vec<String>,
+        /// Files that `--record` made.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -75,11 +106,21 @@ fn main() -> io::Result<()> {
     if log::set_logger(&LOG).is_ok() {
         log::set_max_level(arguments.log);
     }
+    if let Some(verb) = arguments.verb {
+        return read(verb);
+    }
+    if let Some(directory) = &arguments.record {
+        std::fs::create_dir_all(directory)?;
+    }
+    // Without this a short sleep lasts 50 microseconds longer. Where it is refused, it does.
+    if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
+        log::info!("timer slack: {error}");
+    }
     let mut fabric = Fabric::default();
     let mut places = Vec::new();
     for path in &arguments.sockets {
         let listener = bind(path)?;
-        fabric.add(Options {
+        let number = fabric.add(Options {
             port_type: match arguments.port_type {
                 Port::Eth => PortType::Ethernet,
                 Port::Ib => PortType::InfiniBand,
@@ -88,6 +129,11 @@ fn main() -> io::Result<()> {
             minimal: arguments.minimal,
             number: 0,
         });
+        if let Some(directory) = &arguments.record {
+            let path = directory.join(format!("function{number}.record"));
+            *fabric.function(number).device_mut().recorder_mut() =
+                Recorder::create(&path, number as u32)?;
+        }
         places.push(Place { listener, session: None });
     }
     let mut tests = Tests { listener: None, clients: Vec::new() };
@@ -95,6 +141,32 @@ fn main() -> io::Result<()> {
         tests.listener = Some(bind(path)?);
     }
     serve(&mut fabric, &mut places, &mut tests)
+}
+
+/// Reads recordings.
+fn read(verb: Verb) -> io::Result<()> {
+    let open = |path: &Path| -> io::Result<_> {
+        let file = File::open(path).map_err(|error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        })?;
+        Ok(BufReader::new(file))
+    };
+    let mut to = io::stdout().lock();
+    match verb {
+        Verb::Decode { files } => {
+            for file in &files {
+                decode::print(open(file)?, &mut to)?;
+            }
+        }
+        Verb::Golden { by, files } => {
+            let mut vectors = Vectors::default();
+            for file in &files {
+                vectors.add(open(file)?)?;
+            }
+            vectors.print(&by, &mut to)?;
+        }
+    }
+    Ok(())
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
@@ -124,11 +196,11 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
             gathering |= fabric.function(number).device().gathering();
         }
         if gathering && !busy {
-            let since = Instant::now();
-            while gathering && !busy && since.elapsed() < GATHER {
-                for (number, place) in places.iter_mut().enumerate() {
-                    busy |= serve_place(fabric, number, place);
-                }
+            // Asleep, not looking: the processor that writes the rest may need this very core, and
+            // each look would take it away.
+            thread::sleep(GATHER);
+            for (number, place) in places.iter_mut().enumerate() {
+                busy |= serve_place(fabric, number, place);
             }
             if !busy {
                 for number in 0..places.len() {
@@ -142,6 +214,11 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
         turns = if busy { turns.wrapping_add(1) } else { 0 };
         if busy && !turns.is_multiple_of(1024) {
             continue;
+        }
+        if !busy {
+            for number in 0..places.len() {
+                fabric.function(number).device_mut().recorder_mut().flush();
+            }
         }
         wait(
             places,

@@ -15,7 +15,10 @@ const CMDQ_HIGH: u64 = 0x10;
 const CMDQ_LOW: u64 = 0x14;
 const DOORBELL: u64 = 0x18;
 const INITIALIZING: u64 = 0x1fc;
+const HEALTH_SEVERITY: u64 = 0x238;
 const HEALTH_SYNDROME: u64 = 0x23c;
+/// In the word of the severity: firmware asks to be reset.
+const REQUIRES_RESET: u32 = 1 << 31;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
@@ -34,6 +37,7 @@ pub struct Segment {
     queue: u64,
     interface: Interface,
     health: u32,
+    severity: u32,
 }
 
 /// What a write to the segment asks for.
@@ -48,13 +52,13 @@ pub enum Effect {
 impl Segment {
     /// As after power on.
     pub fn new() -> Self {
-        Self { queue: 0, interface: Interface::Full, health: 0 }
+        Self { queue: 0, interface: Interface::Full, health: 0, severity: 0 }
     }
 
     /// As after a function-level reset: the driver is not told of one, so it must find the
     /// interface disabled, or its commands would time out. Writing the queue's address ends that.
     pub fn after_reset() -> Self {
-        Self { queue: 0, interface: Interface::Disabled, health: 0 }
+        Self { queue: 0, interface: Interface::Disabled, health: 0, severity: 0 }
     }
 
     /// Address of the command queue, if the driver has set one.
@@ -62,9 +66,11 @@ impl Segment {
         (self.queue != 0 && self.interface == Interface::Full).then_some(self.queue)
     }
 
-    /// Sets the health syndrome that the driver polls; 0 is healthy.
-    pub fn set_health(&mut self, syndrome: u8) {
+    /// Sets the health syndrome that the driver polls; 0 is healthy. If it is `fatal`, firmware asks
+    /// to be reset.
+    pub fn set_health(&mut self, syndrome: u8, fatal: bool) {
         self.health = u32::from(syndrome) << 16;
+        self.severity = if fatal { REQUIRES_RESET } else { 0 };
     }
 
     /// The word at `offset`, a multiple of 4, `now` nanoseconds after the start.
@@ -76,6 +82,7 @@ impl Segment {
             CMDQ_LOW => self.queue as u32 | (self.interface as u32) << 8 | QUEUE_SHAPE,
             INITIALIZING => 0,
             HEALTH_SYNDROME => self.health,
+            HEALTH_SEVERITY => self.severity,
             TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
             TIMER_LOW => (now / NS_PER_TICK) as u32,
             // Moves with time as long as the device is healthy.

@@ -19,7 +19,13 @@ pub struct Table<T> {
 struct Row<T> {
     value: T,
     holders: u32,
+    owner: u32,
 }
+
+/// The user context of the kernel's own objects.
+pub const KERNEL: u32 = 0;
+/// The user context of objects that every context may use.
+pub const SHARED: u32 = 0xffff;
 
 impl<T> Table<T> {
     /// An empty table whose objects get these numbers.
@@ -27,15 +33,20 @@ impl<T> Table<T> {
         Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new() }
     }
 
-    /// The number that the next object gets. Numbers are reused as late as possible, so that a
-    /// stale one does not soon mean something else.
+    /// Whether one more object fits; for commands that would have to undo something if not.
     ///
     /// # Errors
     /// If all numbers are taken.
-    pub fn free_number(&self, taken: impl Fn(u32) -> bool) -> Result<u32, Refused> {
+    pub fn room(&self) -> Result<(), Refused> {
+        self.free_number().map(|_| ())
+    }
+
+    /// The number that the next object gets. Numbers are reused as late as possible, so that a
+    /// stale one does not soon mean something else.
+    fn free_number(&self) -> Result<u32, Refused> {
         let candidates = (self.next..=*self.numbers.end()).chain(*self.numbers.start()..self.next);
         for number in candidates {
-            if !self.rows.contains_key(&number) && !taken(number) {
+            if !self.rows.contains_key(&number) {
                 return Ok(number);
             }
         }
@@ -47,15 +58,69 @@ impl<T> Table<T> {
     /// # Errors
     /// If all numbers are taken.
     pub fn insert(&mut self, value: T) -> Result<u32, Refused> {
-        let number = self.free_number(|_| false)?;
-        self.insert_at(number, value);
+        self.insert_owned(KERNEL, value)
+    }
+
+    /// Adds an object of a user context under the next free number.
+    ///
+    /// # Errors
+    /// If all numbers are taken.
+    pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, Refused> {
+        let number = self.free_number()?;
+        self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
+        self.rows.insert(number, Row { value, holders: 0, owner });
         Ok(number)
     }
 
-    /// Adds an object under a number from [`Table::free_number`].
-    pub fn insert_at(&mut self, number: u32, value: T) {
-        self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
-        self.rows.insert(number, Row { value, holders: 0 });
+    /// The object with this number, for its owner to change or end. The kernel may do so with all.
+    ///
+    /// # Errors
+    /// If there is none, or it is another context's.
+    pub fn own(&mut self, uid: u32, number: u32) -> Result<&mut T, Refused> {
+        match self.rows.get_mut(&number) {
+            Some(row) if row.owner == uid || matches!(uid, KERNEL | SHARED) => Ok(&mut row.value),
+            Some(row) => refuse!(
+                BadResource,
+                "{} {number:#x} belongs to context {}, not {uid}",
+                self.kind,
+                row.owner
+            ),
+            None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
+        }
+    }
+
+    /// The context that made an object; the kernel if there is none.
+    pub fn owner(&self, number: u32) -> u32 {
+        self.rows.get(&number).map_or(KERNEL, |row| row.owner)
+    }
+
+    /// Whether a context may build on an object: if it is its own, or shared.
+    ///
+    /// # Errors
+    /// If there is none, or it is neither.
+    pub fn allow(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
+        if self.rows.get(&number).is_some_and(|row| row.owner == SHARED) {
+            return Ok(());
+        }
+        self.own(uid, number).map(|_| ())
+    }
+
+    /// The same of an object that may be the kernel's, which lends some to everybody.
+    ///
+    /// # Errors
+    /// If there is none, or it is another context's.
+    pub fn allow_lent(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
+        if self.rows.get(&number).is_some_and(|row| row.owner == KERNEL) {
+            return Ok(());
+        }
+        self.allow(uid, number)
+    }
+
+    /// Removes what a context leaves behind and nobody holds; says how many there were.
+    pub fn reclaim(&mut self, uid: u32) -> usize {
+        let before = self.rows.len();
+        self.rows.retain(|_, row| row.owner != uid || row.holders > 0);
+        before - self.rows.len()
     }
 
     /// The object with this number.
@@ -158,6 +223,30 @@ mod tests {
         assert_eq!(table.insert(()).unwrap(), 3);
         assert_eq!(table.insert(()).unwrap(), 1);
         assert_eq!(table.insert(()).unwrap_err().status, Status::NoResources);
+    }
+
+    #[test]
+    fn contexts_keep_to_what_is_theirs() {
+        let mut table = Table::new("pd", 1..=9);
+        let kernels = table.insert(()).unwrap();
+        let shared = table.insert_owned(SHARED, ()).unwrap();
+        let own = table.insert_owned(5, ()).unwrap();
+        for (uid, number, owns, may, lent) in [
+            (5, own, true, true, true),
+            (6, own, false, false, false),
+            (KERNEL, own, true, true, true),
+            (5, shared, false, true, true),
+            (5, kernels, false, false, true),
+            (5, 9, false, false, false),
+        ] {
+            assert_eq!(table.own(uid, number).is_ok(), owns, "{uid} {number}");
+            assert_eq!(table.allow(uid, number).is_ok(), may, "{uid} {number}");
+            assert_eq!(table.allow_lent(uid, number).is_ok(), lent, "{uid} {number}");
+        }
+        table.hold(own).unwrap();
+        assert_eq!(table.reclaim(5), 0);
+        table.release(own);
+        assert_eq!((table.reclaim(5), table.len()), (1, 2));
     }
 
     #[test]

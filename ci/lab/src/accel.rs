@@ -43,7 +43,7 @@ impl Accelerator {
             Accelerator::Tcg => {
                 &["-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2"]
             }
-            // An instruction takes two nanoseconds; time in which nothing happens is skipped.
+            // An instruction takes one nanosecond; time in which nothing happens is skipped.
             Accelerator::Counting => &[
                 "-accel",
                 "tcg,thread=single",
@@ -52,7 +52,7 @@ impl Accelerator {
                 "-smp",
                 "1",
                 "-icount",
-                "shift=1,sleep=off",
+                "shift=0,sleep=off",
             ],
         }
     }

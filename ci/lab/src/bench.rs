@@ -1,53 +1,50 @@
-//! `cargo ci bench`: how this workspace's ping-pong does beside rdma-core's, in the same machine.
+//! `cargo ci bench`: this workspace beside rdma-core, in the same machine.
 //!
-//! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
-//! gives a ratio, and the median of the ratios is what counts. Being slower is a result and no
-//! failure.
+//! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
+//! is.
 
+mod path;
 mod pingpong;
+mod rounds;
+mod rxe;
 mod score;
+mod table;
 
-use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
-use crate::progress;
-use crate::session::{Machine, Session};
-use crate::vm::{Event, Vm};
-use crate::workspace::Profile;
-use anyhow::{Result, bail};
-use clap::Args;
-use lab_guest::order::Order;
-use pingpong::{Operation, Program};
-use score::{Row, Score};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::fmt::Display;
 use std::process::ExitCode;
-use std::time::Duration;
 
-/// How long one ping-pong may take.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a run that is timed should take, in microseconds: many short ones tell more than few
-/// long ones where the machine has other things to do.
-const RUN: f64 = 400_000.0;
-/// Iterations of the runs whose system calls are counted; what happens once cancels. A program
-/// that stops at each call is slow.
-const COUNTED: [u64; 2] = [100, 300];
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// ping-pong over soft-RoCE: time and system calls per message
+    Rxe,
+    /// instructions of each operation of mlx5's data path
+    Mlx5Path,
+}
 
 /// `cargo ci bench`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArguments {
-    /// The device to measure on
-    #[arg(value_enum, default_value = "rxe")]
-    device: DeviceName,
+    /// What to measure
+    #[arg(value_enum)]
+    suite: Suite,
     /// The kernel to boot
     #[arg(long, value_enum, default_value = "newest")]
     kernel: KernelName,
-    /// Pairs of runs for each operation
+    /// Runs of each side for each operation
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Let the guest's clock count instructions: the same result each time, whatever else this
-    /// machine does. The guest has one processor then, so that polling tells nothing and is left out
+    /// With rxe: let the guest's clock count instructions: the same result each time, whatever else
+    /// this machine does. The guest has one processor then, so that polling tells nothing and is
+    /// left out
     #[arg(long)]
     count_instructions: bool,
     /// Print one JSON object in place of the table
@@ -58,95 +55,30 @@ pub(crate) struct BenchArguments {
     console: bool,
 }
 
+impl BenchArguments {
+    fn needs(&self) -> Needs {
+        Needs { kernels: vec![self.kernel], peers: true, python: false }
+    }
+
+    fn wants(&self, operation: &str) -> bool {
+        self.only.as_ref().is_none_or(|text| operation.contains(text.as_str()))
+    }
+
+    fn print(&self, result: &(impl Serialize + Display)) -> Result<()> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(result)?);
+        } else {
+            print!("{result}");
+        }
+        Ok(())
+    }
+}
+
 /// Measures, and prints what came out.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
-    let operations: Vec<Operation> = Operation::all()
-        .into_iter()
-        .filter(|operation| operation.events || !arguments.count_instructions)
-        .filter(|operation| {
-            arguments.only.as_ref().is_none_or(|text| operation.name().contains(text))
-        })
-        .collect();
-    if operations.is_empty() {
-        let text = arguments.only.as_deref().unwrap_or_default();
-        bail!("no operation to measure has {text:?} in its name");
-    }
-    let needs = Needs { kernels: vec![arguments.kernel], peers: true };
-    let mut session = Session::open(&needs, arguments.console)?;
-    if arguments.count_instructions {
-        session.count_instructions();
-    }
-    let program = session.workspace.static_program("uverbs", "uverbs", Profile::Release)?;
-    let mut vm = session.boot(&Machine {
-        kernel: arguments.kernel,
-        device: arguments.device,
-        programs: &[("uverbs".to_owned(), program)],
-        overlays: &[],
-        peers: true,
-    })?;
-    let mut rows = Vec::new();
-    for operation in &operations {
-        rows.push(measure(&mut vm, operation, arguments.runs)?);
-    }
-    let score = Score {
-        kernel: vm.greeting.release.clone(),
-        device: arguments.device.label().to_owned(),
-        accelerator: session.accelerator().label().to_owned(),
-        runs: arguments.runs,
-        rows,
-    };
-    vm.power_off()?;
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&score)?);
-    } else {
-        print!("{score}");
+    match arguments.suite {
+        Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
+        Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn measure(vm: &mut Vm, operation: &Operation, runs: u32) -> Result<Row> {
-    let spinner = progress::spinner(operation.name());
-    let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
-        program.microseconds(&exchange(vm, program, operation, iterations, false)?)
-    };
-    // The first run warms up what both use, and tells how many iterations make a run.
-    let first = time(vm, Program::Theirs, COUNTED[0])?;
-    let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000);
-    let mut pairs = Vec::new();
-    for _ in 0..runs {
-        pairs.push([time(vm, Program::Ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
-    }
-    let mut calls = [0.0; 2];
-    for (calls, program) in calls.iter_mut().zip([Program::Ours, Program::Theirs]) {
-        let mut totals = [0.0; 2];
-        for (total, iterations) in totals.iter_mut().zip(COUNTED) {
-            *total = pingpong::system_calls(&exchange(vm, program, operation, iterations, true)?)?;
-        }
-        // Each of the two sides sent one message per iteration.
-        *calls = (totals[1] - totals[0]) / (2.0 * (COUNTED[1] - COUNTED[0]) as f64);
-    }
-    spinner.finish_and_clear();
-    Ok(Row::new(operation, &pairs, calls))
-}
-
-/// Runs both sides to their end and answers what they printed.
-fn exchange(
-    vm: &mut Vm,
-    program: Program,
-    operation: &Operation,
-    iterations: u64,
-    counted: bool,
-) -> Result<String> {
-    let command = program.script(operation, iterations, counted);
-    let mut output = Vec::new();
-    let ending = vm.run(&Order { command, ..Order::default() }, PATIENCE, |event| match event {
-        Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => output.extend_from_slice(bytes),
-        Event::Exit(..) => {}
-    })?;
-    let output = String::from_utf8_lossy(&output).into_owned();
-    if ending.status() != 0 {
-        let name = operation.name();
-        bail!("{name} of {program:?} ended with status {}:\n{output}", ending.status());
-    }
-    Ok(output)
 }

@@ -31,6 +31,9 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("lab", Has::Always, Has::Always),
     // Software devices, made and removed on network interfaces.
     ("links", Has::Always, Has::Never),
+    // What the driver of the other does not offer.
+    ("sqd", Has::Always, Has::Never),
+    ("srq_resize", Has::Always, Has::Never),
     ("loopback", Has::Always, Has::Always),
     ("mw1", Has::Always, Has::Always),
     ("mw2", Has::Always, Has::Always),
@@ -59,8 +62,10 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("disassociate", Has::Never, Has::Always),
     ("import", Has::Never, Has::Always),
     ("relaxed_ordering", Has::Always, Has::Always),
+    ("mlx5", Has::Never, Has::Always),
     ("rereg_translation", Has::Never, Has::Always),
     ("var", Has::Never, Has::Always),
+    ("var_tlp", Has::Never, Has::Since(KernelName::Newest)),
     ("xrc", Has::Never, Has::Always),
     ("counters", Has::Never, Has::Never),
     ("device_memory", Has::Never, Has::Never),

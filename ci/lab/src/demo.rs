@@ -70,15 +70,13 @@ fn ping_pong(program: &str, iters: u64, devices: [&str; 2], host: &str) -> [Vec<
 
 fn lab(arguments: &DemoArguments) -> Result<()> {
     let kernel = KernelName::Newest;
-    let session = Session::open(&Needs { kernels: vec![kernel], peers: false }, arguments.console)?;
+    let session = Session::open(
+        &Needs { kernels: vec![kernel], peers: false, python: false },
+        arguments.console,
+    )?;
     let programs = [("uverbs".to_owned(), program(&session.workspace)?)];
-    let mut vm = session.boot(&Machine {
-        kernel,
-        device: DeviceName::Rxe,
-        programs: &programs,
-        overlays: &[],
-        peers: false,
-    })?;
+    let mut vm =
+        session.boot(&Machine { programs: &programs, ..Machine::new(kernel, DeviceName::Rxe) })?;
     println!(
         "Linux {} is up after {:.1} s with {}.\n",
         vm.greeting.release,

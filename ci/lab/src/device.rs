@@ -5,10 +5,10 @@
 
 use crate::kernel::Kernel;
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use lab_guest::order::{Network, Setup};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A device by the name that the command line gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -29,6 +29,37 @@ impl DeviceName {
             DeviceName::Rxe => "rxe",
             DeviceName::Mlx5 => "mlx5",
         }
+    }
+}
+
+/// What the emulated ConnectX functions are like; options of the emulator.
+#[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Emulation {
+    /// InfiniBand ports in place of Ethernet ones (with --device mlx5)
+    #[arg(long)]
+    pub(crate) infiniband: bool,
+    /// Refuse data in BlueFlame registers (with --device mlx5)
+    #[arg(long)]
+    pub(crate) no_wc: bool,
+    /// Register memory by commands alone (with --device mlx5)
+    #[arg(long)]
+    pub(crate) minimal: bool,
+}
+
+impl Emulation {
+    /// As the emulator spells it.
+    fn arguments(self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if self.infiniband {
+            arguments.extend(["--port-type".into(), "ib".into()]);
+        }
+        if self.no_wc {
+            arguments.push("--no-wc".into());
+        }
+        if self.minimal {
+            arguments.push("--minimal".into());
+        }
+        arguments
     }
 }
 
@@ -54,18 +85,34 @@ pub(crate) struct Device {
     pub(crate) setup: Setup,
 }
 
+impl Device {
+    /// Has the companion record what it sees and does.
+    pub(crate) fn record(&mut self, directory: &Path) -> Result<()> {
+        let companion = self.companion.as_mut().context("only `--device mlx5` can be recorded")?;
+        // It runs in another directory.
+        let directory = std::path::absolute(directory)?;
+        companion.command.extend(["--record".into(), directory.into_os_string()]);
+        Ok(())
+    }
+}
+
 /// Prepares a device for a kernel; `emulator` answers the program that emulates a ConnectX.
 pub(crate) fn prepare(
     name: DeviceName,
     kernel: &Kernel,
+    emulation: Emulation,
+    functions: &[usize],
     emulator: impl FnOnce() -> Result<Option<PathBuf>>,
 ) -> Result<Device> {
     let device = match name {
         DeviceName::Rxe => soft_roce(),
-        DeviceName::Mlx5 => connectx(emulator()?.context(
-            "the emulated ConnectX is not part of this workspace yet, so there is no mlx5 device \
-             to boot with; `--device rxe` works",
-        )?),
+        DeviceName::Mlx5 => {
+            let program = emulator()?.context(
+                "the emulated ConnectX is not part of this workspace, so there is no mlx5 device \
+                 to boot with; `--device rxe` works",
+            )?;
+            connectx(program, emulation, functions)
+        }
     };
     for needed in ["virtio_pci", "virtio_console"] {
         require(kernel, needed)?;
@@ -86,36 +133,46 @@ fn require(kernel: &Kernel, module: &str) -> Result<()> {
     Ok(())
 }
 
-fn setup(modules: &[&str], network: Network) -> Setup {
+fn setup(modules: &[&str], network: Network, devices: usize) -> Setup {
     let modules = modules.iter().map(|name| (*name).to_owned()).collect();
-    Setup { modules, network, devices: 2, patience: 60 }
+    Setup { modules, network, devices: devices as u32, patience: 60 }
 }
 
 fn soft_roce() -> Device {
     let modules = ["veth", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
-    Device { setup: setup(&modules, Network::SoftRoce), ..Device::default() }
+    Device { setup: setup(&modules, Network::SoftRoce, 2), ..Device::default() }
 }
 
-/// Two functions of the emulator behind one switch.
-fn connectx(emulator: PathBuf) -> Device {
-    let sockets = ["connectx0", "connectx1"];
+/// Names of the functions' sockets in the run directory.
+const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
+
+/// Name of the emulator's control socket in the run directory.
+pub(crate) const CONTROL: &str = "connectx-control";
+
+/// Functions of the emulator behind one switch; those that the machine does not get are for another.
+fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Device {
     let mut command = vec![emulator.into_os_string()];
-    let mut qemu = Vec::new();
-    for socket in sockets {
+    command.extend(emulation.arguments());
+    command.extend(["--control".into(), CONTROL.into()]);
+    for socket in SOCKETS {
         command.extend(["--socket".into(), socket.into()]);
+    }
+    let mut qemu = Vec::new();
+    for number in functions {
         let function = serde_json::json!({
             "driver": "vfio-user-pci",
-            "socket": { "type": "unix", "path": socket },
+            "socket": { "type": "unix", "path": SOCKETS[*number] },
         });
         qemu.extend(["-device".to_owned(), function.to_string()]);
     }
+    let modules = ["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"];
     Device {
         qemu,
         shared_memory: true,
         companion: Some(Companion {
             command,
-            sockets: sockets.iter().map(|socket| (*socket).to_owned()).collect(),
+            sockets: SOCKETS.iter().chain([&CONTROL]).map(|name| (*name).to_owned()).collect(),
         }),
-        setup: setup(&["mlx5_core", "mlx5_ib", "ib_uverbs", "rdma_ucm"], Network::Ports),
+        setup: setup(&modules, Network::Ports, functions.len()),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Its streams and exit status are passed through.
 
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::session::{Machine, Session};
@@ -33,9 +33,17 @@ pub(crate) struct MachineArguments {
     /// Add rdma-core's tools (ibv_*, perftest, rping, rdma)
     #[arg(long)]
     peers: bool,
+    /// Add Python with rdma-core's bindings and their tests, and what --peers adds
+    #[arg(long)]
+    python: bool,
+    #[command(flatten)]
+    emulation: Emulation,
     /// Run as root instead of as a user with 8 MiB of memlock
     #[arg(long)]
     as_root: bool,
+    /// Record what an emulated device sees and does, in this directory of this machine
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
     /// Do not build this workspace's programs for the guest
     #[arg(long)]
     no_build: bool,
@@ -86,7 +94,8 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
             anyhow::bail!("--overlay {}: not a directory", overlay.display());
         }
     }
-    let needs = Needs { kernels: vec![arguments.kernel], peers: arguments.peers };
+    let peers = arguments.peers || arguments.python;
+    let needs = Needs { kernels: vec![arguments.kernel], peers, python: arguments.python };
     let session = Session::open(&needs, arguments.console)?;
     let mut programs = if arguments.no_build {
         Vec::new()
@@ -100,11 +109,13 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
         command[0] = format!("/usr/local/bin/{name}");
     }
     let mut vm = session.boot(&Machine {
-        kernel: arguments.kernel,
-        device: arguments.device,
         programs: &programs,
         overlays: &arguments.overlay,
-        peers: arguments.peers,
+        peers,
+        python: arguments.python,
+        emulation: arguments.emulation,
+        record: arguments.record.as_deref(),
+        ..Machine::new(arguments.kernel, arguments.device)
     })?;
     if stderr().is_terminal() || arguments.console {
         eprintln!(

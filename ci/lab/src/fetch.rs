@@ -6,6 +6,7 @@ use crate::apt::{Apt, Suite};
 use crate::cache::{Cache, Filling};
 use crate::kernel::{self, Kernel, KernelName};
 use crate::peers;
+use crate::python;
 use crate::qemu::{self, Qemu};
 use anyhow::{Context, Result};
 
@@ -16,12 +17,14 @@ pub(crate) struct Needs {
     pub(crate) kernels: Vec<KernelName>,
     /// rdma-core's tools as well.
     pub(crate) peers: bool,
+    /// Python with rdma-core's bindings and their tests as well.
+    pub(crate) python: bool,
 }
 
 impl Needs {
     /// Everything there is.
     pub(crate) fn all() -> Self {
-        Self { kernels: KernelName::ALL.to_vec(), peers: true }
+        Self { kernels: KernelName::ALL.to_vec(), peers: true, python: true }
     }
 }
 
@@ -32,6 +35,7 @@ enum Item {
     Qemu,
     Shell,
     Peers,
+    Python,
 }
 
 impl Item {
@@ -39,7 +43,7 @@ impl Item {
         match self {
             Item::Kernel(name) => name.suite(),
             Item::Qemu => Suite::TrixieBackports,
-            Item::Shell | Item::Peers => Suite::Trixie,
+            Item::Shell | Item::Peers | Item::Python => Suite::Trixie,
         }
     }
 
@@ -49,6 +53,7 @@ impl Item {
             Item::Qemu => Qemu::find(cache)?.is_some(),
             Item::Shell => peers::shell(cache)?.is_some(),
             Item::Peers => peers::peers(cache).is_some(),
+            Item::Python => python::python(cache).is_some(),
         })
     }
 
@@ -59,6 +64,7 @@ impl Item {
             Item::Qemu => qemu::fetch(filling, apt).context("QEMU"),
             Item::Shell => peers::fetch_shell(filling, apt).context("the guest's shell"),
             Item::Peers => peers::fetch_peers(filling, apt).context("rdma-core's tools"),
+            Item::Python => python::fetch(filling, apt).context("Python"),
         }
     }
 }
@@ -69,6 +75,9 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
     items.extend([Item::Qemu, Item::Shell]);
     if needs.peers {
         items.push(Item::Peers);
+    }
+    if needs.python {
+        items.push(Item::Python);
     }
     let missing = |items: &[Item]| -> Result<Vec<Item>> {
         let mut missing = Vec::new();

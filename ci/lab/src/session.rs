@@ -4,17 +4,20 @@
 
 use crate::accel::{self, Accelerator};
 use crate::cache::Cache;
-use crate::device::{self, Device, DeviceName};
+use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelName};
 use crate::peers;
 use crate::progress;
+use crate::python;
 use crate::qemu::Qemu;
-use crate::vm::{self, Plan, Vm};
+use crate::vm::{self, Plan, Tied, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
-use std::path::PathBuf;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Names another emulator of ConnectX functions than the workspace's.
@@ -29,9 +32,12 @@ pub(crate) struct Session {
     init: PathBuf,
     directory: PathBuf,
     show_console: bool,
+    /// How many have been started.
+    machines: Cell<u32>,
 }
 
 /// What goes into one machine.
+#[derive(Clone, Copy)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: KernelName,
     pub(crate) device: DeviceName,
@@ -39,6 +45,33 @@ pub(crate) struct Machine<'a> {
     pub(crate) programs: &'a [(String, PathBuf)],
     pub(crate) overlays: &'a [PathBuf],
     pub(crate) peers: bool,
+    /// Where an emulated device records what it sees and does.
+    pub(crate) record: Option<&'a Path>,
+    /// Python with rdma-core's bindings; it uses the libraries of the peers.
+    pub(crate) python: bool,
+    /// What the emulated functions are like, and which of them it has.
+    pub(crate) emulation: Emulation,
+    pub(crate) functions: &'a [usize],
+    /// An emulator that runs already, for another machine.
+    pub(crate) companion: Option<&'a Rc<Tied>>,
+}
+
+impl Machine<'_> {
+    /// A machine with nothing laid into it.
+    pub(crate) fn new(kernel: KernelName, device: DeviceName) -> Self {
+        Self {
+            kernel,
+            device,
+            programs: &[],
+            overlays: &[],
+            peers: false,
+            python: false,
+            emulation: Emulation::default(),
+            record: None,
+            functions: &[0, 1],
+            companion: None,
+        }
+    }
 }
 
 impl Session {
@@ -60,12 +93,13 @@ impl Session {
             init,
             directory,
             show_console,
+            machines: Cell::new(0),
         };
         let kernel = needs.kernels.last().copied().unwrap_or(KernelName::Newest);
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
             let kernel = session.kernel(kernel)?;
             let device = Device::default();
-            session.start(&kernel, &device, session.skeleton(), accelerator, 30)?.power_off()
+            session.start(&kernel, &device, session.skeleton(), None, accelerator, 30)?.power_off()
         })?;
         Ok(session)
     }
@@ -93,12 +127,25 @@ impl Session {
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let kernel = self.kernel(machine.kernel)?;
-        let device = device::prepare(machine.device, &kernel, emulator)?;
+        let mut device = device::prepare(
+            machine.device,
+            &kernel,
+            machine.emulation,
+            machine.functions,
+            emulator,
+        )?;
+        if let Some(directory) = machine.record {
+            device.record(directory)?;
+        }
         let mut root = self.skeleton();
         root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
         if machine.peers {
             let peers = peers::peers(&self.cache).context("the peers have gone from the cache")?;
             root.overlay(&peers)?;
+        }
+        if machine.python {
+            let python = python::python(&self.cache).context("Python has gone from the cache")?;
+            root.overlay(&python)?;
         }
         for (name, path) in machine.programs {
             root.program(&format!("usr/local/bin/{name}"), path);
@@ -113,7 +160,7 @@ impl Session {
             machine.device.label(),
             self.accelerator.label()
         ));
-        let vm = self.start(&kernel, &device, root, self.accelerator, 180);
+        let vm = self.start(&kernel, &device, root, machine.companion, self.accelerator, 180);
         spinner.finish_and_clear();
         vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
     }
@@ -123,6 +170,7 @@ impl Session {
         kernel: &Kernel,
         device: &Device,
         root: Initramfs,
+        companion: Option<&Rc<Tied>>,
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {
@@ -132,7 +180,9 @@ impl Session {
             kernel,
             device,
             root,
+            companion: companion.cloned(),
             directory: &self.directory,
+            number: self.machines.replace(self.machines.get() + 1),
             patience: Duration::from_secs(patience),
             show_console: self.show_console,
         })

@@ -6,6 +6,7 @@ use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
+use crate::proof::{self, Proof};
 use crate::session::{Machine, Session};
 use crate::suite::{self, Ground, Scope, Suite};
 use crate::summary::{Place, Summary};
@@ -123,7 +124,9 @@ fn native(
     }
     let start = Instant::now();
     let mut reports = Vec::new();
-    for suite in suite::build(workspace)?.iter().filter(|suite| suite.name == "device") {
+    for suite in
+        suite::build(workspace, &DeviceName::ALL)?.iter().filter(|suite| suite.name == "device")
+    {
         reports.extend(reports_of(suite.name, suite::run_native(suite, device, scope)));
     }
     let note = format!("{} s", start.elapsed().as_secs());
@@ -132,9 +135,9 @@ fn native(
 }
 
 fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> Result<()> {
-    let needs = Needs { kernels: arguments.kernels(), peers: scope.offer.peers };
+    let needs = Needs { kernels: arguments.kernels(), peers: scope.offer.peers, python: false };
     let session = Session::open(&needs, arguments.console)?;
-    let suites = suite::build(&session.workspace)?;
+    let suites = suite::build(&session.workspace, &arguments.devices())?;
     let mut programs: Vec<_> =
         suites.iter().map(|suite| (suite.program(), suite.binary.clone())).collect();
     if session.workspace.has("uverbs", "bin", "uverbs") {
@@ -148,14 +151,17 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
             let name = format!("{} {}", kernel.label(), device.label());
             let start = Instant::now();
             let machine = Machine {
-                kernel,
-                device,
                 programs: &programs,
-                overlays: &[],
                 peers: scope.offer.peers,
+                ..Machine::new(kernel, device)
             };
             let mut place = Place { name, ..Place::default() };
             run_suites(&session, &machine, &suites, scope, &logs, &mut place);
+            if device == DeviceName::Mlx5 {
+                let full = arguments.full;
+                let proof = Proof { session: &session, kernel, scope, logs: &logs, full };
+                place.reports.extend(proof::run(&proof));
+            }
             place.note.push_str(&format!("{} s", start.elapsed().as_secs()));
             summary.places.push(place);
         }
@@ -179,7 +185,7 @@ fn run_suites(
 ) {
     let ground = Ground { device: machine.device, kernel: machine.kernel };
     let mut vm = None;
-    for suite in suites {
+    for suite in suites.iter().filter(|suite| suite.is_for(machine.device)) {
         if vm.is_none() {
             match session.boot(machine) {
                 Ok(booted) => {
@@ -219,7 +225,7 @@ pub(crate) struct BundleArguments {
 pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     crate::vm::check_host()?;
     let workspace = Workspace::find()?;
-    let suites = suite::build(&workspace)?;
+    let suites = suite::build(&workspace, &DeviceName::ALL)?;
     let Some(suite) = suites.iter().find(|suite| suite.name == "device") else {
         bail!("{} has no device suite to bundle", workspace.root().display());
     };

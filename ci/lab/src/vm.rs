@@ -3,20 +3,24 @@
 //! The guest end of the channel is PID 1 of `lab-guest`.
 
 use crate::accel::Accelerator;
-use crate::device::{Companion, Device};
+use crate::device::{CONTROL, Companion, Device};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
+use crate::monitor::Monitor;
 use crate::qemu::Qemu;
 use crate::tie;
 use anyhow::{Context, Result, bail};
+use connectx::control::Client;
 use lab_guest::frame::{CHUNK, Frame, Kind};
 use lab_guest::order::{Ending, Greeting, Order, PORT};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -37,8 +41,12 @@ pub(crate) struct Plan<'a> {
     pub(crate) device: &'a Device,
     /// The guest's root; orders for PID 1 are added here.
     pub(crate) root: Initramfs,
-    /// Where the archive is written while QEMU reads it.
+    /// A running companion of an earlier machine, in place of a new one.
+    pub(crate) companion: Option<Rc<Tied>>,
+    /// Where sockets lie, and the archive while QEMU reads it.
     pub(crate) directory: &'a Path,
+    /// Tells machines in one directory apart.
+    pub(crate) number: u32,
     /// How long the guest may take to be ready.
     pub(crate) patience: Duration,
     /// Copy the console to standard error as it comes.
@@ -128,11 +136,14 @@ impl Console {
 pub(crate) struct Vm {
     // Dropped in this order: the device outlives the machine that it is plugged into.
     qemu: Tied,
-    _companion: Option<Tied>,
+    companion: Option<Rc<Tied>>,
     console: Console,
     channel: UnixStream,
     arrivals: Receiver<Arrival>,
     next_process: u32,
+    /// The run directory.
+    directory: File,
+    number: u32,
     /// What the guest said when it was ready.
     pub(crate) greeting: Greeting,
     /// From starting QEMU to the guest being ready.
@@ -144,13 +155,14 @@ impl Vm {
     /// thread that started it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
         plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
-        let archive = plan.directory.join("initramfs");
+        let archive = plan.directory.join(format!("initramfs-{}", plan.number));
         plan.root.write(&archive)?;
         let start = Instant::now();
         let console = Console { show: plan.show_console, ..Console::default() };
-        let companion = match &plan.device.companion {
-            Some(companion) => Some(accompany(companion, plan.directory, &console)?),
-            None => None,
+        let companion = match (plan.companion.take(), &plan.device.companion) {
+            (Some(running), _) => Some(running),
+            (None, Some(new)) => Some(Rc::new(accompany(new, plan.directory, &console)?)),
+            (None, None) => None,
         };
         let (host, guest) = UnixStream::pair()?;
         // A guest that reads nothing any more must not hold us up.
@@ -180,28 +192,73 @@ impl Vm {
         });
         let mut vm = Self {
             qemu,
-            _companion: companion,
+            companion,
             console,
             channel: host,
             arrivals,
             next_process: 1,
+            directory: File::open(plan.directory)?,
+            number: plan.number,
             greeting: Greeting { release: String::new(), devices: Vec::new(), uptime: 0 },
             boot_time: Duration::ZERO,
         };
-        let outcome = vm.arrivals.recv_timeout(plan.patience);
+        let ready = vm.wait_until_ready(plan.patience);
         // QEMU has read it, or never will.
         std::fs::remove_file(&archive)?;
-        match outcome {
+        ready?;
+        vm.boot_time = start.elapsed();
+        Ok(vm)
+    }
+
+    fn wait_until_ready(&mut self, patience: Duration) -> Result<()> {
+        match self.arrivals.recv_timeout(patience) {
             Ok(Arrival::Ready(greeting)) => {
-                vm.greeting = greeting;
-                vm.boot_time = start.elapsed();
-                Ok(vm)
+                self.greeting = greeting;
+                Ok(())
             }
-            Ok(Arrival::Broken(why)) => Err(vm.failure(&format!("the guest is not usable: {why}"))),
-            Ok(Arrival::Gone(why)) => Err(vm.failure(&format!("the machine ended early: {why}"))),
-            Ok(Arrival::Event(_)) => Err(vm.failure("the guest spoke before it was ready")),
-            Err(_) => Err(vm.failure(&format!("not ready after {} s", plan.patience.as_secs()))),
+            Ok(Arrival::Broken(why)) => {
+                Err(self.failure(&format!("the guest is not usable: {why}")))
+            }
+            Ok(Arrival::Gone(why)) => Err(self.failure(&format!("the machine ended early: {why}"))),
+            Ok(Arrival::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
+            Err(_) => Err(self.failure(&format!("not ready after {} s", patience.as_secs()))),
         }
+    }
+
+    /// Has the guest reboot by itself and waits until it is ready again. Its devices stay the same.
+    pub(crate) fn reboot(&mut self, patience: Duration) -> Result<()> {
+        let mut monitor = self.monitor()?;
+        monitor.order("set-action", serde_json::json!({ "reboot": "reset" }))?;
+        let command = ["reboot", "-f"].map(str::to_owned).to_vec();
+        self.start(&Order { command, root: true, ..Order::default() })?;
+        self.wait_until_ready(patience)?;
+        monitor.order("set-action", serde_json::json!({ "reboot": "shutdown" }))?;
+        Ok(())
+    }
+
+    /// The process that serves its device, for a machine that comes after this one or beside it.
+    pub(crate) fn companion(&self) -> Option<Rc<Tied>> {
+        self.companion.clone()
+    }
+
+    /// Ends QEMU without warning; the companion goes on while somebody holds it.
+    pub(crate) fn tear_out(&mut self) {
+        self.qemu.end();
+    }
+
+    /// QEMU's own controls.
+    pub(crate) fn monitor(&self) -> Result<Monitor> {
+        Monitor::connect(&self.socket(&monitor(self.number)))
+    }
+
+    /// What the emulated ConnectX tells of itself.
+    pub(crate) fn control(&self) -> Result<Client> {
+        Client::connect(&self.socket(CONTROL)).context("the emulator's control socket")
+    }
+
+    /// A path to a socket in the run directory that is short enough wherever that lies.
+    fn socket(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd()).into()
     }
 
     /// Whether QEMU has ended.
@@ -303,7 +360,7 @@ impl Vm {
 }
 
 /// A process that is killed when it goes out of scope.
-struct Tied(Child);
+pub(crate) struct Tied(Child);
 
 impl Tied {
     fn end(&mut self) {
@@ -317,6 +374,11 @@ impl Drop for Tied {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Where QEMU takes orders, in the run directory.
+fn monitor(number: u32) -> String {
+    format!("monitor-{number}")
 }
 
 /// Starts a device's companion and waits for its sockets.
@@ -445,6 +507,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     command.args(["-chardev", "socket,id=lab,fd=0"]);
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command.arg("-device").arg(format!("virtserialport,chardev=lab,name={PORT}"));
+    command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor(plan.number)));
     command.args(&plan.device.qemu);
     command
 }

@@ -38,13 +38,15 @@ pub(crate) struct Workspace {
     metadata: Metadata,
 }
 
-/// How a static build is optimised.
+/// How a build is optimised, and that it is static.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// Optimised, with debug assertions: what tests run.
     Checked,
     /// Optimised: what is measured.
     Release,
+    /// The same, but not static.
+    Dynamic,
 }
 
 #[derive(Deserialize)]
@@ -153,6 +155,12 @@ impl Workspace {
         self.build(package, &arguments, program, profile)
     }
 
+    /// Builds a program of a package that loads shared libraries, to be measured.
+    pub(crate) fn dynamic_program(&self, package: &str, program: &str) -> Result<PathBuf> {
+        let arguments = ["build".to_owned(), "--bin".into(), program.into()];
+        self.build(package, &arguments, program, Profile::Dynamic)
+    }
+
     /// Builds the static test binary of an integration test.
     pub(crate) fn static_test(
         &self,
@@ -196,6 +204,10 @@ impl Workspace {
                 "lab/checked"
             }
             Profile::Release => "lab/release",
+            Profile::Dynamic => {
+                command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+                "lab/dynamic"
+            }
         };
         command.arg("--target-dir").arg(self.metadata.target_directory.join(directory));
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {

@@ -4,6 +4,7 @@
 //! need one per batch to make the kernel look.
 
 pub(crate) mod cq;
+pub(crate) mod poller;
 pub(crate) mod rq;
 pub(crate) mod sq;
 

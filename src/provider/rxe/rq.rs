@@ -36,7 +36,7 @@ impl RecvRing {
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.ring.distance(self.ring.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.ring.capacity() - used };
-        Cursor { at: self.producer, room }
+        Cursor { at: self.producer, room, ..Cursor::default() }
     }
 
     #[inline]

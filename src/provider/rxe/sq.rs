@@ -38,7 +38,7 @@ impl SendRing {
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.ring.distance(self.ring.consumer(), self.producer);
-        Cursor { at: self.producer, room: self.ring.capacity() - used }
+        Cursor { at: self.producer, room: self.ring.capacity() - used, ..Cursor::default() }
     }
 
     #[inline]
@@ -212,7 +212,7 @@ fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
     };
     wqe.wr.opcode = code.0;
     if let Some(to) = &wr.destination {
-        let Address::Rxe { ah_num } = to.address;
+        let Address::Rxe { ah_num } = *to.address else { return Err(PostError::Destination) };
         arm(
             wqe,
             &rxe_send_wr_ud {

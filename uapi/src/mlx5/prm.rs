@@ -60,6 +60,8 @@ pub struct FieldInfo {
     pub bit: usize,
     /// Width in bits; 0 is a list that runs to the end of the command.
     pub width: usize,
+    /// Name of the layout that it is, if it is one.
+    pub layout: Option<&'static str>,
 }
 
 /// A number of at most 64 bits in layout `L`.
@@ -286,6 +288,7 @@ macro_rules! layouts {
                         name: stringify!($field),
                         bit: $bit,
                         width: $width,
+                        layout: $crate::mlx5::prm::layouts!(@layout $($kind)*),
                     }),*],
                 };
             }
@@ -295,6 +298,8 @@ macro_rules! layouts {
         pub(super) const LAYOUTS: &[$crate::mlx5::prm::Info] =
             &[$(<$name as $crate::mlx5::prm::Layout>::INFO),*];
     };
+    (@layout of $sub:ident) => { Some(stringify!($sub)) };
+    (@layout $($kind:ident)*) => { None };
     (@field $field:ident, $bit:literal, $width:literal) => {
         pub const $field: $crate::mlx5::prm::Field<Self> =
             $crate::mlx5::prm::Field::new($bit, $width);

@@ -12,20 +12,21 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
 use super::refusal::{Refused, refuse};
 use crate::device::Device;
-
-/// The context of the kernel's own objects.
-const KERNEL: u32 = 0;
-/// The context of objects that every context may use.
-const SHARED: u32 = 0xffff;
+use crate::fault::Failure;
+use crate::table::{KERNEL, SHARED};
 
 /// Carries out a command and returns the whole output; `room` is the length the driver expects.
-pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
+/// `None` is no answer at all, for a test.
+pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
     let half = |at: usize| {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
-    if let Some(output) = fail(device, op) {
-        return output;
+    match device.faults.command(op) {
+        // The syndrome tells it from refusals in the driver's log.
+        Some(Failure::Status(status)) => return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]),
+        Some(Failure::Silence) => return None,
+        None => {}
     }
     let result = run(device, op, uid.into(), op_mod, input, room);
     let name = opcode::name(op).unwrap_or("unknown");
@@ -34,7 +35,7 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
             log::trace!("{name} {op_mod:#x}: {} bytes", input.len());
             output.resize(output.len().max(8), 0);
             output[..8].fill(0);
-            output
+            Some(output)
         }
         Err(refused) => {
             let key = (op, refused.syndrome());
@@ -45,21 +46,9 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Vec<u8> {
             }
             let mut output = vec![refused.status as u8, 0, 0, 0];
             output.extend(refused.syndrome().to_be_bytes());
-            output
+            Some(output)
         }
     }
-}
-
-/// The output of a command that was asked to fail.
-fn fail(device: &mut Device, op: u16) -> Option<Vec<u8>> {
-    let (after, status) = device.failing.get_mut(&op)?;
-    if *after > 0 {
-        *after -= 1;
-        return None;
-    }
-    let status = *status;
-    device.failing.remove(&op);
-    Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17])
 }
 
 fn run(
@@ -111,17 +100,20 @@ fn run(
         }
         ACCESS_REG => device.access_register(input),
 
-        ALLOC_UAR => device.alloc_uar(),
-        DEALLOC_UAR => device.dealloc_uar(input),
-        ALLOC_PD => device.alloc_pd(),
-        DEALLOC_PD => device.dealloc_pd(input),
-        ALLOC_XRCD => device.alloc_xrcd(),
-        DEALLOC_XRCD => device.dealloc_xrcd(input),
-        ALLOC_TRANSPORT_DOMAIN => device.alloc_transport_domain(),
-        DEALLOC_TRANSPORT_DOMAIN => device.dealloc_transport_domain(input),
-        ALLOC_Q_COUNTER => device.alloc_q_counter(),
-        DEALLOC_Q_COUNTER => device.dealloc_q_counter(input),
+        ALLOC_UAR => device.alloc_uar(uid),
+        DEALLOC_UAR => device.dealloc_uar(uid, input),
+        ALLOC_PD => device.alloc_pd(uid),
+        DEALLOC_PD => device.dealloc_pd(uid, input),
+        ALLOC_XRCD => device.alloc_xrcd(uid),
+        DEALLOC_XRCD => device.dealloc_xrcd(uid, input),
+        ALLOC_TRANSPORT_DOMAIN => device.alloc_transport_domain(uid),
+        DEALLOC_TRANSPORT_DOMAIN => device.dealloc_transport_domain(uid, input),
+        ALLOC_Q_COUNTER => device.alloc_q_counter(uid),
+        DEALLOC_Q_COUNTER => device.dealloc_q_counter(uid, input),
         QUERY_Q_COUNTER => device.query_q_counter(input),
+        ALLOC_FLOW_COUNTER => device.alloc_flow_counter(uid, input),
+        DEALLOC_FLOW_COUNTER => device.dealloc_flow_counter(uid, input),
+        QUERY_FLOW_COUNTER => device.query_flow_counter(uid, input),
         CREATE_UCTX => device.create_uctx(input),
         DESTROY_UCTX => device.destroy_uctx(input),
         CREATE_UMEM => device.create_umem(uid, input),
@@ -129,19 +121,21 @@ fn run(
 
         CREATE_MKEY => device.create_mkey(uid, input),
         DESTROY_MKEY => device.destroy_mkey(uid, input),
-        QUERY_MKEY => device.query_mkey(input),
+        QUERY_MKEY => device.query_mkey(uid, input),
+        ALLOC_MEMIC => device.alloc_memic(input),
+        DEALLOC_MEMIC => device.dealloc_memic(input),
         CREATE_EQ => device.create_eq(input),
         DESTROY_EQ => device.destroy_eq(input),
         QUERY_EQ => device.query_eq(input),
-        CREATE_CQ => device.create_cq(input),
-        DESTROY_CQ => device.destroy_cq(input),
-        QUERY_CQ => device.query_cq(input),
-        MODIFY_CQ => device.modify_cq(input),
+        CREATE_CQ => device.create_cq(uid, input),
+        DESTROY_CQ => device.destroy_cq(uid, input),
+        QUERY_CQ => device.query_cq(uid, input),
+        MODIFY_CQ => device.modify_cq(uid, input),
         CREATE_QP => device.create_qp(uid, input),
         DESTROY_QP => device.destroy_qp(uid, input),
         RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | SQERR2RTS_QP
         | TO_ERR_QP | TO_RST_QP => device.modify_qp(op, uid, input),
-        QUERY_QP => device.query_qp(input),
+        QUERY_QP => device.query_qp(uid, input),
         CREATE_RMP => device.create_rmp(uid, input),
         MODIFY_RMP => device.modify_rmp(uid, input),
         QUERY_RMP => device.query_rmp(uid, input),
@@ -150,8 +144,8 @@ fn run(
         QUERY_XRC_SRQ => device.query_xrc_srq(uid, input),
         ARM_XRC_SRQ => device.arm_xrc_srq(uid, input),
         DESTROY_XRC_SRQ => device.destroy_xrc_srq(uid, input),
-        ATTACH_TO_MCG => device.attach_to_mcg(input),
-        DETACH_FROM_MCG => device.detach_from_mcg(input),
+        ATTACH_TO_MCG => device.attach_to_mcg(uid, input),
+        DETACH_FROM_MCG => device.detach_from_mcg(uid, input),
 
         QUERY_NIC_VPORT_CONTEXT => device.query_nic_vport_context(input),
         MODIFY_NIC_VPORT_CONTEXT => device.modify_nic_vport_context(input),
@@ -165,30 +159,30 @@ fn run(
         SET_L2_TABLE_ENTRY => device.set_l2_table_entry(input),
         DELETE_L2_TABLE_ENTRY => device.delete_l2_table_entry(input),
 
-        CREATE_SQ => device.create_sq(input),
-        MODIFY_SQ => device.modify_sq(input),
-        QUERY_SQ => device.query_sq(input),
-        DESTROY_SQ => device.destroy_sq(input),
-        CREATE_RQ => device.create_rq(input),
-        MODIFY_RQ => device.modify_rq(input),
-        QUERY_RQ => device.query_rq(input),
-        DESTROY_RQ => device.destroy_rq(input),
-        CREATE_TIS => device.create_tis(input),
-        MODIFY_TIS => device.modify_tis(input),
-        DESTROY_TIS => device.destroy_tis(input),
-        CREATE_TIR => device.create_tir(input),
-        MODIFY_TIR => device.modify_tir(input),
-        DESTROY_TIR => device.destroy_tir(input),
-        CREATE_RQT => device.create_rqt(input),
-        MODIFY_RQT => device.modify_rqt(input),
-        DESTROY_RQT => device.destroy_rqt(input),
+        CREATE_SQ => device.create_sq(uid, input),
+        MODIFY_SQ => device.modify_sq(uid, input),
+        QUERY_SQ => device.query_sq(uid, input),
+        DESTROY_SQ => device.destroy_sq(uid, input),
+        CREATE_RQ => device.create_rq(uid, input),
+        MODIFY_RQ => device.modify_rq(uid, input),
+        QUERY_RQ => device.query_rq(uid, input),
+        DESTROY_RQ => device.destroy_rq(uid, input),
+        CREATE_TIS => device.create_tis(uid, input),
+        MODIFY_TIS => device.modify_tis(uid, input),
+        DESTROY_TIS => device.destroy_tis(uid, input),
+        CREATE_TIR => device.create_tir(uid, input),
+        MODIFY_TIR => device.modify_tir(uid, input),
+        DESTROY_TIR => device.destroy_tir(uid, input),
+        CREATE_RQT => device.create_rqt(uid, input),
+        MODIFY_RQT => device.modify_rqt(uid, input),
+        DESTROY_RQT => device.destroy_rqt(uid, input),
         CREATE_FLOW_TABLE => device.create_flow_table(input),
         MODIFY_FLOW_TABLE => device.modify_flow_table(input),
         DESTROY_FLOW_TABLE => device.destroy_flow_table(input),
         SET_FLOW_TABLE_ROOT => device.set_flow_table_root(input),
         CREATE_FLOW_GROUP => device.create_flow_group(input),
         DESTROY_FLOW_GROUP => device.destroy_flow_group(input),
-        SET_FLOW_TABLE_ENTRY => device.set_fte(input),
+        SET_FLOW_TABLE_ENTRY => device.set_fte(uid, input),
         DELETE_FLOW_TABLE_ENTRY => device.delete_fte(input),
 
         _ => refuse!(BadOp, "not modelled"),

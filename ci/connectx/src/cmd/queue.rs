@@ -4,6 +4,7 @@
 
 use super::mailbox::{self, Delivery, xor};
 use crate::device::Device;
+use crate::record::Entry;
 
 const SLOT: usize = 64;
 const TRANSPORT_PCI: u8 = 7;
@@ -68,11 +69,15 @@ fn run_slot(device: &mut Device, index: u32) {
     // The command that makes the command event queue is not reported there: the driver has freed
     // its slot by the time it looks.
     let events = device.command_eq();
-    let delivery = match carry_out(device, &mut slot) {
-        Ok(()) => 0,
+    let delivery = match carry_out(device, index as u8, &mut slot) {
+        Ok(true) => 0,
+        // The slot stays the device's for ever.
+        Ok(false) => return,
         Err(delivery) => {
             log::warn!("command slot {index}: {delivery:?}");
-            delivery as u8
+            let (slot, delivery) = (index as u8, delivery as u8);
+            device.recorder.add(device.now, &Entry::Answer { slot, delivery, output: &[] });
+            delivery
         }
     };
     slot.bytes[STATUS] = delivery << 1;
@@ -91,7 +96,8 @@ fn run_slot(device: &mut Device, index: u32) {
     }
 }
 
-fn carry_out(device: &mut Device, slot: &mut Slot) -> Result<(), Delivery> {
+/// False if there is to be no answer.
+fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, Delivery> {
     let signed = slot.signed();
     if slot.bytes[0] != TRANSPORT_PCI {
         return Err(Delivery::Descriptor);
@@ -112,13 +118,18 @@ fn carry_out(device: &mut Device, slot: &mut Slot) -> Result<(), Delivery> {
         let rest = in_len - INLINE;
         mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
     }
-    let mut output = super::dispatch::execute(device, &input, out_len);
+    device.recorder.add(device.now, &Entry::Command { slot: index, input: &input });
+    let Some(mut output) = super::dispatch::execute(device, &input, out_len) else {
+        return Ok(false);
+    };
     output.resize(out_len, 0);
+    let answer = Entry::Answer { slot: index, delivery: 0, output: &output[..] };
+    device.recorder.add(device.now, &answer);
     let inline = out_len.min(INLINE);
     slot.bytes[OUTPUT..OUTPUT + inline].copy_from_slice(&output[..inline]);
     if out_len > INLINE {
         let rest = &output[INLINE..];
         mailbox::write(&device.memory, slot.u64(48), rest, slot.token())?;
     }
-    Ok(())
+    Ok(true)
 }

@@ -6,6 +6,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use super::message::{Action, Message, Syndrome};
 use crate::device::Device;
+use crate::fault::Syndromes;
 use crate::object::eq::event;
 use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
@@ -20,6 +21,9 @@ const REQUEST_ERROR: u8 = 0xd;
 const RESPONSE_ERROR: u8 = 0xe;
 
 const SOLICITED: u8 = 2;
+/// The completion itself holds the data, in its first bytes or in the 64 bytes before it.
+const INLINE_32: u8 = 4;
+const INLINE_64: u8 = 8;
 /// An object that asked for no index of its own.
 const NO_INDEX: u32 = 0xff_ffff;
 
@@ -48,14 +52,38 @@ impl Cqe {
         self
     }
 
+    /// Puts data into the completion, in an entry with `room` for it; returns what goes before.
+    fn put_inline<'a>(&mut self, data: &'a [u8], room: usize) -> &'a [u8] {
+        match data.len() {
+            0 => &[],
+            len if room == 64 => {
+                self.0[63] |= INLINE_64;
+                &data[..len.min(room)]
+            }
+            len => {
+                let len = len.min(32);
+                self.0[..len].copy_from_slice(&data[..len]);
+                self.0[63] |= INLINE_32;
+                &[]
+            }
+        }
+    }
+
     pub(crate) fn bytes(&self) -> [u8; 64] {
         self.0
     }
 }
 
 impl Device {
-    /// Reports a send that succeeded.
-    pub(crate) fn complete_send(&mut self, qpn: u32, opcode: u8, index: u16, len: u32) {
+    /// Reports a send that succeeded; `data` is what lies in the completion itself.
+    pub(crate) fn complete_send(
+        &mut self,
+        qpn: u32,
+        opcode: u8,
+        index: u16,
+        len: u32,
+        data: &[u8],
+    ) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         let mut cqe = Cqe::new(REQUEST);
         cqe.put(32, qp.context.get32(qpc::user_index));
@@ -63,20 +91,22 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        self.complete(cqn, cqe.bytes(), false);
+        let before = cqe.put_inline(data, self.inline_room(cqn));
+        self.complete_with(cqn, cqe.bytes(), before, false);
     }
 
     /// Reports a send that failed.
-    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, syndrome: Syndrome) {
+    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
-        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {syndrome:?}");
+        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {cause:x?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);
         cqe.put(32, qp.context.get32(qpc::user_index));
-        cqe.put8(54, 0x80 | syndrome as u8);
-        cqe.put8(55, syndrome as u8);
+        cqe.put8(54, cause.vendor);
+        cqe.put8(55, cause.syndrome);
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
+        self.count(qpn, |set| set.count_send_error(cause.syndrome));
         self.complete(cqn, cqe.bytes(), false);
     }
 
@@ -92,8 +122,15 @@ impl Device {
         Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))
     }
 
-    /// Reports a receive that succeeded.
-    pub(crate) fn complete_receive(&mut self, message: &Message, qpn: u32, index: u16, len: u32) {
+    /// Reports a receive that succeeded; `data` is what lies in the completion itself.
+    pub(crate) fn complete_receive(
+        &mut self,
+        message: &Message,
+        qpn: u32,
+        index: u16,
+        len: u32,
+        data: &[u8],
+    ) {
         let Some((cqn, mark)) = self.receive_target(qpn, message.srqn) else { return };
         let opcode = match (message.action, message.immediate) {
             (Action::Send { invalidate: Some(_) }, _) => RESPONSE_SEND_INV,
@@ -130,7 +167,8 @@ impl Device {
         if message.solicited {
             cqe.put8(63, opcode << 4 | SOLICITED);
         }
-        self.complete(cqn, cqe.bytes(), message.solicited);
+        let before = cqe.put_inline(data, self.inline_room(cqn));
+        self.complete_with(cqn, cqe.bytes(), before, message.solicited);
     }
 
     /// Reports a receive that failed.
@@ -139,13 +177,14 @@ impl Device {
         qpn: u32,
         srqn: Option<u32>,
         index: u16,
-        syndrome: Syndrome,
+        cause: Syndromes,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
+        self.count(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
-        cqe.put8(54, 0x80 | syndrome as u8);
-        cqe.put8(55, syndrome as u8);
+        cqe.put8(54, cause.vendor);
+        cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);
         cqe.put16(60, index);
         self.complete(cqn, cqe.bytes(), true);
@@ -186,7 +225,7 @@ impl Device {
             let Some(queue) = qp.receive.as_mut() else { return };
             let Ok(Some(receive)) = queue.peek(&self.memory) else { return };
             queue.take(&receive);
-            self.fail_receive(qpn, None, receive.index, Syndrome::Flushed);
+            self.fail_receive(qpn, None, receive.index, Syndrome::Flushed.into());
         }
     }
 }

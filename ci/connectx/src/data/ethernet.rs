@@ -9,9 +9,11 @@ use super::frame::{self, Parts};
 use super::message::Syndrome;
 use super::wqe::{Control, Gather, Segments, op};
 use crate::device::Device;
+use crate::object::flow::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
 use crate::object::raw::State;
 use crate::object::steering::Tis;
+use crate::record::{self, Entry, Source};
 
 /// The longest frame, and the most data of a request that is cut into frames.
 const MAX_DATA: u64 = 1 << 18;
@@ -67,6 +69,14 @@ impl Device {
             return Outgoing::Idle;
         };
         let index = sq.ring.next();
+        let request = Entry::Request {
+            service: record::RAW,
+            blue_flame: sq.ring.has_data(),
+            index,
+            number: sqn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &request);
         let pd = sq.pd;
         let tisn = sq.context.get32(sqc::tis_num_0);
         let wrong = control.index != index || control.number != sqn;
@@ -95,7 +105,15 @@ impl Device {
         }
         match frames {
             Ok(frames) if frames.is_empty() => Outgoing::Done,
-            Ok(frames) => {
+            Ok(mut frames) => {
+                let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
+                frames.retain(|frame| {
+                    if !steered {
+                        return true;
+                    }
+                    let headers = Parts::find(frame).as_match(frame);
+                    !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
+                });
                 for frame in &frames {
                     self.port.sent.add(frame.len());
                 }
@@ -176,7 +194,7 @@ impl Device {
             return;
         }
         let parts = Parts::find(frame);
-        let verdict = self.steer(&parts.as_match(frame));
+        let verdict = self.steer(NIC_RECEIVE, &parts.as_match(frame), frame.len());
         let mut taken = false;
         for tirn in verdict.tirs {
             let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
@@ -224,7 +242,7 @@ impl Device {
             Ok(None) => {
                 let set = rq.context.get32(rqc::counter_set_id);
                 if let Ok(set) = self.objects.counters.get_mut(set) {
-                    set.out_of_buffer += 1;
+                    set.out_of_buffer = set.out_of_buffer.wrapping_add(1);
                 }
                 return false;
             }
@@ -244,6 +262,7 @@ impl Device {
             return false;
         }
         rq.queue.take(&receive);
+        receive.record(&mut self.recorder, self.now, Source::Raw, rqn);
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
         let mark = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
@@ -270,6 +289,7 @@ impl Device {
         }
         let mut cqe = Cqe::new(RECEIVED);
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
+        cqe.put16(20, parts.sum(frame));
         cqe.put8(28, ok);
         cqe.put8(29, parts.header_types() | u8::from(tag.is_some()));
         cqe.put16(30, tag.unwrap_or(0));

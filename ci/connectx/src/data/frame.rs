@@ -193,6 +193,18 @@ impl Parts {
         (network, transport)
     }
 
+    /// The sum of everything from the network header on, as receivers are told it. Padding behind the
+    /// end of short packets does not count.
+    pub(crate) fn sum(&self, frame: &[u8]) -> u16 {
+        let all = frame.get(self.network..).unwrap_or(&[]);
+        let len = match self.version {
+            4 => half(all, 2).map(usize::from),
+            6 => half(all, 4).map(|payload| usize::from(payload) + 40),
+            _ => None,
+        };
+        !checksum(len.and_then(|len| all.get(..len)).unwrap_or(all), 0)
+    }
+
     /// Cuts a frame into segments of at most `mss` bytes of data each, headers of `header` bytes.
     pub(crate) fn segment(&self, frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         let Some((at, protocol)) = self.transport else { return vec![] };
@@ -346,6 +358,18 @@ mod tests {
             assert_eq!(parts.checksums_hold(&segment), (true, false));
         }
         assert_eq!(back, data);
+    }
+
+    #[test]
+    fn the_sum_covers_the_packet_and_not_its_padding() {
+        let mut frame = tcp(b"odd");
+        let parts = Parts::find(&frame);
+        let sum = parts.sum(&frame);
+        assert_eq!(sum, !checksum(&frame[14..], 0));
+        frame.extend([0x55; 9]);
+        assert_eq!(parts.sum(&frame), sum);
+        frame[56] ^= 1;
+        assert_ne!(parts.sum(&frame), sum);
     }
 
     /// The first line of Microsoft's table for verifying such hashes.

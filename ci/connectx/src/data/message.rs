@@ -4,6 +4,7 @@
 //! packet sequence numbers count the packets it would be cut into.
 
 use super::wqe::Atomic;
+use crate::fault::Syndromes;
 
 /// Who sent a message, and what of it the receiver sees.
 #[derive(Debug, Clone)]
@@ -73,12 +74,14 @@ pub enum Action {
         /// How many bytes.
         len: u64,
     },
-    /// Changes eight bytes of memory.
+    /// Changes a word of memory.
     Atomic {
         /// Where.
         address: u64,
         /// By which key.
         key: u32,
+        /// Bytes of the word: 4 or 8.
+        len: u64,
         /// How.
         change: Atomic,
     },
@@ -121,6 +124,12 @@ pub enum Syndrome {
     RemoteOperation = 0x14,
     RetriesExceeded = 0x15,
     ReceiverNotReady = 0x16,
+}
+
+impl From<Syndrome> for Syndromes {
+    fn from(syndrome: Syndrome) -> Self {
+        Self { syndrome: syndrome as u8, vendor: 0x80 | syndrome as u8 }
+    }
 }
 
 /// Nanoseconds of an RNR timer code.

@@ -5,6 +5,7 @@
 
 use crate::buffer::Buffer;
 use crate::guest::GuestMemory;
+use crate::record::{Counter, Entry, Recorder, Source};
 
 /// How entries follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,25 @@ pub struct Receive {
     /// Where the data goes.
     pub scatter: Vec<Scatter>,
     next: u16,
+    /// All of it, as it was read.
+    bytes: Vec<u8>,
+    linked: bool,
+    /// The doorbell record at that time.
+    posted: u16,
+}
+
+impl Receive {
+    /// Records it as read from queue `number`.
+    pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, source: Source, number: u32) {
+        let counter = match source {
+            Source::Pair => Counter::Receive,
+            Source::Shared => Counter::Shared,
+            Source::Raw => Counter::Raw,
+        };
+        recorder.saw(now, counter, number, self.posted.into());
+        let (linked, index, bytes) = (self.linked, self.index, &self.bytes[..]);
+        recorder.add(now, &Entry::Receive { source, linked, index, number, bytes });
+    }
 }
 
 /// One entry of a scatter or gather list.
@@ -51,6 +71,9 @@ pub struct Scatter {
     pub address: u64,
 }
 
+/// In the length of a receive's segment: padding may be put before the data, which is not done.
+const START_PADDING: u32 = 1 << 31;
+
 /// The key that ends a scatter list early.
 const INVALID_KEY: u32 = 0x100;
 
@@ -58,7 +81,8 @@ impl Scatter {
     /// Reads a data segment.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
-        Self { len: (value >> 96) as u32, key: (value >> 64) as u32, address: value as u64 }
+        let len = (value >> 96) as u32 & !START_PADDING;
+        Self { len, key: (value >> 64) as u32, address: value as u64 }
     }
 }
 
@@ -112,7 +136,9 @@ impl ReceiveQueue {
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
             .filter(|segment| segment.len != 0)
             .collect();
-        Ok(Some(Receive { index, scatter, next }))
+        let linked = self.order == Order::Linked;
+        let posted = self.taken.wrapping_add(posted);
+        Ok(Some(Receive { index, scatter, next, bytes: entry, linked, posted }))
     }
 
     /// Takes the receive that was peeked at.
@@ -144,7 +170,7 @@ mod tests {
         let (memory, mut queue) = queue(Order::Cyclic);
         assert!(queue.peek(&memory).unwrap().is_none());
         for slot in 0..4 {
-            segment(&memory, 0x1000 + slot * 64, 10 + slot as u32, 7);
+            segment(&memory, 0x1000 + slot * 64, START_PADDING | (10 + slot as u32), 7);
             segment(&memory, 0x1010 + slot * 64, 0, INVALID_KEY);
             segment(&memory, 0x1020 + slot * 64, 9, 7);
         }

@@ -8,10 +8,13 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
 use crate::device::Device;
-use crate::object::domain::Domain;
+use crate::fault::Side;
+use crate::object::counter::CounterSet;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::Source;
+use crate::table::KERNEL;
 
 /// Bytes in front of a datagram's data.
 const ROUTE: usize = 40;
@@ -66,6 +69,7 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
+                self.count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
                 // Something before it is missing; the sender will come again.
                 return Answer::Lost;
             }
@@ -82,6 +86,7 @@ impl Device {
 
     /// A request that was carried out before, and whose answer was lost.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
+        self.count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
             Action::Read { .. } => self.act(qpn, message),
             Action::Atomic { .. } => {
@@ -117,7 +122,9 @@ impl Device {
                 if len > 0 && self.write_pieces(place, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.count(qpn, |set| set.writes += 1);
+                self.count(qpn, |set| {
+                    set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
+                });
                 if message.immediate.is_some() {
                     return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
                 }
@@ -129,24 +136,25 @@ impl Device {
                 }
                 match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.count(qpn, |set| set.reads += 1);
+                        self.count(qpn, |set| {
+                            set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
+                        });
                         Answer::Data(data)
                     }
                     Err(_) => self.access_error(qpn),
                 }
             }
-            Action::Atomic { address, key, change } => {
-                if !atomics || address % 8 != 0 {
+            Action::Atomic { address, key, len, change } => {
+                if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(Right::RemoteAtomic, key, address, 8);
-                let pieces = self.objects.resolve(place);
-                let Ok([(gpa, 8)]) = pieces.as_deref() else { return self.access_error(qpn) };
-                // Memory holds the number in the guest's order, little endian.
-                let old =
-                    self.memory.update(*gpa, 8, |old| change.apply(u64::from_le(old)).to_le());
-                let Ok(old) = old.map(u64::from_le) else { return self.access_error(qpn) };
-                self.count(qpn, |set| set.atomics += 1);
+                let place = access(Right::RemoteAtomic, key, address, len);
+                let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
+                    return self.access_error(qpn);
+                };
+                self.count(qpn, |set| {
+                    set.rx_atomic_requests = set.rx_atomic_requests.wrapping_add(1)
+                });
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
                 }
@@ -155,7 +163,8 @@ impl Device {
         }
     }
 
-    fn count(&mut self, qpn: u32, change: impl Fn(&mut Domain)) {
+    /// Counts something in the set of a queue pair.
+    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         let set = qp.context.get32(qpc::counter_set_id);
         if let Ok(set) = self.objects.counters.get_mut(set) {
@@ -169,6 +178,9 @@ impl Device {
     }
 
     fn access_error(&mut self, qpn: u32) -> Answer {
+        self.count(qpn, |set| {
+            set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
+        });
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
         Answer::AccessError
     }
@@ -197,7 +209,7 @@ impl Device {
         let receive = match peeked {
             Some(Ok(Some(receive))) => receive,
             Some(Ok(None)) | None => {
-                self.count(qpn, |set| set.out_of_buffer += 1);
+                self.count(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
                 return Some(Answer::NotReady(rnr));
             }
             Some(Err(why)) => {
@@ -206,10 +218,20 @@ impl Device {
                 return Some(Answer::OperationError);
             }
         };
+        let (source, number) = shared.map_or((Source::Pair, qpn), |srqn| (Source::Shared, srqn));
+        receive.record(&mut self.recorder, self.now, source, number);
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
-        let answer = self.fill_receive(qpn, pd, message, &receive);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
+        let answer = match self.faults.request(qpn, user, Side::Receive) {
+            Some(cause) => {
+                self.fail_receive(qpn, message.srqn, receive.index, cause);
+                self.qp_error(qpn, None);
+                Some(Answer::OperationError)
+            }
+            None => self.fill_receive(qpn, pd, message, &receive),
+        };
         if let Some(srqn) = shared {
             self.check_limit(srqn);
         }
@@ -231,6 +253,7 @@ impl Device {
             data.extend(&message.payload);
         }
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        let inline = self.inline_receive(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
             Some((Syndrome::LocalLength, Answer::InvalidRequest))
         } else {
@@ -250,7 +273,13 @@ impl Device {
                     address: entry.address,
                     len: part.len() as u64,
                 };
-                if let Err(why) = self.write_pieces(place, part) {
+                // What lies in the completion is put here by the driver, which has to be allowed it.
+                let done = if inline {
+                    self.objects.resolve(place).map(|_| ())
+                } else {
+                    self.write_pieces(place, part)
+                };
+                if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");
                     failed = Some((Syndrome::LocalProtection, Answer::OperationError));
                     break;
@@ -259,7 +288,7 @@ impl Device {
             failed
         };
         if let Some((syndrome, answer)) = failed {
-            self.fail_receive(qpn, message.srqn, receive.index, syndrome);
+            self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
             // A datagram that does not fit is the sender's doing; it does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
                 self.qp_error(qpn, None);
@@ -269,15 +298,25 @@ impl Device {
         if let Action::Send { invalidate: Some(key) } = message.action
             && !self.invalidate(key, pd)
         {
-            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess);
+            self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
             return Some(self.access_error(qpn));
         }
         let len = match message.action {
             Action::Send { .. } => data.len(),
             _ => message.payload.len(),
         };
-        self.complete_receive(message, qpn, receive.index, len as u32);
+        let inline = if inline { &data[..] } else { &[] };
+        self.complete_receive(message, qpn, receive.index, len as u32, inline);
         None
+    }
+
+    /// Whether the data of a message goes into the completion of its receive.
+    fn inline_receive(&self, qpn: u32, message: &Message, len: usize) -> bool {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return false };
+        let room = qp.inline_receives().min(self.inline_room(qp.receive_cq()));
+        matches!(qp.service, Service::Rc | Service::Uc)
+            && message.srqn.is_none()
+            && (1..=room).contains(&len)
     }
 
     /// Makes a key invalid; false if it may not be.
@@ -293,32 +332,5 @@ impl Device {
             context.set(mkc::free, 1);
         }
         allowed
-    }
-
-    /// Reads the memory of an access.
-    pub(crate) fn read_pieces(&self, access: Access) -> Result<Vec<u8>, String> {
-        let pieces = self.objects.resolve(access)?;
-        let mut data = vec![0; access.len as usize];
-        let mut at = 0;
-        for (address, len) in pieces {
-            self.memory
-                .read(address, &mut data[at..at + len])
-                .map_err(|fault| format!("{fault:?}"))?;
-            at += len;
-        }
-        Ok(data)
-    }
-
-    /// Writes the memory of an access.
-    pub(crate) fn write_pieces(&self, access: Access, data: &[u8]) -> Result<(), String> {
-        let pieces = self.objects.resolve(access)?;
-        let mut at = 0;
-        for (address, len) in pieces {
-            self.memory
-                .write(address, &data[at..at + len])
-                .map_err(|fault| format!("{fault:?}"))?;
-            at += len;
-        }
-        Ok(())
     }
 }

@@ -40,6 +40,16 @@ impl SendRing {
         self.next
     }
 
+    /// The block after the last posted request.
+    pub fn posted(&self) -> u16 {
+        self.posted
+    }
+
+    /// Whether the next request is the one that came with its doorbell.
+    pub fn has_data(&self) -> bool {
+        self.data.as_ref().is_some_and(|(index, _)| *index == self.next)
+    }
+
     /// Looks at the doorbell record.
     ///
     /// # Errors

@@ -9,8 +9,11 @@ use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 use super::message::{Action, Answer, Datagram, Message, Syndrome, rnr_timer};
 use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::device::{Device, PortType};
+use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::record::{Counter, Entry};
+use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -72,6 +75,7 @@ impl Device {
             self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
+        self.recorder.saw(self.now, Counter::Send, qpn, ring.posted().into());
         if !ring.waiting() {
             return Next::Idle;
         }
@@ -80,21 +84,34 @@ impl Device {
         let Some(control) = control else { return Next::Idle };
         let blocks = control.blocks().min(MAX_UNITS.div_ceil(4));
         let Ok(bytes) = ring.fetch(&self.memory, blocks.into()) else { return Next::Idle };
+        let request = Entry::Request {
+            service: qp.context.get(qpc::st) as u8,
+            blue_flame: ring.has_data(),
+            index: ring.next(),
+            number: qpn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &request);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
+        if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
+            self.fail(qpn, &control, cause);
+            return Next::Done;
+        }
         match self.prepare(qpn, control, &bytes) {
             Ok(None) => {
-                self.retire(qpn, &control, 0);
+                self.retire(qpn, &control, 0, &[]);
                 Next::Done
             }
             Ok(Some(carry)) => Next::Carry(carry),
             Err(syndrome) => {
-                self.fail(qpn, &control, syndrome);
+                self.fail(qpn, &control, syndrome.into());
                 Next::Done
             }
         }
     }
 
     /// Goes on to the next request, and reports this one if it asked for that.
-    fn retire(&mut self, qpn: u32, control: &Control, len: u32) {
+    fn retire(&mut self, qpn: u32, control: &Control, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         let index = qp.send.as_mut().map_or(0, |ring| {
@@ -103,12 +120,12 @@ impl Device {
             index
         });
         if control.signaled() {
-            self.complete_send(qpn, control.opcode, index, len);
+            self.complete_send(qpn, control.opcode, index, len, data);
         }
     }
 
     /// Reports a request as failed, and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &Control, syndrome: Syndrome) {
+    fn fail(&mut self, qpn: u32, control: &Control, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.send.as_mut().map_or(0, |ring| {
@@ -116,7 +133,7 @@ impl Device {
             ring.advance(control.blocks());
             index
         });
-        self.fail_send(qpn, control.opcode, index, syndrome);
+        self.fail_send(qpn, control.opcode, index, cause);
         if connected {
             return self.qp_error(qpn, None);
         }
@@ -139,7 +156,7 @@ impl Device {
             let Some(control) = control else { return };
             let index = ring.next();
             ring.advance(control.blocks());
-            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed);
+            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed.into());
         }
     }
 
@@ -199,15 +216,17 @@ impl Device {
             _ => return Err(Syndrome::LocalQpOperation),
         };
         let atomic = !sends && control.opcode != op::RDMA_READ;
-        let change = match atomic {
-            true => Some(segments.atomic(control.opcode).map_err(short)?),
-            false => None,
+        let word = control.atomic_len();
+        let change = match (atomic, word) {
+            (true, Some(word)) => Some(segments.atomic(control.opcode, word).map_err(short)?),
+            (true, None) => return Err(Syndrome::LocalQpOperation),
+            (false, _) => None,
         };
         let gather = segments.gather().map_err(short)?;
         let len: u64 = gather.iter().map(Gather::len).sum();
         let mtu = self.path_mtu(qpn);
         let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
-        if len > limit || atomic && len != 8 {
+        if len > limit || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
         let payload = if sends { self.gather(qpn, pd, &gather)? } else { vec![] };
@@ -218,7 +237,7 @@ impl Device {
                 Action::Read { address: remote.address, key: remote.key, len }
             }
             (_, Some(remote), Some(change)) => {
-                Action::Atomic { address: remote.address, key: remote.key, change }
+                Action::Atomic { address: remote.address, key: remote.key, len, change }
             }
             (_, Some(remote), None) => Action::Write { address: remote.address, key: remote.key },
         };
@@ -368,8 +387,23 @@ impl Device {
         Ok(data)
     }
 
-    /// Puts what came back where the request wants it.
-    fn scatter(&self, qpn: u32, list: &[Gather], mut data: &[u8]) -> Result<(), Syndrome> {
+    /// Takes what came back: into memory, or returned to lie in the completion.
+    fn bring_back(&self, qpn: u32, job: &Job, data: Vec<u8>) -> Result<Vec<u8>, Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let room = qp.inline_sends().min(self.inline_room(qp.send_cq()));
+        let inline = job.control.signaled() && (1..=room).contains(&data.len());
+        self.scatter(qpn, &job.gather, &data, !inline)?;
+        Ok(if inline { data } else { vec![] })
+    }
+
+    /// Puts what came back where the request wants it, or only finds that it may go there.
+    fn scatter(
+        &self,
+        qpn: u32,
+        list: &[Gather],
+        mut data: &[u8],
+        write: bool,
+    ) -> Result<(), Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         for entry in list {
             let Gather::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
@@ -383,7 +417,11 @@ impl Device {
                 address: entry.address,
                 len: part.len() as u64,
             };
-            self.write_pieces(place, part).map_err(|_| Syndrome::LocalProtection)?;
+            let done = match write {
+                true => self.write_pieces(place, part),
+                false => self.objects.resolve(place).map(|_| ()),
+            };
+            done.map_err(|_| Syndrome::LocalProtection)?;
         }
         Ok(())
     }
@@ -403,45 +441,54 @@ impl Device {
         if !service.reliable() {
             // Nobody says what became of it.
             self.rdma_sent.add(message.payload.len());
-            return self.retire(qpn, control, job.len as u32);
+            return self.retire(qpn, control, job.len as u32, &[]);
         }
         let outcome = match answer {
             Answer::NotReady(code) => {
                 qp.retries += 1;
-                if rnr_retries != FOREVER && qp.retries > rnr_retries {
-                    Err(Syndrome::ReceiverNotReady)
-                } else {
-                    qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
+                qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                self.count(qpn, |set| {
+                    set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, rnr_timer(code));
                 }
+                Err(Syndrome::ReceiverNotReady)
             }
             Answer::Lost => {
                 qp.retries += 1;
-                if qp.retries > retries {
-                    Err(Syndrome::RetriesExceeded)
-                } else {
+                let exceeded = qp.retries > retries;
+                self.count(qpn, |set| {
+                    set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, timeout);
                 }
+                Err(Syndrome::RetriesExceeded)
             }
             Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Answer::AccessError => Err(Syndrome::RemoteAccess),
             Answer::OperationError => Err(Syndrome::RemoteOperation),
-            Answer::Acknowledged => Ok(()),
-            Answer::Data(data) => self.scatter(qpn, &job.gather, &data),
+            Answer::Acknowledged => Ok(vec![]),
+            Answer::Data(data) => self.bring_back(qpn, job, data),
             // Atomics return the old value as a big-endian number unless told otherwise; the
             // drivers of little-endian hosts ask for host order.
-            Answer::Atomic(old) => self.scatter(qpn, &job.gather, &old.to_le_bytes()),
+            Answer::Atomic(old) => {
+                let bytes = old.to_le_bytes();
+                self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())
+            }
         };
         match outcome {
-            Ok(()) => {
+            Ok(inline) => {
                 self.rdma_sent.add(message.payload.len());
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());
                 }
-                self.retire(qpn, control, job.len as u32);
+                self.retire(qpn, control, job.len as u32, &inline);
             }
-            Err(syndrome) => self.fail(qpn, control, syndrome),
+            Err(syndrome) => self.fail(qpn, control, syndrome.into()),
         }
     }
 }

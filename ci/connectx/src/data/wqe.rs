@@ -58,6 +58,18 @@ impl Control {
         }
     }
 
+    /// Bytes of the word that an atomic changes: 8, unless a masked one says otherwise. `None` if it
+    /// asks for a length that is not supported.
+    pub fn atomic_len(&self) -> Option<u64> {
+        const EXTENDED: u8 = 8;
+        match (self.opcode, self.modifier) {
+            (_, 0) => Some(8),
+            (op::ATOMIC_MASKED_CS | op::ATOMIC_MASKED_FA, EXTENDED) => Some(4),
+            (op::ATOMIC_MASKED_CS | op::ATOMIC_MASKED_FA, 9) => Some(8),
+            _ => None,
+        }
+    }
+
     /// Whether success is reported.
     pub fn signaled(&self) -> bool {
         self.flags & 0x0c == 0x08
@@ -257,11 +269,29 @@ impl<'a> Segments<'a> {
         Ok(((value >> 64) as u64, value as u64))
     }
 
-    /// What an atomic with this opcode does.
+    fn quarters(&mut self) -> Result<[u64; 4], Short> {
+        let value = u128::from_be_bytes(*self.take::<16>()?);
+        Ok([96, 64, 32, 0].map(|shift| (value >> shift) as u64 & 0xffff_ffff))
+    }
+
+    /// What an atomic with this opcode does to a word of `len` bytes, 4 or 8.
     ///
     /// # Errors
     /// [`Short`]
-    pub fn atomic(&mut self, opcode: u8) -> Result<Atomic, Short> {
+    pub fn atomic(&mut self, opcode: u8, len: u64) -> Result<Atomic, Short> {
+        if len == 4 {
+            let [first, second, third, fourth] = self.quarters()?;
+            return Ok(match opcode {
+                op::ATOMIC_MASKED_CS => Atomic::CompareSwap {
+                    swap: first,
+                    compare: second,
+                    swap_mask: third,
+                    compare_mask: fourth,
+                },
+                // The carry out of the word is lost, like that of the upper field of a longer one.
+                _ => Atomic::FetchAdd { add: first, boundary: second | 1 << 31 },
+            });
+        }
         let (first, second) = self.pair()?;
         Ok(match opcode {
             op::ATOMIC_CS => Atomic::CompareSwap {
@@ -371,5 +401,25 @@ mod tests {
             Atomic::CompareSwap { swap: 0xff, compare: 0x12, swap_mask: 0x0f, compare_mask: 0xf0 };
         assert_eq!(swap.apply(0x1a), 0x1f);
         assert_eq!(swap.apply(0x2a), 0x2a);
+    }
+
+    #[test]
+    fn masked_atomics_of_four_bytes() {
+        let words = [0xffu32, 0x12, 0x0f, 0xf0];
+        let mut bytes = vec![0; 16];
+        bytes.extend(words.iter().flat_map(|word| word.to_be_bytes()));
+        let mut control = Control::parse(&[0; 16]);
+        (control.units, control.opcode, control.modifier) = (2, op::ATOMIC_MASKED_CS, 8);
+        assert_eq!(control.atomic_len(), Some(4));
+        let swap = Segments::new(&control, &bytes).atomic(control.opcode, 4).unwrap();
+        assert_eq!((swap.apply(0x1a), swap.apply(0x2a)), (0x1f, 0x2a));
+        let add = Segments::new(&control, &bytes).atomic(op::ATOMIC_MASKED_FA, 4).unwrap();
+        assert_eq!(add.apply(0xffff_ffff) >> 32, 0);
+        control.modifier = 9;
+        assert_eq!(control.atomic_len(), Some(8));
+        control.modifier = 10;
+        assert_eq!(control.atomic_len(), None);
+        (control.opcode, control.modifier) = (op::ATOMIC_CS, 8);
+        assert_eq!(control.atomic_len(), None);
     }
 }

@@ -12,6 +12,7 @@ use crate::buffer::Buffer;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
 use crate::function::VECTORS;
+use crate::record::Entry;
 
 const EQE: u64 = 64;
 
@@ -156,6 +157,8 @@ impl Device {
             log::error!("EQ {number}: {fault:?}");
             return;
         }
+        let index = eq.producer;
+        self.recorder.add(self.now, &Entry::Event { number, index, bytes: &eqe });
         eq.producer = eq.producer.wrapping_add(1) & 0xff_ffff;
         if std::mem::take(&mut eq.armed) {
             self.interrupts.raise(eq.vector);

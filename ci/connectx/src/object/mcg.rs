@@ -35,9 +35,9 @@ fn arguments(input: &[u8]) -> (u32, [u8; 16]) {
 }
 
 impl Device {
-    pub(crate) fn attach_to_mcg(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn attach_to_mcg(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let (qpn, gid) = arguments(input);
-        self.objects.qps.get(qpn)?;
+        self.objects.qps.own(uid, qpn)?;
         let groups = &mut self.objects.groups.members;
         if groups.len() >= MAX_GROUPS && !groups.contains_key(&gid) {
             return refuse!(LimitExceeded, "{MAX_GROUPS} multicast groups exist");
@@ -52,8 +52,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn detach_from_mcg(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn detach_from_mcg(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let (qpn, gid) = arguments(input);
+        self.objects.qps.own(uid, qpn)?;
         let groups = &mut self.objects.groups.members;
         let left = groups.get_mut(&gid).is_some_and(|group| group.remove(&qpn));
         if !left {

@@ -11,6 +11,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use super::Objects;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::table::{KERNEL, SHARED};
 
 /// `qpn` of a key that is not bound to one queue pair.
 pub(crate) const ANY_QP: u64 = 0xff_ffff;
@@ -24,12 +25,12 @@ const PHYSICAL: u64 = 0;
 const PAGES: u64 = 1;
 const KLMS: u64 = 2;
 const KSM: u64 = 3;
+const DEVICE_MEMORY: u64 = 5;
 
 /// A memory key.
 pub struct Mkey {
     pub(crate) context: Bits<mkc, Vec<u8>>,
     pub(crate) translation: Vec<u8>,
-    pub(crate) uid: u32,
 }
 
 /// What an access wants to do.
@@ -53,12 +54,30 @@ pub(crate) struct Access {
     pub(crate) len: u64,
 }
 
-/// A piece of guest memory.
-pub(crate) type Piece = (u64, usize);
+/// Where a piece of memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Guest physical address.
+    Guest(u64),
+    /// Offset in BAR0.
+    Bar(u64),
+}
+
+/// A piece of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) place: Place,
+    pub(crate) len: usize,
+}
 
 impl Mkey {
     fn mode(&self) -> u64 {
         self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
+    }
+
+    /// Whether it is of device memory, which it holds.
+    pub(crate) fn is_device_memory(&self) -> bool {
+        self.mode() == DEVICE_MEMORY
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -109,8 +128,10 @@ impl Objects {
         if !mkey.allows(right) {
             return Err(format!("key {key:#x} does not allow {right:?}"));
         }
-        let start = context.get(mkc::start_addr);
-        let whole = context.is_set(mkc::length64);
+        // Addresses of device memory begin at zero; the start is where it lies in BAR0.
+        let device_memory = mkey.is_device_memory();
+        let start = if device_memory { 0 } else { context.get(mkc::start_addr) };
+        let whole = context.is_set(mkc::length64) && !device_memory;
         let offset = address.wrapping_sub(start);
         let inside = offset.checked_add(len).is_some_and(|end| end <= context.get(mkc::len));
         if !whole && (address < start || !inside) {
@@ -122,7 +143,12 @@ impl Objects {
         match mkey.mode() {
             PHYSICAL => {
                 let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
-                to.push((address, len));
+                to.push(Piece { place: Place::Guest(address), len });
+                Ok(())
+            }
+            DEVICE_MEMORY => {
+                let place = Place::Bar(context.get(mkc::start_addr).wrapping_add(address));
+                to.push(Piece { place, len: len as usize });
                 Ok(())
             }
             PAGES => mkey.pages(address, len, to),
@@ -131,8 +157,7 @@ impl Objects {
         }
     }
 
-    /// A list of ranges of other keys. The rights of this key were checked; those of the keys in
-    /// the list are checked as local ones, as they are its owner's.
+    /// A list of ranges of other keys.
     fn indirect(
         &self,
         mkey: &Mkey,
@@ -145,6 +170,9 @@ impl Objects {
         let mut skip = access.address.wrapping_sub(start);
         let mut left = access.len;
         let (entries, _) = mkey.translation.as_chunks::<16>();
+        if let Some(pattern) = Pattern::find(entries) {
+            return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
+        }
         for entry in entries {
             let entry = u128::from_be_bytes(*entry);
             let size = fixed.unwrap_or((entry >> 96) as u64 & 0x7fff_ffff);
@@ -153,22 +181,9 @@ impl Objects {
                 continue;
             }
             let len = (size - skip).min(left);
-            let inner = Access {
-                key: (entry >> 64) as u32,
-                right: match access.right {
-                    Right::LocalRead | Right::RemoteRead => Right::LocalRead,
-                    Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => {
-                        Right::LocalWrite
-                    }
-                },
-                address: (entry as u64).wrapping_add(skip),
-                len,
-                ..access
-            };
-            self.resolve_into(inner, depth + 1, to)?;
-            if to.len() > MAX_PIECES {
-                return Err(format!("key {:#x} falls into too many pieces", access.key));
-            }
+            let key = (entry >> 64) as u32;
+            let address = (entry as u64).wrapping_add(skip);
+            self.follow(Access { key, address, len, ..access }, depth, to)?;
             left -= len;
             skip = 0;
             if left == 0 {
@@ -176,6 +191,103 @@ impl Objects {
             }
         }
         Err(format!("the list of key {:#x} ends {left} bytes early", access.key))
+    }
+
+    /// A pattern of ranges that repeats; the address of the access counts from its beginning.
+    fn interleaved(
+        &self,
+        pattern: &Pattern<'_>,
+        access: Access,
+        depth: u32,
+        to: &mut Vec<Piece>,
+    ) -> Result<(), String> {
+        let (entries, period) = (pattern.entries, pattern.period);
+        let sum: u64 = entries.iter().map(|entry| Strided::parse(entry).len).sum();
+        if period == 0 || sum != period {
+            return Err(format!("a pattern of {period} bytes whose parts have {sum}"));
+        }
+        let mut left = access.len;
+        let mut skip = access.address % period;
+        for turn in access.address / period..pattern.count {
+            for entry in entries.iter().map(Strided::parse) {
+                if skip >= entry.len {
+                    skip -= entry.len;
+                    continue;
+                }
+                let len = (entry.len - skip).min(left);
+                let address = entry.address.wrapping_add(turn * entry.stride).wrapping_add(skip);
+                self.follow(Access { key: entry.key, address, len, ..access }, depth, to)?;
+                left -= len;
+                skip = 0;
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+        }
+        Err(format!("the pattern of key {:#x} ends {left} bytes early", access.key))
+    }
+
+    /// Goes on at a key in another key's list. The rights of that other key were checked; those of
+    /// the keys in the list are checked as local ones, as they are its owner's.
+    fn follow(&self, access: Access, depth: u32, to: &mut Vec<Piece>) -> Result<(), String> {
+        let right = match access.right {
+            Right::LocalRead | Right::RemoteRead => Right::LocalRead,
+            Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => Right::LocalWrite,
+        };
+        self.resolve_into(Access { right, ..access }, depth + 1, to)?;
+        if to.len() > MAX_PIECES {
+            return Err(format!("an access by key {:#x} falls into too many pieces", access.key));
+        }
+        Ok(())
+    }
+}
+
+/// A list of ranges that repeats with a stride of its own for each range.
+struct Pattern<'a> {
+    /// Bytes of one turn.
+    period: u64,
+    /// How many turns.
+    count: u64,
+    entries: &'a [[u8; 16]],
+}
+
+impl<'a> Pattern<'a> {
+    /// In place of the first key, which is none.
+    const MARK: u32 = 0x400;
+
+    fn find(entries: &'a [[u8; 16]]) -> Option<Self> {
+        let (first, rest) = entries.split_first()?;
+        let head = u128::from_be_bytes(*first);
+        if (head >> 64) as u32 != Self::MARK {
+            return None;
+        }
+        let parts = usize::from(head as u16);
+        let entries = rest.get(..parts)?;
+        Some(Self {
+            period: (head >> 96) as u64,
+            count: (head >> 32) as u64 & 0xffff_ffff,
+            entries,
+        })
+    }
+}
+
+/// A range of a pattern.
+struct Strided {
+    stride: u64,
+    len: u64,
+    key: u32,
+    address: u64,
+}
+
+impl Strided {
+    fn parse(bytes: &[u8; 16]) -> Self {
+        let value = u128::from_be_bytes(*bytes);
+        Self {
+            stride: (value >> 112) as u64,
+            len: (value >> 96) as u64 & 0xffff,
+            key: (value >> 64) as u32,
+            address: value as u64,
+        }
     }
 }
 
@@ -200,8 +312,12 @@ impl Mkey {
             let piece = (page - inside).min(left);
             let gpa = (entry & !0xfff).checked_add(inside).ok_or("absurd page address")?;
             match to.last_mut() {
-                Some((last, bytes)) if *last + *bytes as u64 == gpa => *bytes += piece as usize,
-                _ => to.push((gpa, piece as usize)),
+                Some(Piece { place: Place::Guest(last), len })
+                    if last.wrapping_add(*len as u64) == gpa =>
+                {
+                    *len += piece as usize;
+                }
+                _ => to.push(Piece { place: Place::Guest(gpa), len: piece as usize }),
             }
             at += piece;
             left -= piece;
@@ -225,8 +341,11 @@ impl Device {
             return refuse!(BadParam, "signature mkeys are not modelled");
         }
         let mode = context.get(mkc::access_mode_4_2) << 2 | context.get(mkc::access_mode_1_0);
-        if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM) {
+        if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
             return refuse!(BadParam, "mkey access mode {mode} is not modelled");
+        }
+        if mode == PHYSICAL && !matches!(uid, KERNEL | SHARED) {
+            return refuse!(BadParam, "context {uid} may not name physical addresses");
         }
         let room = Mkey::octowords(&context);
         let actual = input.get(create_mkey_in::translations_octword_actual_size);
@@ -238,12 +357,16 @@ impl Device {
             return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
         };
         if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
-            self.objects.pds.get(context.get32(mkc::pd))?;
+            self.objects.pds.allow(uid, context.get32(mkc::pd))?;
         }
         let mut translation = list.to_vec();
         // Work requests replace entries in units of 64 bytes, padded if need be.
         translation.resize((room as usize * 16).next_multiple_of(64), 0);
-        let number = self.objects.mkeys.insert(Mkey { context, translation, uid })?;
+        self.objects.mkeys.room()?;
+        if mode == DEVICE_MEMORY {
+            self.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
+        }
+        let number = self.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
         let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
         out.set(create_mkey_out::mkey_index, number.into());
         Ok(out.into_inner())
@@ -251,17 +374,18 @@ impl Device {
 
     pub(crate) fn destroy_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
-        let owner = self.objects.mkeys.get(number)?.uid;
-        if owner != uid {
-            return refuse!(BadResource, "mkey {number:#x} belongs to context {owner}, not {uid}");
+        self.objects.mkeys.own(uid, number)?;
+        let mkey = self.objects.mkeys.remove(number)?;
+        if mkey.is_device_memory() {
+            let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
+            self.objects.memic.release(start, len);
         }
-        self.objects.mkeys.remove(number)?;
         Ok(vec![])
     }
 
-    pub(crate) fn query_mkey(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
-        let mkey = self.objects.mkeys.get(number)?;
+        let mkey = self.objects.mkeys.own(uid, number)?;
         let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
         out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
         Ok(out.into_inner())
@@ -285,7 +409,7 @@ mod tests {
         context.set(mkc::rr, 1);
         let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
         let mut objects = Objects::new();
-        objects.mkeys.insert(Mkey { context, translation, uid: 0 }).unwrap();
+        objects.mkeys.insert(Mkey { context, translation }).unwrap();
         objects
     }
 
@@ -301,7 +425,8 @@ mod tests {
     #[test]
     fn pages_are_found() {
         let pieces = objects().resolve(GOOD).unwrap();
-        assert_eq!(pieces, [(0x5900, 0x700), (0x9000, 0x100)]);
+        let piece = |address, len| Piece { place: Place::Guest(address), len };
+        assert_eq!(pieces, [piece(0x5900, 0x700), piece(0x9000, 0x100)]);
     }
 
     #[test]

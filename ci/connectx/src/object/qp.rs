@@ -10,7 +10,7 @@ use uverbs_uapi::mlx5::prm::qpc::{
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use super::srq::Kind;
-use crate::buffer::Buffer;
+use super::umem::{QueueMemory, Request};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::{Order, ReceiveQueue};
 use crate::data::ring::SendRing;
@@ -88,12 +88,15 @@ pub struct Qp {
     pub(crate) srqn: Option<u32>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
-    pub(crate) uid: u32,
+    umems: Vec<u32>,
     /// How often the message under way was tried again.
     pub(crate) retries: u8,
     /// The answer to the last atomic, for a request that is repeated.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
+
+/// Where the memory of the doorbell record is named, which the kernel's description leaves out.
+const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
 
 /// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and what each lets a transition change.
 const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
@@ -123,6 +126,24 @@ impl Qp {
     /// Number of the queue of completions for sends.
     pub(crate) fn send_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_snd)
+    }
+
+    /// Up to how many bytes that a send brings back may lie in its completion.
+    pub(crate) fn inline_sends(&self) -> usize {
+        match self.context.get(qpc::cs_req) {
+            0x11 => 32,
+            0x22 => 64,
+            _ => 0,
+        }
+    }
+
+    /// Up to how many bytes of a message may lie in the completion of its receive.
+    pub(crate) fn inline_receives(&self) -> usize {
+        match self.context.get(qpc::cs_res) {
+            1 => 32,
+            2 => 64,
+            _ => 0,
+        }
     }
 
     /// Number of the queue of completions for receives.
@@ -235,9 +256,6 @@ impl Device {
         let input = Bits::<create_qp_in, _>::new(input);
         let context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
         let service = Service::new(context.get(qpc::st))?;
-        if input.is_set(create_qp_in::wq_umem_valid) || context.is_set(qpc::dbr_umem_valid) {
-            return refuse!(BadParam, "a QP in a umem is not modelled");
-        }
         if context.is_set(qpc::wq_signature) {
             return refuse!(BadParam, "WQE signatures are not modelled");
         }
@@ -247,20 +265,6 @@ impl Device {
         let rq_bytes = if rq_type == RQ_OWN { 1u64 << (log_rq + log_stride) } else { 0 };
         let sq_bytes =
             if context.is_set(qpc::no_sq) { 0 } else { 64u64 << context.get(qpc::log_sq_size) };
-        let buffer = Buffer::new(
-            context.get(qpc::log_page_size),
-            context.get(qpc::page_offset),
-            rq_bytes + sq_bytes,
-            input.tail(create_qp_in::pas),
-        )?;
-        let record = context.get(qpc::dbr_addr);
-        let receive = (rq_type == RQ_OWN)
-            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
-        let send = (sq_bytes > 0)
-            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
-        if record % 8 != 0 && (receive.is_some() || send.is_some()) {
-            return refuse!(BadParam, "doorbell record at {record:#x}");
-        }
         let srqn = match rq_type {
             RQ_OWN | RQ_NONE => None,
             RQ_SHARED => Some(context.get32(qpc::srqn_rmpn_xrqn)),
@@ -270,21 +274,42 @@ impl Device {
         let uar = context.get32(qpc::uar_page);
         // A queue that only changes keys gets its protection domain later.
         if service != Service::Umr {
-            self.objects.pds.get(pd)?;
+            self.objects.pds.allow(uid, pd)?;
         }
+        // The driver lends a queue of completions and shared receives to queue pairs without.
         for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
-            self.objects.cqs.get(cqn)?;
+            self.objects.cqs.allow_lent(uid, cqn)?;
         }
-        if send.is_some() {
-            self.objects.uars.get(uar)?;
+        if sq_bytes > 0 {
+            self.objects.uars.allow(uid, uar)?;
         }
         if service == Service::Xrc {
-            self.objects.xrcds.get(context.get32(qpc::xrcd))?;
+            self.objects.xrcds.allow_lent(uid, context.get32(qpc::xrcd))?;
         }
         if let Some(srqn) = srqn {
-            self.objects.srqs.get(srqn)?;
+            self.objects.srqs.allow_lent(uid, srqn)?;
         }
+        self.objects.qps.room()?;
+        let QueueMemory { buffer, record, umems } = self.queue_memory(
+            uid,
+            &Request {
+                queue: input.is_set(create_qp_in::wq_umem_valid).then(|| {
+                    (input.get32(create_qp_in::wq_umem_id), input.get(create_qp_in::wq_umem_offset))
+                }),
+                record: context.is_set(qpc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
+                record_address: context.get(qpc::dbr_addr),
+                log_page_size: context.get(qpc::log_page_size),
+                page_offset: context.get(qpc::page_offset),
+                len: rq_bytes + sq_bytes,
+                pages: input.tail(create_qp_in::pas),
+            },
+        )?;
+        let receive = (rq_type == RQ_OWN)
+            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
+        let send = (sq_bytes > 0)
+            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
         let qp = Qp {
+            umems,
             service,
             state: State::Reset,
             context,
@@ -293,12 +318,11 @@ impl Device {
             srqn,
             pd,
             uar,
-            uid,
             retries: 0,
             last_atomic: None,
         };
         self.hold_for_qp(&qp, true);
-        let number = self.objects.qps.insert(qp)?;
+        let number = self.objects.qps.insert_owned(uid, qp)?;
         let mut out = Bits::<create_qp_out, _>::new(vec![0; create_qp_out::SIZE]);
         out.set(create_qp_out::qpn, number.into());
         Ok(out.into_inner())
@@ -333,18 +357,11 @@ impl Device {
 
     pub(crate) fn destroy_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
-        self.own_qp(uid, number)?;
+        self.objects.qps.own(uid, number)?;
         let qp = self.objects.qps.remove(number)?;
         self.hold_for_qp(&qp, false);
+        self.release_umems(&qp.umems);
         Ok(vec![])
-    }
-
-    fn own_qp(&mut self, uid: u32, number: u32) -> Result<&mut Qp, Refused> {
-        let qp = self.objects.qps.get_mut(number)?;
-        if qp.uid != uid && uid != 0 {
-            return refuse!(BadResource, "QP {number:#x} belongs to context {}, not {uid}", qp.uid);
-        }
-        Ok(qp)
     }
 
     pub(crate) fn modify_qp(
@@ -368,16 +385,17 @@ impl Device {
             }
             _ => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Reset),
         };
-        let qp = self.own_qp(uid, number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         if !from.contains(&qp.state) {
             return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
         }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
         if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
+            self.objects.pds.allow(uid, late_pd)?;
             self.objects.pds.hold(late_pd)?;
-            self.own_qp(uid, number)?.pd = late_pd;
+            self.objects.qps.own(uid, number)?.pd = late_pd;
         }
-        let qp = self.own_qp(uid, number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
         qp.enter(to);
         match to {
@@ -388,9 +406,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_qp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
-        let qp = self.objects.qps.get(number)?;
+        let qp = self.objects.qps.own(uid, number)?;
         let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
         out.set_sub(query_qp_out::qpc, qp.context.bytes());
         let mut context = out.sub_mut(query_qp_out::qpc);

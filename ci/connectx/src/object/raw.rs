@@ -9,8 +9,7 @@ use uverbs_uapi::mlx5::prm::rqc::{
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use super::srq::receive_queue;
-use crate::buffer::Buffer;
+use super::umem::{QueueMemory, Request};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::ReceiveQueue;
 use crate::data::ring::SendRing;
@@ -43,6 +42,7 @@ impl State {
 pub struct Sq {
     pub(crate) state: State,
     pub(crate) ring: SendRing,
+    umems: Vec<u32>,
     pub(crate) context: Bits<sqc, Vec<u8>>,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
@@ -52,12 +52,13 @@ pub struct Sq {
 pub struct Rq {
     pub(crate) state: State,
     pub(crate) queue: ReceiveQueue,
+    umems: Vec<u32>,
     pub(crate) context: Bits<rqc, Vec<u8>>,
     pub(crate) pd: u32,
 }
 
 impl Device {
-    pub(crate) fn create_sq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_sq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_sq_in, _>::new(input);
         let context = Bits::<sqc, _>::new(input.sub(create_sq_in::ctx).bytes().to_vec());
         let pas = input.bytes().get(create_sq_in::SIZE..).unwrap_or_default();
@@ -67,41 +68,43 @@ impl Device {
         if log_size > 15 || log_stride != 6 || context.is_set(sqc::hairpin) {
             return refuse!(BadParam, "SQ of 2^{log_size} strides of 2^{log_stride} bytes");
         }
-        if queue.is_set(wq::wq_umem_valid) {
-            return refuse!(BadParam, "a queue in a umem is not modelled");
-        }
-        let buffer = Buffer::new(
-            queue.get(wq::log_wq_pg_sz),
-            queue.get(wq::page_offset),
-            64 << log_size,
-            pas,
-        )?;
-        let ring = SendRing::new(buffer, 0, log_size, queue.get(wq::dbr_addr) + 4);
         let uar = queue.get32(wq::uar_page);
         let pd = queue.get32(wq::pd);
         let cqn = context.get32(sqc::cqn);
         let tisn = context.get32(sqc::tis_num_0);
-        self.objects.uars.get(uar)?;
-        if context.is_set(sqc::tis_lst_sz) {
-            self.objects.tises.get(tisn)?;
+        self.objects.uars.allow(uid, uar)?;
+        // A queue that never touches memory is made without.
+        if pd != 0 {
+            self.objects.pds.allow(uid, pd)?;
         }
+        if context.is_set(sqc::tis_lst_sz) {
+            self.objects.tises.allow_lent(uid, tisn)?;
+        }
+        self.objects.cqs.allow_lent(uid, cqn)?;
+        self.objects.sqs.room()?;
+        let request = Request::of_work_queue(&queue, 64 << log_size, pas);
+        let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
+        let ring = SendRing::new(buffer, 0, log_size, record + 4);
         self.objects.cqs.hold(cqn)?;
         self.objects.uars.hold(uar)?;
         if context.is_set(sqc::tis_lst_sz) {
             self.objects.tises.hold(tisn)?;
         }
-        let number = self.objects.sqs.insert(Sq { state: State::Reset, ring, context, uar, pd })?;
+        let number = self
+            .objects
+            .sqs
+            .insert_owned(uid, Sq { state: State::Reset, ring, umems, context, uar, pd })?;
         let mut out = Bits::<create_sq_out, _>::new(vec![0; create_sq_out::SIZE]);
         out.set(create_sq_out::sqn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_sq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_sq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<modify_sq_in, _>::new(input);
         let number = input.get32(modify_sq_in::sqn);
         let from = State::new(input.get(modify_sq_in::sq_state))?;
         let to = State::new(input.sub(modify_sq_in::ctx).get(sqc::state))?;
-        let sq = self.objects.sqs.get_mut(number)?;
+        let sq = self.objects.sqs.own(uid, number)?;
         if sq.state != from {
             return refuse!(BadResourceState, "SQ {number:#x} is in {:?}, not {from:?}", sq.state);
         }
@@ -113,18 +116,20 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_sq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_sq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_sq_in, _>::new(input).get32(query_sq_in::sqn);
-        let sq = self.objects.sqs.get(number)?;
+        let sq = self.objects.sqs.own(uid, number)?;
         let mut out = Bits::<query_sq_out, _>::new(vec![0; query_sq_out::SIZE]);
         out.set_sub(query_sq_out::sq_context, sq.context.bytes());
         out.sub_mut(query_sq_out::sq_context).set(sqc::state, sq.state as u64);
         Ok(out.into_inner())
     }
 
-    pub(crate) fn destroy_sq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_sq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_sq_in, _>::new(input).get32(destroy_sq_in::sqn);
+        self.objects.sqs.own(uid, number)?;
         let sq = self.objects.sqs.remove(number)?;
+        self.release_umems(&sq.umems);
         self.objects.cqs.release(sq.context.get32(sqc::cqn));
         self.objects.uars.release(sq.uar);
         if sq.context.is_set(sqc::tis_lst_sz) {
@@ -133,7 +138,7 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn create_rq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_rq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         const INLINE: u64 = 0;
         let input = Bits::<create_rq_in, _>::new(input);
         let context = Bits::<rqc, _>::new(input.sub(create_rq_in::ctx).bytes().to_vec());
@@ -142,16 +147,25 @@ impl Device {
             return refuse!(BadParam, "RQ memory type {}", context.get(rqc::mem_rq_type));
         }
         let queue_context = context.sub(rqc::wq);
-        let queue = receive_queue(&queue_context, pas)?;
         let pd = queue_context.get32(wq::pd);
+        // A queue that never touches memory is made without.
+        if pd != 0 {
+            self.objects.pds.allow(uid, pd)?;
+        }
+        self.objects.cqs.allow_lent(uid, context.get32(rqc::cqn))?;
+        self.objects.rqs.room()?;
+        let (queue, umems) = self.receive_queue_of(uid, &queue_context, pas)?;
         self.objects.cqs.hold(context.get32(rqc::cqn))?;
-        let number = self.objects.rqs.insert(Rq { state: State::Reset, queue, context, pd })?;
+        let number = self
+            .objects
+            .rqs
+            .insert_owned(uid, Rq { state: State::Reset, queue, umems, context, pd })?;
         let mut out = Bits::<create_rq_out, _>::new(vec![0; create_rq_out::SIZE]);
         out.set(create_rq_out::rqn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_rq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_rq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         const SCATTER_FCS: u64 = 1 << 2;
         const VLAN_STRIPPING: u64 = 1 << 1;
         const COUNTER_SET: u64 = 1 << 3;
@@ -164,7 +178,7 @@ impl Device {
         if select & SCATTER_FCS != 0 && new.is_set(rqc::scatter_fcs) {
             return refuse!(BadParam, "scatter FCS is not modelled");
         }
-        let rq = self.objects.rqs.get_mut(number)?;
+        let rq = self.objects.rqs.own(uid, number)?;
         if rq.state != from {
             return refuse!(BadResourceState, "RQ {number:#x} is in {:?}, not {from:?}", rq.state);
         }
@@ -181,18 +195,20 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_rq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_rq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<query_rq_in, _>::new(input).get32(query_rq_in::rqn);
-        let rq = self.objects.rqs.get(number)?;
+        let rq = self.objects.rqs.own(uid, number)?;
         let mut out = Bits::<query_rq_out, _>::new(vec![0; query_rq_out::SIZE]);
         out.set_sub(query_rq_out::rq_context, rq.context.bytes());
         out.sub_mut(query_rq_out::rq_context).set(rqc::state, rq.state as u64);
         Ok(out.into_inner())
     }
 
-    pub(crate) fn destroy_rq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_rq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_rq_in, _>::new(input).get32(destroy_rq_in::rqn);
+        self.objects.rqs.own(uid, number)?;
         let rq = self.objects.rqs.remove(number)?;
+        self.release_umems(&rq.umems);
         self.objects.cqs.release(rq.context.get32(rqc::cqn));
         Ok(vec![])
     }

@@ -46,23 +46,24 @@ fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, Refused> {
 }
 
 impl Device {
-    pub(crate) fn create_tis(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_tis(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let context = Bits::<create_tis_in, _>::new(input);
         let context = context.sub(create_tis_in::ctx);
         if context.is_set(tisc::tls_en) {
             return refuse!(BadParam, "TLS is not modelled");
         }
         let transport_domain = context.get32(tisc::transport_domain);
+        self.objects.transport_domains.allow_lent(uid, transport_domain)?;
         self.objects.transport_domains.hold(transport_domain)?;
-        let number = self.objects.tises.insert(Tis { transport_domain })?;
+        let number = self.objects.tises.insert_owned(uid, Tis { transport_domain })?;
         let mut out = Bits::<create_tis_out, _>::new(vec![0; create_tis_out::SIZE]);
         out.set(create_tis_out::tisn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_tis(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_tis(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<modify_tis_in, _>::new(input);
-        self.objects.tises.get(input.get32(modify_tis_in::tisn))?;
+        self.objects.tises.own(uid, input.get32(modify_tis_in::tisn))?;
         if input.get(modify_tis_in::bitmask) & !1 != 0 {
             return refuse!(BadParam, "MODIFY_TIS of {:#x}", input.get(modify_tis_in::bitmask));
         }
@@ -70,40 +71,54 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn destroy_tis(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_tis(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_tis_in, _>::new(input).get32(destroy_tis_in::tisn);
+        self.objects.tises.own(uid, number)?;
         let tis = self.objects.tises.remove(number)?;
         self.objects.transport_domains.release(tis.transport_domain);
         Ok(vec![])
     }
 
-    pub(crate) fn create_tir(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_tir(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_tir_in, _>::new(input);
         let context = Bits::<tirc, _>::new(input.sub(create_tir_in::ctx).bytes().to_vec());
         if context.is_set(tirc::packet_merge_mask) || context.is_set(tirc::tls_en) {
             return refuse!(BadParam, "LRO and TLS are not modelled");
         }
-        self.objects.transport_domains.get(context.get32(tirc::transport_domain))?;
+        // Without a domain it hears every sender.
+        let domain = context.get32(tirc::transport_domain);
+        if domain != 0 {
+            self.objects.transport_domains.allow_lent(uid, domain)?;
+        }
+        self.objects.tirs.room()?;
         match context.get(tirc::disp_type) {
-            DIRECT => self.objects.rqs.hold(context.get32(tirc::inline_rqn))?,
-            INDIRECT => self.objects.rqts.hold(context.get32(tirc::indirect_table))?,
+            DIRECT => {
+                self.objects.rqs.allow(uid, context.get32(tirc::inline_rqn))?;
+                self.objects.rqs.hold(context.get32(tirc::inline_rqn))?;
+            }
+            INDIRECT => {
+                self.objects.rqts.allow(uid, context.get32(tirc::indirect_table))?;
+                self.objects.rqts.hold(context.get32(tirc::indirect_table))?;
+            }
             other => return refuse!(BadParam, "TIR disp_type {other}"),
         }
-        self.objects.transport_domains.hold(context.get32(tirc::transport_domain))?;
-        let number = self.objects.tirs.insert(Tir { context })?;
+        if domain != 0 {
+            self.objects.transport_domains.hold(domain)?;
+        }
+        let number = self.objects.tirs.insert_owned(uid, Tir { context })?;
         let mut out = Bits::<create_tir_out, _>::new(vec![0; create_tir_out::SIZE]);
         out.set(create_tir_out::tirn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_tir(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_tir(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         const SELF_LOOPBACK: u64 = 1 << 4;
         const HASH: u64 = 1 << 3;
         let input = Bits::<modify_tir_in, _>::new(input);
         let number = input.get32(modify_tir_in::tirn);
         let select = input.get(modify_tir_in::bitmask);
         let new = input.sub(modify_tir_in::ctx);
-        let tir = self.objects.tirs.get_mut(number)?;
+        let tir = self.objects.tirs.own(uid, number)?;
         if select & !(SELF_LOOPBACK | HASH) != 0 {
             return refuse!(BadParam, "MODIFY_TIR of {select:#x}");
         }
@@ -121,8 +136,9 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn destroy_tir(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_tir(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_tir_in, _>::new(input).get32(destroy_tir_in::tirn);
+        self.objects.tirs.own(uid, number)?;
         let tir = self.objects.tirs.remove(number)?;
         if tir.context.get(tirc::disp_type) == DIRECT {
             self.objects.rqs.release(tir.context.get32(tirc::inline_rqn));
@@ -133,9 +149,9 @@ impl Device {
         Ok(vec![])
     }
 
-    fn hold_queues(&mut self, queues: &[u32]) -> Result<(), Refused> {
+    fn hold_queues(&mut self, uid: u32, queues: &[u32]) -> Result<(), Refused> {
         for queue in queues {
-            self.objects.rqs.get(*queue)?;
+            self.objects.rqs.allow(uid, *queue)?;
         }
         for queue in queues {
             self.objects.rqs.hold(*queue)?;
@@ -143,33 +159,34 @@ impl Device {
         Ok(())
     }
 
-    pub(crate) fn create_rqt(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_rqt(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_rqt_in, _>::new(input);
         let context = input.sub(create_rqt_in::rqt_context);
         let list = input.bytes().get(create_rqt_in::SIZE..).unwrap_or_default();
         let queues = queues(list, context.get(rqtc::rqt_actual_size))?;
-        self.hold_queues(&queues)?;
-        let number = self.objects.rqts.insert(Rqt { queues })?;
+        self.hold_queues(uid, &queues)?;
+        let number = self.objects.rqts.insert_owned(uid, Rqt { queues })?;
         let mut out = Bits::<create_rqt_out, _>::new(vec![0; create_rqt_out::SIZE]);
         out.set(create_rqt_out::rqtn, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn modify_rqt(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_rqt(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<modify_rqt_in, _>::new(input);
         let number = input.get32(modify_rqt_in::rqtn);
         let context = input.sub(modify_rqt_in::ctx);
         let list = input.bytes().get(modify_rqt_in::SIZE..).unwrap_or_default();
         let queues = queues(list, context.get(rqtc::rqt_actual_size))?;
-        self.objects.rqts.get(number)?;
-        self.hold_queues(&queues)?;
+        self.objects.rqts.own(uid, number)?;
+        self.hold_queues(uid, &queues)?;
         let old = std::mem::replace(&mut self.objects.rqts.get_mut(number)?.queues, queues);
         old.into_iter().for_each(|queue| self.objects.rqs.release(queue));
         Ok(vec![])
     }
 
-    pub(crate) fn destroy_rqt(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_rqt(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_rqt_in, _>::new(input).get32(destroy_rqt_in::rqtn);
+        self.objects.rqts.own(uid, number)?;
         let rqt = self.objects.rqts.remove(number)?;
         rqt.queues.into_iter().for_each(|queue| self.objects.rqs.release(queue));
         Ok(vec![])

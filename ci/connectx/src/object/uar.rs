@@ -19,16 +19,18 @@ pub const NUMBERS: RangeInclusive<u32> = 16..=(crate::var::OFFSET / PAGE) as u32
 pub struct Uar;
 
 impl Device {
-    pub(crate) fn alloc_uar(&mut self) -> Result<Vec<u8>, Refused> {
-        let number = self.objects.uars.insert(Uar)?;
+    pub(crate) fn alloc_uar(&mut self, uid: u32) -> Result<Vec<u8>, Refused> {
+        let number = self.objects.uars.insert_owned(uid, Uar)?;
         let mut out = Bits::<alloc_uar_out, _>::new(vec![0; alloc_uar_out::SIZE]);
         out.set(alloc_uar_out::uar, number.into());
         Ok(out.into_inner())
     }
 
-    pub(crate) fn dealloc_uar(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn dealloc_uar(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<dealloc_uar_in, _>::new(input);
-        self.objects.uars.remove(input.get32(dealloc_uar_in::uar))?;
+        let number = input.get32(dealloc_uar_in::uar);
+        self.objects.uars.own(uid, number)?;
+        self.objects.uars.remove(number)?;
         Ok(vec![])
     }
 }

@@ -7,6 +7,7 @@
 use std::os::unix::net::UnixStream;
 
 use super::wire::{Broken, Request, Wire, command};
+use crate::bar;
 use crate::function::{BAR0_SIZE, CONFIG_SIZE, Function, Region, VECTORS};
 
 const EINVAL: u32 = 22;
@@ -15,11 +16,16 @@ const EOPNOTSUPP: u32 = 95;
 const REGIONS: u32 = 9;
 const IRQS: u32 = 5;
 const MSIX_IRQ: u32 = 2;
+const BAR0_REGION: u32 = 0;
 const CONFIG_REGION: u32 = 7;
 
 /// Flags of `struct vfio_device_info`: resettable, PCI.
 const DEVICE_FLAGS: u32 = 1 | 2;
 const REGION_READ_WRITE: u32 = 1 | 2;
+const REGION_MMAP: u32 = 4;
+const REGION_CAPS: u32 = 8;
+/// Identifier and version of the capability that lists what may be mapped.
+const SPARSE_MMAP: u32 = 1 | 1 << 16;
 const IRQ_EVENTFD: u32 = 1;
 const IRQ_NORESIZE: u32 = 8;
 
@@ -63,8 +69,12 @@ impl Session {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);
             }
             if request.wants_reply {
+                // What of BAR0 may be mapped comes with its description.
+                let bar0 = request.command == command::DEVICE_GET_REGION_INFO
+                    && request.u32(8) == Some(BAR0_REGION);
+                let file = function.bar_file().filter(|_| bar0 && answer.is_ok());
                 let answer = answer.as_ref().map(Vec::as_slice).map_err(|errno| *errno);
-                self.wire.reply(&request, answer, None).map_err(Broken::Io)?;
+                self.wire.reply(&request, answer, file).map_err(Broken::Io)?;
             }
         }
         Ok(true)
@@ -77,7 +87,7 @@ fn answer(request: &mut Request, function: &mut Function) -> Answer {
         command::DMA_MAP => dma_map(request, function).map(|()| vec![]),
         command::DMA_UNMAP => dma_unmap(request, function),
         command::DEVICE_GET_INFO => Ok(words(&[16, DEVICE_FLAGS, REGIONS, IRQS])),
-        command::DEVICE_GET_REGION_INFO => region_info(request),
+        command::DEVICE_GET_REGION_INFO => region_info(request, function),
         command::DEVICE_GET_IRQ_INFO => irq_info(request),
         command::DEVICE_SET_IRQS => set_irqs(request, function).map(|()| vec![]),
         command::REGION_READ => region_read(request, function),
@@ -146,21 +156,37 @@ fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
 
 fn region(index: u32) -> Option<(Region, u64)> {
     match index {
-        0 => Some((Region::Bar0, BAR0_SIZE)),
+        BAR0_REGION => Some((Region::Bar0, BAR0_SIZE)),
         CONFIG_REGION => Some((Region::Config, CONFIG_SIZE as u64)),
         _ => None,
     }
 }
 
-fn region_info(request: &Request) -> Answer {
+fn region_info(request: &Request, function: &Function) -> Answer {
+    const PLAIN: u32 = 32;
+    let room = request.u32(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
-    if index >= REGIONS {
+    if index >= REGIONS || room < PLAIN {
         return Err(EINVAL);
     }
-    let (flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
-    let mut body = words(&[32, flags, index, 0]);
+    let (mut flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
+    let mut areas = vec![];
+    if index == BAR0_REGION && function.bar_file().is_some() {
+        flags |= REGION_MMAP | REGION_CAPS;
+        areas.extend(words(&[SPARSE_MMAP, 0, bar::AREAS.len() as u32, 0]));
+        areas.extend(
+            bar::AREAS.iter().flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()]).flatten(),
+        );
+    }
+    let capabilities = if areas.is_empty() { 0 } else { PLAIN };
+    let mut body = words(&[PLAIN + areas.len() as u32, flags, index, capabilities]);
     body.extend(size.to_ne_bytes());
+    // Where the region begins in the file that comes along.
     body.extend(0u64.to_ne_bytes());
+    // A client with less room asks again.
+    if room as usize >= body.len() + areas.len() {
+        body.extend(areas);
+    }
     Ok(body)
 }
 

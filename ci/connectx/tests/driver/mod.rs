@@ -72,6 +72,11 @@ impl Driver {
         self.next - 4096
     }
 
+    /// The page that was handed out last.
+    pub(crate) fn last_page(&self) -> u64 {
+        self.next - 4096
+    }
+
     /// Runs a command whose opcode is filled in here.
     pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut input = input.to_vec();
@@ -130,6 +135,18 @@ impl Driver {
     pub(crate) fn slot(&mut self, slot: &[u8]) {
         self.memory().write(QUEUE, slot).unwrap();
         self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
+    }
+
+    /// The first slot as it is now.
+    pub(crate) fn slot_bytes(&mut self) -> [u8; 64] {
+        let mut slot = [0; 64];
+        self.memory().read(QUEUE, &mut slot).unwrap();
+        slot
+    }
+
+    /// Nanoseconds since the start.
+    pub(crate) fn now(&self) -> u64 {
+        self.now
     }
 
     pub(crate) fn eq(&mut self) -> u32 {

@@ -77,7 +77,6 @@ pub(crate) fn bring_up_loopback() -> Result<(), Failure> {
 
 /// Makes the cable and a soft-RoCE device at either end.
 pub(crate) fn make_soft_roce_pair() -> Result<(), Failure> {
-    relax()?;
     let ends =
         [End::new(0, "h0", [0x02, 0, 0, 0, 0, 0x01]), End::new(1, "h1", [0x02, 0, 0, 0, 0, 0x02])];
     let route = Netlink::open(SockProtocol::NetlinkRoute)?;
@@ -98,7 +97,6 @@ pub(crate) fn make_soft_roce_pair() -> Result<(), Failure> {
 
 /// Gives the first two devices' Ethernet ports addresses, where they have such ports.
 pub(crate) fn connect_ports(devices: &[String]) -> Result<(), Failure> {
-    relax()?;
     let mut ends = Vec::new();
     for (number, device) in (0..2).zip(devices) {
         let directory = format!("/sys/class/infiniband/{device}/device/net");
@@ -126,8 +124,8 @@ fn hardware_address(text: &str) -> Option<[u8; 6]> {
     bytes?.try_into().ok()
 }
 
-/// Settings for two hosts in one.
-fn relax() -> Result<(), Failure> {
+/// Settings for two hosts in one. Interfaces take them over when they appear.
+pub(crate) fn relax() -> Result<(), Failure> {
     // No duplicate address detection: it would keep link-local GIDs unusable for a second or two.
     // Addresses of this very host must be accepted from outside, and no filter may drop them.
     for (setting, value) in [

@@ -79,6 +79,9 @@ fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
     let setup: Setup = serde_json::from_slice(
         &fs::read(SETUP_PATH).map_err(|error| format!("read {SETUP_PATH}: {error}"))?,
     )?;
+    if setup.network != Network::None {
+        link::relax()?;
+    }
     for module in &setup.modules {
         modules.load(module)?;
     }

@@ -1,4 +1,4 @@
-//! Small objects: UAR pages, domains, user contexts and their memory.
+//! Small objects: UAR pages, domains, user contexts and their memory, device memory.
 //!
 //! Pairs with mlx5_core's `uar.c` and mlx5_ib's `cmd.c` and `devx.c`.
 
@@ -48,8 +48,22 @@ super::layouts! {
     destroy_umem_in[0x80] {
         umem_id: 0x48, 0x18;
     }
+    alloc_memic_in[0x100] {
+        log_memic_addr_alignment: 0x78, 0x8;
+        range_start_addr: 0x80, 0x40;
+        range_size: 0xc0, 0x20;
+        memic_size: 0xe0, 0x20;
+    }
+    alloc_memic_out[0x80] {
+        memic_start_addr: 0x40, 0x40;
+    }
+    dealloc_memic_in[0x100] {
+        memic_start_addr: 0x80, 0x40;
+        memic_size: 0xc0, 0x20;
+    }
     umem[0x100] {
         log_page_size: 0x9b, 0x5;
+        page_offset: 0xa0, 0x20;
         num_of_mtt: 0xc0, 0x40;
     }
 }

@@ -43,6 +43,8 @@ super::layouts! {
         rq_type: 0x565, 0x3;
         srqn_rmpn_xrqn: 0x568, 0x18;
         hw_sq_wqebb_counter: 0x5a0, 0x10;
+        cs_req: 0x630, 0x8;
+        cs_res: 0x638, 0x8;
         dbr_umem_valid: 0x683, 0x1;
     }
     ads[0x160] {
@@ -55,6 +57,8 @@ super::layouts! {
     }
     create_qp_in[0x880] {
         qpc: 0xc0, 0x740 of qpc;
+        wq_umem_offset: 0x800, 0x40;
+        wq_umem_id: 0x840, 0x20;
         wq_umem_valid: 0x860, 0x1;
         pas: 0x880, 0x0 tail;
     }

@@ -1,7 +1,5 @@
-//! rxe's queues in plain memory, for `benches/`: what it costs to write requests and to read
-//! completions when no kernel is involved. No part of the API.
-//!
-//! The kernel's end is played by writing an index to the file that a queue is mapped from.
+//! rxe's queues. The kernel's end is played by writing an index to the file that a queue is mapped
+//! from.
 
 use crate::completion::Completion;
 use crate::mem::fork::Epoch;
@@ -43,6 +41,10 @@ impl Mapper for Memory {
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
         Mapping::of_fd(self.file.as_fd(), offset, length, Epoch::current()?)
     }
+
+    fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
+        self.map(offset, length)
+    }
 }
 
 /// A send queue that nobody empties.
@@ -78,7 +80,7 @@ impl Recvs {
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
-    pub fn write(&self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
+    pub fn write(&mut self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
         let mut cursor = self.0.cursor();
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
     }
@@ -97,7 +99,7 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
-        let ring = CqRing::Rxe(rxe::cq::CqRing::map(memory.mi, &memory)?);
+        let ring = CqRing::Rxe(rxe::poller::Poller::new(rxe::cq::CqRing::map(memory.mi, &memory)?));
         Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
     }
 

@@ -1,0 +1,136 @@
+//! The part of BAR0 that is memory: VAR pages and device memory.
+//!
+//! Pairs with the region description of [`crate::vfio::session`], which lends the memory to QEMU, so
+//! that a guest's accesses reach it without a message. Where QEMU does not map it, they come as reads
+//! and writes of the region like others.
+
+use std::fs::File;
+
+use crate::guest::Shared;
+use crate::object::memic;
+use crate::var;
+
+/// Where the memory begins in BAR0: with the VAR pages, the first that there is.
+pub const OFFSET: u64 = var::OFFSET;
+/// Where it ends.
+pub const END: u64 = memic::OFFSET + memic::BYTES;
+
+/// What a guest may map, by place in BAR0 and length.
+pub const AREAS: [(u64, u64); 2] =
+    [(var::OFFSET, var::BYTES + var::TLP_PAGES * 4096), (memic::OFFSET, memic::BYTES)];
+
+/// The memory of a function.
+pub struct BarMemory {
+    /// Absent if the host has no memory for it: then it reads zero.
+    memory: Option<(File, Shared)>,
+}
+
+impl BarMemory {
+    /// Zeros that nobody has mapped yet.
+    pub fn new() -> Self {
+        let memory = Shared::create("connectx-bar0", END as usize);
+        if let Err(error) = &memory {
+            log::error!("no memory for VAR pages and device memory: {error}");
+        }
+        Self { memory: memory.ok() }
+    }
+
+    /// What to map, from the place in BAR0 that is to be reached.
+    pub fn file(&self) -> Option<&File> {
+        self.memory.as_ref().map(|(file, _)| file)
+    }
+
+    /// Zeros again, for those who have it mapped too.
+    pub fn clear(&self) {
+        for (offset, len) in AREAS {
+            self.fill(offset, len);
+        }
+    }
+
+    /// Zeros in a range.
+    pub fn fill(&self, offset: u64, len: u64) {
+        let zeros = [0; 4096];
+        for at in (offset..offset + len).step_by(zeros.len()) {
+            let len = (offset + len - at).min(zeros.len() as u64);
+            self.write(at, &zeros[..len as usize]);
+        }
+    }
+
+    /// The memory, if a range of it is there.
+    pub(crate) fn shared(&self, offset: u64, len: usize) -> Option<&Shared> {
+        let end = offset.checked_add(len as u64)?;
+        let inside = |(start, len): &(u64, u64)| *start <= offset && end <= start + len;
+        let (_, memory) = self.memory.as_ref()?;
+        AREAS.iter().any(inside).then_some(memory)
+    }
+
+    /// Reads from `offset` of BAR0; what is not memory reads zero.
+    pub fn read(&self, offset: u64, to: &mut [u8]) {
+        let read =
+            self.shared(offset, to.len()).and_then(|memory| memory.read(offset as usize, to));
+        if read.is_none() {
+            to.fill(0);
+        }
+    }
+
+    /// Writes to `offset` of BAR0; false if that is not memory.
+    pub fn write(&self, offset: u64, from: &[u8]) -> bool {
+        self.shared(offset, from.len())
+            .and_then(|memory| memory.write(offset as usize, from))
+            .is_some()
+    }
+}
+
+impl Default for BarMemory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_maps_the_file_sees_what_is_written_and_writes_what_is_seen() {
+        let bar = BarMemory::new();
+        let guest = Shared::map(bar.file().unwrap(), var::OFFSET, 4096).unwrap();
+        assert!(bar.write(var::OFFSET + 8, &[1, 2, 3]));
+        let mut bytes = [0; 3];
+        guest.read(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3]);
+        guest.write(100, &[9]).unwrap();
+        bar.read(var::OFFSET + 100, &mut bytes[..1]);
+        assert_eq!(bytes[0], 9);
+        bar.clear();
+        guest.read(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 3]);
+    }
+
+    #[test]
+    fn what_is_between_the_areas_is_no_memory() {
+        let bar = BarMemory::new();
+        let between = var::TLP_OFFSET + var::TLP_PAGES * 4096;
+        assert!(!bar.write(between, &[1]) && !bar.write(between - 1, &[1, 1]));
+        assert!(!bar.write(END, &[1]) && !bar.write(u64::MAX, &[1, 1]));
+        let mut byte = [7];
+        bar.read(between, &mut byte);
+        assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn its_size_cannot_be_changed_by_who_maps_it() {
+        let bar = BarMemory::new();
+        assert!(bar.file().unwrap().set_len(4096).is_err());
+        assert!(bar.file().unwrap().set_len(END * 2).is_err());
+    }
+
+    #[test]
+    fn areas_are_whole_pages_inside_bar0_and_apart() {
+        for (offset, len) in AREAS {
+            assert_eq!((offset % 4096, len % 4096), (0, 0));
+            assert!(offset >= OFFSET && offset + len <= END && END <= crate::function::BAR0_SIZE);
+        }
+        assert!(AREAS[0].0 + AREAS[0].1 <= AREAS[1].0);
+    }
+}

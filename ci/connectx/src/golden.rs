@@ -1,0 +1,479 @@
+//! Test vectors from a recording: what a user-space driver wrote, one of each kind.
+//!
+//! Pairs with [`crate::record`] and with the tests of whoever writes the same formats. Queues that
+//! user contexts made are looked at and no others. The text has sections of lines `name: value`;
+//! bytes are hexadecimal digits in the order of memory, or of the register, and lines that begin
+//! with `#` are remarks.
+//!
+//! - `[request]`: a work request with the service and number of its queue, its block, its segments,
+//!   the doorbell record after it was posted and the write that rang for it: `doorbell` (which of
+//!   the register's two buffers, eight bytes) or `blueflame` (likewise, all that was copied). Both
+//!   are left out where the next request was posted, too, before the device looked. Bytes after the
+//!   end of inline data are whatever the ring held before.
+//! - `[receive]`: likewise for a receive, to the segment that ends its list.
+//! - `[completion]`: an entry of a completion queue, with the service of the queue pair.
+//! - `[arm]`: the doorbell of a completion queue, and both words of its record after that.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::cqc::create_cq_out;
+use uverbs_uapi::mlx5::prm::object::create_uctx_out;
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::qpc::{create_qp_in, create_qp_out, qpc};
+use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
+
+use crate::data::wqe::Control;
+use crate::decode::{self, hex, service_name};
+use crate::object::uar;
+use crate::record::{Counter, Entry, Recording, Source};
+
+/// What was written to one buffer of a register, from its first byte on.
+struct Burst {
+    /// Place of the first write in the recording.
+    place: usize,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+/// Doorbells and copies by their first eight bytes.
+type Bursts = BTreeMap<[u8; 8], Vec<Burst>>;
+
+/// A queue of a user context.
+#[derive(Clone, Copy)]
+struct Owned {
+    /// Which user context, in the order in which they were made.
+    program: usize,
+    /// Service type, of a queue pair.
+    service: u8,
+}
+
+/// What is known of one function while its recording is read.
+#[derive(Default)]
+struct Reader {
+    /// Input of the command in each slot.
+    commands: BTreeMap<u8, Vec<u8>>,
+    /// User contexts by their number, in the order in which they were made.
+    programs: BTreeMap<u16, usize>,
+    pairs: BTreeMap<u32, Owned>,
+    shared: BTreeMap<u32, Owned>,
+    completions: BTreeMap<u32, Owned>,
+    records: BTreeMap<(Counter, u32), u32>,
+    rung: Bursts,
+    /// A doorbell of a completion queue whose record is still to come.
+    armed: Option<[u8; 8]>,
+    /// User contexts of programs so far.
+    count: usize,
+    driver_has_its_own: bool,
+}
+
+/// Vectors, each under what makes it different from the others, and the program that made it.
+#[derive(Default)]
+pub struct Vectors {
+    found: BTreeMap<String, (usize, Vec<String>)>,
+    programs: usize,
+}
+
+impl Vectors {
+    /// Adds what a recording has. Each program is taken to open the device once, and the programs
+    /// to run one after the other, so the first user context is that of the first program.
+    ///
+    /// # Errors
+    /// What reading answers, and `InvalidData` for what is no recording.
+    pub fn add(&mut self, from: impl Read) -> io::Result<()> {
+        let mut recording = Recording::new(from)?;
+        let mut entries = Vec::new();
+        while let Some((_, entry)) = recording.next_entry()? {
+            entries.push(entry);
+        }
+        // The end of a copy may come after the device has looked at the request.
+        let mut reader = Reader { rung: bursts(&entries), ..Reader::default() };
+        for (place, entry) in entries.into_iter().enumerate() {
+            self.look(&mut reader, place, entry);
+        }
+        self.programs = self.programs.max(reader.count);
+        Ok(())
+    }
+
+    /// Writes the vectors, each below the name of the first program that made it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there are more or fewer programs than names, or what writing answers.
+    pub fn print(&self, by: &[String], to: &mut impl Write) -> io::Result<()> {
+        if by.len() != self.programs {
+            let why = format!("{} programs opened the device, not {}", self.programs, by.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        for (program, name) in by.iter().enumerate() {
+            let mut own = self.found.values().filter(|(its, _)| *its == program).peekable();
+            // Nothing that another program had not done before.
+            if own.peek().is_none() {
+                continue;
+            }
+            writeln!(to, "# {name}\n")?;
+            for (_, lines) in own {
+                for line in lines {
+                    writeln!(to, "{line}")?;
+                }
+                writeln!(to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, key: String, owner: Owned, lines: Vec<String>) {
+        self.found.entry(key).or_insert((owner.program, lines));
+    }
+
+    fn look(&mut self, reader: &mut Reader, place: usize, entry: Entry<Vec<u8>>) {
+        match entry {
+            Entry::Command { slot, input } => {
+                reader.commands.insert(slot, input);
+            }
+            Entry::Answer { slot, output, .. } => {
+                if let Some(input) = reader.commands.remove(&slot)
+                    && output.first() == Some(&0)
+                {
+                    reader.created(&input, &output);
+                }
+            }
+            Entry::Write { offset, bytes } => {
+                if offset % uar::PAGE == ARM
+                    && page(offset).is_some()
+                    && let Ok(doorbell) = bytes[..].try_into()
+                {
+                    reader.armed = Some(doorbell);
+                }
+            }
+            Entry::DoorbellRecord { counter, number, value } => {
+                reader.records.insert((counter, number), value);
+            }
+            Entry::Request { service, number, index, bytes, .. } => {
+                if let Some(owner) = reader.pairs.get(&number) {
+                    self.request(reader, *owner, place, service, number, index, &bytes);
+                }
+            }
+            Entry::Receive { source, linked, index, number, bytes } => {
+                self.receive(reader, source, linked, index, number, &bytes);
+            }
+            Entry::Completion { number, bytes, .. } => {
+                if let Some(owner) = reader.completions.get(&number) {
+                    self.completion(reader, *owner, &bytes);
+                }
+            }
+            Entry::Reset => {
+                let count = reader.count;
+                let rung = std::mem::take(&mut reader.rung);
+                *reader = Reader { count, rung, ..Reader::default() };
+            }
+            Entry::Event { .. } => {}
+        }
+        // The record is looked at when the doorbell rings, and written down if it has changed.
+        if let Some(doorbell) = reader.armed {
+            let number = word(&doorbell, 4) & 0xff_ffff;
+            let arm = reader.records.get(&(Counter::Arm, number)).copied();
+            if arm == Some(word(&doorbell, 0)) {
+                reader.armed = None;
+                self.arm(reader, doorbell, number);
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the fields of one entry")]
+    fn request(
+        &mut self,
+        reader: &Reader,
+        owner: Owned,
+        place: usize,
+        service: u8,
+        number: u32,
+        index: u16,
+        bytes: &[u8],
+    ) {
+        let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return };
+        let segments = decode::segments(service, bytes);
+        let len = segments.iter().map(|(_, bytes)| bytes.len()).sum();
+        let shape: Vec<String> = segments
+            .iter()
+            .skip(1)
+            .map(|(name, bytes)| match *name {
+                "mlx5_wqe_inline_seg" => format!("inline {}", word(bytes, 0) & 0x7fff_ffff),
+                // What it changes is what it is.
+                "mlx5_wqe_umr_ctrl_seg" => {
+                    format!("umr_ctrl_seg {}", hex(&bytes[..bytes.len().min(16)]))
+                }
+                name => name.trim_start_matches("mlx5_").trim_start_matches("wqe_").into(),
+            })
+            .collect();
+        let (operation, service) = (decode::operation(control.opcode), service_name(service));
+        let end = index.wrapping_add(control.blocks());
+        let record = reader.records.get(&(Counter::Send, number)).copied();
+        let mut lines = vec![
+            "[request]".into(),
+            format!("service: {service}"),
+            format!("operation: {operation}"),
+            format!("flags: {:#04x}", control.flags),
+            format!("queue: {number:#x}"),
+            format!("index: {index:#x}"),
+            format!("segments: {}", shape.join(", ")),
+            format!("bytes: {}", hex(&bytes[..len])),
+        ];
+        let mut how = String::new();
+        if record == Some(end.into()) {
+            let record = u32::from(end).to_be_bytes();
+            lines.push(format!("record: {}", hex(&record)));
+            let bursts = bytes.first_chunk::<8>().and_then(|first| reader.rung.get(first));
+            let before = |bursts: &'_ Vec<Burst>| bursts.iter().rposition(|b| b.place < place);
+            let bursts = bursts.and_then(|bursts| Some(&bursts[before(bursts)?]));
+            if let Some(burst) = bursts {
+                let name = if burst.bytes.len() > 8 { "blueflame" } else { "doorbell" };
+                how = format!("{name}: {:#x}", burst.offset % BUFFERS);
+                lines.push(format!("{how} {}", hex(&burst.bytes)));
+            }
+        }
+        let key = format!("1 {service} {operation} {:02x} {shape:?} {how}", control.flags);
+        self.keep(key, owner, lines);
+    }
+
+    fn receive(
+        &mut self,
+        reader: &Reader,
+        source: Source,
+        linked: bool,
+        index: u16,
+        number: u32,
+        bytes: &[u8],
+    ) {
+        let (owner, counter, name) = match source {
+            Source::Pair => (reader.pairs.get(&number), Counter::Receive, "pair"),
+            Source::Shared => (reader.shared.get(&number), Counter::Shared, "shared"),
+            Source::Raw => (None, Counter::Raw, "raw"),
+        };
+        let Some(owner) = owner else { return };
+        let segments = decode::receive_segments(linked, bytes);
+        let len: usize = segments.iter().map(|(_, bytes)| bytes.len()).sum();
+        let mut lines = vec![
+            "[receive]".into(),
+            format!("to: {name}"),
+            format!("queue: {number:#x}"),
+            format!("index: {index:#x}"),
+            format!("stride: {}", bytes.len()),
+            format!("bytes: {}", hex(&bytes[..len])),
+        ];
+        if let Some(record) = reader.records.get(&(counter, number)) {
+            lines.push(format!("record: {}", hex(&record.to_be_bytes())));
+        }
+        let key = format!("2 {name} {} {}", bytes.len(), segments.len());
+        self.keep(key, *owner, lines);
+    }
+
+    fn completion(&mut self, reader: &Reader, owner: Owned, bytes: &[u8]) {
+        let Some(cqe) = bytes.get(bytes.len().saturating_sub(64)..).filter(|b| b.len() == 64)
+        else {
+            return;
+        };
+        let number = word(cqe, 56) & 0xff_ffff;
+        let service = reader.pairs.get(&number).map_or("none", |pair| service_name(pair.service));
+        let (last, failed) = (cqe[63], matches!(cqe[63] >> 4, 0xd | 0xe));
+        let lines = vec![
+            "[completion]".into(),
+            format!("service: {service}"),
+            format!("queue: {number:#x}"),
+            format!("bytes: {}", hex(bytes)),
+        ];
+        // What was done is in the upper byte for requests; flags and kind of header before it.
+        let key = format!(
+            "3 {service} {last:02x} {} {:02x} {:02x} {:x}",
+            bytes.len(),
+            cqe[56],
+            cqe[24],
+            if failed { cqe[55] } else { 0 }
+        );
+        self.keep(key, owner, lines);
+    }
+
+    fn arm(&mut self, reader: &Reader, doorbell: [u8; 8], number: u32) {
+        let Some(owner) = reader.completions.get(&number) else { return };
+        let consumer = reader.records.get(&(Counter::Consumer, number)).copied().unwrap_or(0);
+        let lines = vec![
+            "[arm]".into(),
+            format!("queue: {number:#x}"),
+            format!("doorbell: 0x20 {}", hex(&doorbell)),
+            format!("record: {}{}", hex(&consumer.to_be_bytes()), hex(&doorbell[..4])),
+        ];
+        let key = format!("4 {:02x}", doorbell[0]);
+        self.keep(key, *owner, lines);
+    }
+}
+
+impl Reader {
+    /// Remembers a queue that a user context made.
+    fn created(&mut self, input: &[u8], output: &[u8]) {
+        let half = |at: usize| {
+            input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+        };
+        if half(0) == opcode::CREATE_UCTX {
+            let number = Bits::<create_uctx_out, _>::new(output).get32(create_uctx_out::uid);
+            // mlx5_ib makes the first one for itself.
+            if std::mem::replace(&mut self.driver_has_its_own, true) {
+                self.programs.insert(number as u16, self.count);
+                self.count += 1;
+            }
+        }
+        let Some(program) = self.programs.get(&half(2)).copied() else { return };
+        let mut owned = Owned { program, service: 0 };
+        match half(0) {
+            opcode::CREATE_QP => {
+                let number = Bits::<create_qp_out, _>::new(output).get32(create_qp_out::qpn);
+                let context = Bits::<create_qp_in, _>::new(input);
+                owned.service = context.sub(create_qp_in::qpc).get(qpc::st) as u8;
+                self.pairs.insert(number, owned);
+            }
+            opcode::CREATE_CQ => {
+                let number = Bits::<create_cq_out, _>::new(output).get32(create_cq_out::cqn);
+                self.completions.insert(number, owned);
+            }
+            opcode::CREATE_RMP => {
+                let number = Bits::<create_rmp_out, _>::new(output).get32(create_rmp_out::rmpn);
+                self.shared.insert(number, owned);
+            }
+            opcode::CREATE_XRC_SRQ => {
+                let out = Bits::<create_xrc_srq_out, _>::new(output);
+                self.shared.insert(out.get32(create_xrc_srq_out::xrc_srqn), owned);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Joins the writes to registers of send queues into doorbells and copies.
+fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {
+    let mut writing: BTreeMap<u64, Burst> = BTreeMap::new();
+    let mut done = Bursts::new();
+    let mut end = |burst: Burst| {
+        if let Some(first) = burst.bytes.first_chunk::<8>() {
+            done.entry(*first).or_default().push(burst);
+        }
+    };
+    for (place, entry) in entries.iter().enumerate() {
+        let Entry::Write { offset, bytes } = entry else { continue };
+        if page(*offset).is_none() || offset % uar::PAGE < SEND {
+            continue;
+        }
+        let goes_on = |burst: &&mut Burst| {
+            offset % BUFFER != 0 && burst.offset + burst.bytes.len() as u64 == *offset
+        };
+        if let Some(burst) = writing.get_mut(&(offset / BUFFER)).filter(goes_on) {
+            burst.bytes.extend(bytes);
+        } else {
+            let burst = Burst { place, offset: *offset, bytes: bytes.clone() };
+            writing.insert(offset / BUFFER, burst).map(&mut end);
+        }
+    }
+    writing.into_values().for_each(&mut end);
+    done.values_mut().for_each(|bursts| bursts.sort_by_key(|burst| burst.place));
+    done
+}
+
+/// Doorbells of completion queues, in a UAR page.
+const ARM: u64 = 0x20;
+/// Where the registers of send queues begin.
+const SEND: u64 = 0x800;
+/// Bytes of one of the two buffers of a register.
+const BUFFER: u64 = 0x100;
+/// Bytes of a register, which has two that are used in turn.
+const BUFFERS: u64 = 2 * BUFFER;
+
+/// The UAR page in which an offset lies.
+fn page(offset: u64) -> Option<u64> {
+    let page = offset / uar::PAGE;
+    (page >= u64::from(*uar::NUMBERS.start()) && offset < crate::var::OFFSET).then_some(page)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Recorder;
+    use crate::record::tests::Tape;
+
+    const PAIR: u32 = 0x42;
+    const QUEUE: u32 = 0x405;
+
+    fn command(recorder: &mut Recorder, op: u16, uid: u16, number: u32) {
+        let mut input = vec![0; 64];
+        input[..2].copy_from_slice(&op.to_be_bytes());
+        input[2..4].copy_from_slice(&uid.to_be_bytes());
+        let mut output = vec![0; 16];
+        output[8..12].copy_from_slice(&number.to_be_bytes());
+        recorder.add(0, &Entry::Command { slot: 1, input: &input });
+        recorder.add(0, &Entry::Answer { slot: 1, delivery: 0, output: &output });
+    }
+
+    /// What a program does that sends once by BlueFlame and arms its queue once, with the index of
+    /// its request and the user context that it says it has.
+    fn tape(uid: u16) -> Tape {
+        let tape = Tape::default();
+        let mut recorder = Recorder::new(tape.clone(), 0).unwrap();
+        command(&mut recorder, opcode::CREATE_UCTX, 0, 1);
+        command(&mut recorder, opcode::CREATE_UCTX, 0, 2);
+        command(&mut recorder, opcode::CREATE_CQ, uid, QUEUE);
+        command(&mut recorder, opcode::CREATE_QP, uid, PAIR);
+        let mut wqe = [0; 64];
+        wqe[..8].copy_from_slice(&[0, 0, 7, 0x0a, 0, 0, PAIR as u8, 2]);
+        wqe[11] = 8;
+        let register = 20 * uar::PAGE + SEND + BUFFER;
+        for word in 0..4 {
+            let bytes = &wqe[word * 8..word * 8 + 8];
+            recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
+        }
+        recorder.saw(0, Counter::Send, PAIR, 8);
+        let (service, index, number) = (0, 7, PAIR);
+        let request = Entry::Request { service, blue_flame: true, index, number, bytes: &wqe[..] };
+        recorder.add(0, &request);
+        for word in 4..8 {
+            let bytes = &wqe[word * 8..word * 8 + 8];
+            recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
+        }
+        recorder.add(0, &Entry::Completion { number: QUEUE, index: 0, bytes: &[0x5a; 64] });
+        let doorbell = [0x10, 0, 0, 1, 0, 0, 4, 5];
+        recorder.add(0, &Entry::Write { offset: 20 * uar::PAGE + ARM, bytes: &doorbell });
+        recorder.saw(0, Counter::Consumer, QUEUE, 1);
+        recorder.saw(0, Counter::Arm, QUEUE, 0x1000_0001);
+        tape
+    }
+
+    fn text(tape: &Tape, by: &[String]) -> io::Result<String> {
+        let mut vectors = Vectors::default();
+        vectors.add(&tape.bytes()[..])?;
+        let mut text = Vec::new();
+        vectors.print(by, &mut text)?;
+        Ok(String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn a_request_comes_with_its_record_and_all_of_its_copy() {
+        let text = text(&tape(2), &["a program".into()]).unwrap();
+        assert!(text.starts_with("# a program\n"));
+        let wqe = "0000070a000042020000000800000000";
+        assert!(text.contains(&format!("\nbytes: {wqe}{}\n", "0".repeat(32))), "{text}");
+        assert!(text.contains("\nrecord: 00000008\n"), "{text}");
+        assert!(text.contains(&format!("\nblueflame: 0x100 {wqe}{}\n", "0".repeat(96))), "{text}");
+        assert!(text.contains("[completion]\nservice: none\n"), "{text}");
+        let arm =
+            "[arm]\nqueue: 0x405\ndoorbell: 0x20 1000000100000405\nrecord: 0000000110000001\n";
+        assert!(text.contains(arm), "{text}");
+    }
+
+    #[test]
+    fn queues_of_the_kernel_are_left_out_and_programs_are_counted() {
+        let of_kernel = text(&tape(0), &["a program".into()]).unwrap();
+        assert_eq!(of_kernel, "");
+        let wrong = text(&tape(2), &[]).unwrap_err();
+        assert!(wrong.to_string().contains("1 programs"), "{wrong}");
+    }
+}

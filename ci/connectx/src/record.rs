@@ -1,0 +1,509 @@
+//! Recordings: what a driver wrote and what the device answered, in order, one file per function.
+//!
+//! Pairs with `--record DIR` and with [`crate::decode`], which prints a recording. A file begins
+//! with the eight bytes of [`MAGIC`], the version (4 bytes) and the number of the function
+//! (4 bytes). Entries follow; each has the length of its body (4 bytes), its kind (1 byte), three
+//! zeros, the time in nanoseconds since the start (8 bytes), and the body. Numbers are
+//! little-endian; what the driver or the device wrote stays as it was.
+//!
+//! | kind | entry | body |
+//! |---|---|---|
+//! | 1 | [`Entry::Command`] | slot 1, input |
+//! | 2 | [`Entry::Answer`] | slot 1, delivery status 1, output |
+//! | 3 | [`Entry::Write`] | offset in BAR0 8, bytes |
+//! | 4 | [`Entry::DoorbellRecord`] | [`Counter`] 1, number 4, value 4 |
+//! | 5 | [`Entry::Request`] | service 1, by BlueFlame 1, index 2, number 4, bytes |
+//! | 6 | [`Entry::Receive`] | [`Source`] 1, linked 1, index 2, number 4, bytes |
+//! | 7 | [`Entry::Completion`] | number 4, index 4, bytes |
+//! | 8 | [`Entry::Event`] | number 4, index 4, bytes |
+//! | 9 | [`Entry::Reset`] | nothing |
+//!
+//! A reader skips kinds that it does not know; what changes the meaning of one that exists gets
+//! another version.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+
+/// How a recording begins.
+pub const MAGIC: &[u8; 8] = b"connectx";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// The longest body that is read.
+const MAX_BODY: u32 = 64 << 20;
+/// Bytes in front of a body.
+const HEADER: usize = 16;
+
+/// The service of a raw send queue, which has no type of its own as queue pairs do.
+pub const RAW: u8 = 0xff;
+
+/// Which counter a doorbell record holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Counter {
+    /// Blocks posted to a send queue.
+    Send = 0,
+    /// Receives posted to a queue pair.
+    Receive = 1,
+    /// Receives posted to a shared receive queue.
+    Shared = 2,
+    /// Receives posted to a raw receive queue.
+    Raw = 3,
+    /// Completions consumed.
+    Consumer = 4,
+    /// How a completion queue was armed last.
+    Arm = 5,
+}
+
+/// Where a receive was posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Source {
+    /// To a queue pair.
+    Pair = 0,
+    /// To a shared receive queue.
+    Shared = 1,
+    /// To a raw receive queue.
+    Raw = 2,
+}
+
+/// Something that was seen or done. `B` is borrowed when it is written and owned when it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry<B> {
+    /// A command, its mailboxes joined to it.
+    Command {
+        /// Its slot.
+        slot: u8,
+        /// All of its input.
+        input: B,
+    },
+    /// What became of a command.
+    Answer {
+        /// Its slot.
+        slot: u8,
+        /// Not 0 if it could not be taken at all.
+        delivery: u8,
+        /// All of its output.
+        output: B,
+    },
+    /// A write to BAR0, as it came.
+    Write {
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: B,
+    },
+    /// A doorbell record that has another value than when it was last looked at.
+    DoorbellRecord {
+        /// What it counts.
+        counter: Counter,
+        /// Of which queue.
+        number: u32,
+        /// The value.
+        value: u32,
+    },
+    /// A work request, as it was read.
+    Request {
+        /// Service type of the queue pair, `MLX5_QP_ST_*`, or [`RAW`].
+        service: u8,
+        /// Whether it was taken from the register rather than from the ring.
+        blue_flame: bool,
+        /// Its block.
+        index: u16,
+        /// The queue.
+        number: u32,
+        /// Its blocks, whole.
+        bytes: B,
+    },
+    /// A receive, as it was read.
+    Receive {
+        /// What kind of queue it was posted to.
+        source: Source,
+        /// Whether it begins with a link to the next.
+        linked: bool,
+        /// What its completion names.
+        index: u16,
+        /// The queue.
+        number: u32,
+        /// All of its stride.
+        bytes: B,
+    },
+    /// A completion, as it was written.
+    Completion {
+        /// The queue.
+        number: u32,
+        /// How many came before it, modulo 2^24.
+        index: u32,
+        /// All of it.
+        bytes: B,
+    },
+    /// An event, as it was written.
+    Event {
+        /// The queue.
+        number: u32,
+        /// How many came before it, modulo 2^24.
+        index: u32,
+        /// All of it.
+        bytes: B,
+    },
+    /// A reset: nothing that was there before is there any more.
+    Reset,
+}
+
+impl<B: AsRef<[u8]>> Entry<B> {
+    /// Kind, the fixed part of the body, and the rest of it.
+    fn parts(&self) -> (u8, Vec<u8>, &[u8]) {
+        let head = |pieces: &[&[u8]]| pieces.concat();
+        match self {
+            Self::Command { slot, input } => (1, vec![*slot], input.as_ref()),
+            Self::Answer { slot, delivery, output } => (2, vec![*slot, *delivery], output.as_ref()),
+            Self::Write { offset, bytes } => (3, offset.to_le_bytes().to_vec(), bytes.as_ref()),
+            Self::DoorbellRecord { counter, number, value } => {
+                let parts = [&[*counter as u8][..], &number.to_le_bytes(), &value.to_le_bytes()];
+                (4, head(&parts), &[])
+            }
+            Self::Request { service, blue_flame, index, number, bytes } => {
+                let first = [*service, u8::from(*blue_flame)];
+                let parts = [&first[..], &index.to_le_bytes(), &number.to_le_bytes()];
+                (5, head(&parts), bytes.as_ref())
+            }
+            Self::Receive { source, linked, index, number, bytes } => {
+                let first = [*source as u8, u8::from(*linked)];
+                let parts = [&first[..], &index.to_le_bytes(), &number.to_le_bytes()];
+                (6, head(&parts), bytes.as_ref())
+            }
+            Self::Completion { number, index, bytes } => {
+                (7, head(&[&number.to_le_bytes(), &index.to_le_bytes()]), bytes.as_ref())
+            }
+            Self::Event { number, index, bytes } => {
+                (8, head(&[&number.to_le_bytes(), &index.to_le_bytes()]), bytes.as_ref())
+            }
+            Self::Reset => (9, vec![], &[]),
+        }
+    }
+}
+
+impl Entry<Vec<u8>> {
+    /// Reads a body; `None` if its kind is not known, or it is too short.
+    fn parse(kind: u8, body: &[u8]) -> Option<Self> {
+        let mut rest = body;
+        let byte = |rest: &mut &[u8]| {
+            let (first, left) = rest.split_first()?;
+            *rest = left;
+            Some(*first)
+        };
+        let word = |rest: &mut &[u8]| {
+            let (first, left) = rest.split_first_chunk::<4>()?;
+            *rest = left;
+            Some(u32::from_le_bytes(*first))
+        };
+        let half = |rest: &mut &[u8]| {
+            let (first, left) = rest.split_first_chunk::<2>()?;
+            *rest = left;
+            Some(u16::from_le_bytes(*first))
+        };
+        Some(match kind {
+            1 => Self::Command { slot: byte(&mut rest)?, input: rest.to_vec() },
+            2 => Self::Answer {
+                slot: byte(&mut rest)?,
+                delivery: byte(&mut rest)?,
+                output: rest.to_vec(),
+            },
+            3 => {
+                let (low, high) = (word(&mut rest)?, word(&mut rest)?);
+                Self::Write { offset: u64::from(high) << 32 | u64::from(low), bytes: rest.to_vec() }
+            }
+            4 => Self::DoorbellRecord {
+                counter: match byte(&mut rest)? {
+                    0 => Counter::Send,
+                    1 => Counter::Receive,
+                    2 => Counter::Shared,
+                    3 => Counter::Raw,
+                    4 => Counter::Consumer,
+                    5 => Counter::Arm,
+                    _ => return None,
+                },
+                number: word(&mut rest)?,
+                value: word(&mut rest)?,
+            },
+            5 => Self::Request {
+                service: byte(&mut rest)?,
+                blue_flame: byte(&mut rest)? != 0,
+                index: half(&mut rest)?,
+                number: word(&mut rest)?,
+                bytes: rest.to_vec(),
+            },
+            6 => Self::Receive {
+                source: match byte(&mut rest)? {
+                    0 => Source::Pair,
+                    1 => Source::Shared,
+                    2 => Source::Raw,
+                    _ => return None,
+                },
+                linked: byte(&mut rest)? != 0,
+                index: half(&mut rest)?,
+                number: word(&mut rest)?,
+                bytes: rest.to_vec(),
+            },
+            7 => Self::Completion {
+                number: word(&mut rest)?,
+                index: word(&mut rest)?,
+                bytes: rest.to_vec(),
+            },
+            8 => Self::Event {
+                number: word(&mut rest)?,
+                index: word(&mut rest)?,
+                bytes: rest.to_vec(),
+            },
+            9 => Self::Reset,
+            _ => return None,
+        })
+    }
+}
+
+/// Where a function's recording goes, if anywhere.
+#[derive(Default)]
+pub struct Recorder {
+    to: Option<Box<dyn Write>>,
+    seen: BTreeMap<(Counter, u32), u32>,
+}
+
+impl Recorder {
+    /// Records to a new file.
+    ///
+    /// # Errors
+    /// If it cannot be made or written.
+    pub fn create(path: &Path, function: u32) -> io::Result<Self> {
+        Self::new(BufWriter::new(File::create(path)?), function)
+    }
+
+    /// Records to `to`.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn new(mut to: impl Write + 'static, function: u32) -> io::Result<Self> {
+        to.write_all(MAGIC)?;
+        to.write_all(&VERSION.to_le_bytes())?;
+        to.write_all(&function.to_le_bytes())?;
+        Ok(Self { to: Some(Box::new(to)), seen: BTreeMap::new() })
+    }
+
+    /// Whether anything is recorded.
+    pub fn on(&self) -> bool {
+        self.to.is_some()
+    }
+
+    /// Adds an entry. A recording that cannot be written ends.
+    pub fn add(&mut self, now: u64, entry: &Entry<&[u8]>) {
+        let Some(to) = &mut self.to else { return };
+        let (kind, head, rest) = entry.parts();
+        let len = (head.len() + rest.len()) as u32;
+        let mut bytes = Vec::with_capacity(HEADER + len as usize);
+        bytes.extend(len.to_le_bytes());
+        bytes.extend([kind, 0, 0, 0]);
+        bytes.extend(now.to_le_bytes());
+        bytes.extend(head);
+        bytes.extend(rest);
+        if let Err(error) = to.write_all(&bytes) {
+            log::error!("the recording ends: {error}");
+            self.to = None;
+        }
+    }
+
+    /// Adds the value of a doorbell record, if it is another than before.
+    pub fn saw(&mut self, now: u64, counter: Counter, number: u32, value: u32) {
+        if self.to.is_some() && self.seen.insert((counter, number), value) != Some(value) {
+            self.add(now, &Entry::DoorbellRecord { counter, number, value });
+        }
+    }
+
+    /// Notes a reset.
+    pub fn reset(&mut self, now: u64) {
+        self.seen.clear();
+        self.add(now, &Entry::Reset);
+    }
+
+    /// Hands on what is kept back for larger writes.
+    pub fn flush(&mut self) {
+        if let Some(to) = &mut self.to
+            && let Err(error) = to.flush()
+        {
+            log::error!("the recording ends: {error}");
+            self.to = None;
+        }
+    }
+}
+
+/// A recording, to read.
+pub struct Recording<R> {
+    from: R,
+    /// Number of the function.
+    pub function: u32,
+}
+
+/// An entry and when it was made, in nanoseconds since the start.
+pub type Stamped = (u64, Entry<Vec<u8>>);
+
+fn bad(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+impl<R: Read> Recording<R> {
+    /// Reads the beginning.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is no recording, or one of another version.
+    pub fn new(mut from: R) -> io::Result<Self> {
+        let mut head = [0; 16];
+        from.read_exact(&mut head)?;
+        let word =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if head[..8] != MAGIC[..] {
+            return Err(bad("this is no recording".into()));
+        }
+        if word(8) != VERSION {
+            return Err(bad(format!("format version {}, not {VERSION}", word(8))));
+        }
+        Ok(Self { from, function: word(12) })
+    }
+
+    /// The next entry; `None` at the end, which may be in the middle of an entry when the recorder
+    /// was killed.
+    ///
+    /// # Errors
+    /// `InvalidData` for a body of absurd length, or what reading answers.
+    pub fn next_entry(&mut self) -> io::Result<Option<Stamped>> {
+        loop {
+            let mut head = [0; HEADER];
+            let mut body = Vec::new();
+            let mut read = |to: &mut [u8]| match self.from.read_exact(to) {
+                Ok(()) => Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+                Err(error) => Err(error),
+            };
+            if !read(&mut head)? {
+                return Ok(None);
+            }
+            let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
+            if len > MAX_BODY {
+                return Err(bad(format!("an entry of {len} bytes")));
+            }
+            body.resize(len as usize, 0);
+            if !read(&mut body)? {
+                return Ok(None);
+            }
+            let mut time = [0; 8];
+            time.copy_from_slice(&head[8..]);
+            if let Some(entry) = Entry::parse(head[4], &body) {
+                return Ok(Some((u64::from_le_bytes(time), entry)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    /// A recording in memory that can be read while it is written.
+    #[derive(Clone, Default)]
+    pub(crate) struct Tape(Rc<RefCell<Vec<u8>>>);
+
+    impl Write for Tape {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.borrow_mut().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Tape {
+        pub(crate) fn bytes(&self) -> Vec<u8> {
+            self.0.borrow().clone()
+        }
+
+        pub(crate) fn entries(&self) -> Vec<Stamped> {
+            let bytes = self.bytes();
+            let mut recording = Recording::new(&bytes[..]).unwrap();
+            std::iter::from_fn(|| recording.next_entry().unwrap()).collect()
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_is_read_back() {
+        let bytes: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8, 9];
+        let entries = [
+            Entry::Command { slot: 3, input: bytes },
+            Entry::Answer { slot: 3, delivery: 2, output: bytes },
+            Entry::Write { offset: 0x1_0000_0800, bytes },
+            Entry::DoorbellRecord { counter: Counter::Arm, number: 0x400, value: 7 },
+            Entry::Request {
+                service: RAW,
+                blue_flame: true,
+                index: 0xfff0,
+                number: 0x10_0001,
+                bytes,
+            },
+            Entry::Receive { source: Source::Shared, linked: true, index: 9, number: 4, bytes },
+            Entry::Completion { number: 0x401, index: 0x12_3456, bytes },
+            Entry::Event { number: 5, index: 6, bytes },
+            Entry::Reset,
+        ];
+        let tape = Tape::default();
+        let mut recorder = Recorder::new(tape.clone(), 0).unwrap();
+        for (time, entry) in entries.iter().enumerate() {
+            recorder.add(time as u64 + (1 << 40), entry);
+        }
+        let read = tape.entries();
+        assert_eq!(read.len(), entries.len());
+        for (time, (written, (stamp, read))) in entries.iter().zip(&read).enumerate() {
+            assert_eq!(*stamp, time as u64 + (1 << 40));
+            assert_eq!(written.parts(), read.parts());
+        }
+    }
+
+    #[test]
+    fn a_record_is_noted_when_it_changes() {
+        let tape = Tape::default();
+        let mut recorder = Recorder::new(tape.clone(), 1).unwrap();
+        for value in [1, 1, 2, 2, 1] {
+            recorder.saw(0, Counter::Send, 0x40, value);
+        }
+        recorder.reset(0);
+        recorder.saw(0, Counter::Send, 0x40, 1);
+        let values: Vec<Option<u32>> = tape
+            .entries()
+            .into_iter()
+            .map(|(_, entry)| match entry {
+                Entry::DoorbellRecord { value, .. } => Some(value),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(values, [Some(1), Some(2), Some(1), None, Some(1)]);
+    }
+
+    #[test]
+    fn a_broken_end_is_an_end_and_other_files_are_refused() {
+        let tape = Tape::default();
+        let mut recorder = Recorder::new(tape.clone(), 1).unwrap();
+        recorder.add(0, &Entry::Write { offset: 0, bytes: &[1, 2, 3, 4] });
+        recorder.add(0, &Entry::Write { offset: 0, bytes: &[1, 2, 3, 4] });
+        let mut bytes = tape.bytes();
+        bytes.truncate(bytes.len() - 1);
+        let mut recording = Recording::new(&bytes[..]).unwrap();
+        assert_eq!(recording.function, 1);
+        assert!(recording.next_entry().unwrap().is_some());
+        assert!(recording.next_entry().unwrap().is_none());
+        bytes[8] = 2;
+        let other = Recording::new(&bytes[..]).err().unwrap();
+        assert!(other.to_string().contains("version 2"));
+        bytes[0] = 0;
+        assert!(Recording::new(&bytes[..]).err().unwrap().to_string().contains("no recording"));
+    }
+}

@@ -1,0 +1,26 @@
+//! What rdma-core needs for the operations that `cargo ci bench` compares. Pairs with `bench-ours`.
+//!
+//! A program of its own, because it is dynamic: it opens libibverbs when it runs, as Debian ships
+//! it. Nothing of rdma-core is compiled or linked.
+
+mod abi;
+mod endpoint;
+mod path;
+mod verbs;
+
+use lab_bench::command::{self, Rounds};
+use lab_bench::{Failure, path as data_path};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    command::main::<Theirs>()
+}
+
+/// rdma-core.
+struct Theirs;
+
+impl command::Side for Theirs {
+    fn path(_: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
+        data_path::measure::<path::Theirs>(rounds)
+    }
+}

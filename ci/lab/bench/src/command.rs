@@ -1,0 +1,50 @@
+//! The command line of both programs.
+
+use crate::Failure;
+use std::process::ExitCode;
+
+/// What a program measures with.
+pub trait Side {
+    /// Measures the data path, with `alone` under a thread domain.
+    fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
+}
+
+/// How the data path is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds<'a> {
+    /// On which device.
+    pub device: &'a str,
+    /// Under a thread domain.
+    pub alone: bool,
+    /// How often.
+    pub runs: u32,
+    /// A nanosecond must be an instruction, and a run where it is not does not count.
+    pub counting: bool,
+    /// Only operations whose name contains this.
+    pub only: &'a str,
+}
+
+/// Does what the arguments say.
+pub fn main<S: Side>() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run::<S>(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
+    match *words {
+        ["path", device, how, runs, clock, ref only @ ..] => {
+            let alone = how == "alone";
+            let only = only.first().copied().unwrap_or_default();
+            let counting = clock == "counting";
+            S::path(alone, &Rounds { device, alone, runs: runs.parse()?, counting, only })
+        }
+        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION]".into()),
+    }
+}

@@ -1,0 +1,241 @@
+//! The data path: what is measured, and how a round goes.
+//!
+//! A side does the same operation so often that starting and stopping the clock weighs nothing.
+//! Queues are brought back to rest between runs, outside the time that is taken.
+
+use crate::command::Rounds;
+use crate::sample::Sample;
+use crate::{Failure, clock};
+use std::time::Instant;
+
+/// Requests that are posted, or completions that are polled, in one run.
+pub const RUN: u32 = 256;
+/// Requests of a batch.
+pub const BATCH: u32 = 32;
+/// Completions that are polled at once.
+pub const POLLED: u32 = 16;
+/// Requests that each send queue must hold: those of a run and one more.
+pub const SENDS: u32 = 2 * RUN;
+/// Bytes that each segment of a request names.
+pub const SEGMENT: u32 = 64;
+/// Segments of the request that gathers.
+pub const SEGMENTS: usize = 4;
+/// Bytes of the longest request with its data inside.
+pub const INLINE: u32 = 200;
+/// Words of the memory that both ends use, its first half for what is sent.
+pub const WORDS: usize = 1024;
+/// Where in the memory things lie, in words.
+pub mod place {
+    /// What is sent, written or gathered.
+    pub const SOURCE: usize = 0;
+    /// What a fetch-and-add returns.
+    pub const FETCHED: usize = 400;
+    /// What the last write of a filling carries.
+    pub const MARK: usize = 500;
+    /// Where writes go to and reads come from.
+    pub const TARGET: usize = 512;
+    /// Where receives go.
+    pub const INBOX: usize = 640;
+    /// What is added to.
+    pub const COUNTER: usize = 900;
+    /// Where the last write of a filling goes.
+    pub const MARKED: usize = 1023;
+}
+/// Bytes that a receive takes.
+pub const RECEIVED: u32 = 512;
+/// The identifier of the request after which a lane is at rest.
+pub const LAST: u64 = u64::MAX;
+/// Rounds to linger after the last write of a filling has arrived, so that its completion follows.
+pub const AFTERWARDS: u32 = 50_000;
+/// How long the device may take to settle, in seconds.
+pub const SETTLING: u64 = 60;
+/// Runs that may be thrown away for each that counts.
+const PATIENCE: u32 = 10;
+
+/// A request for a send queue; none of them is signaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// An RDMA write of one segment.
+    Write,
+    /// A send with this many bytes inside.
+    Inline(u32),
+    /// A send of four segments.
+    Gather,
+    /// An RDMA read of one segment.
+    Read,
+    /// A fetch-and-add.
+    FetchAdd,
+    /// A datagram of one segment, to the queue pair itself.
+    Datagram,
+}
+
+/// A way that requests take; each has a send queue of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Between two reliable queue pairs, to one with a receive queue of its own.
+    Own,
+    /// Between two reliable queue pairs, to one with a shared receive queue.
+    Shared,
+    /// From a datagram queue pair to itself. It has no receives, so that all are dropped.
+    Datagrams,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Post requests, so many to a doorbell.
+    Post(Request, u32),
+    /// Build a write and take it back.
+    Build,
+    /// Post receives, so many to a doorbell.
+    Receive(Lane, u32),
+    /// Take one completion, or so many, that are there.
+    Poll(u32),
+    /// Find nothing.
+    PollEmpty,
+    /// Ask for an event.
+    Arm,
+}
+
+impl Operation {
+    /// All of them with their names.
+    pub const ALL: &[(&str, Operation)] = &[
+        ("write", Operation::Post(Request::Write, 1)),
+        ("write, built only", Operation::Build),
+        ("write, 32 to a doorbell", Operation::Post(Request::Write, BATCH)),
+        ("send 32 B inline", Operation::Post(Request::Inline(32), 1)),
+        ("send 32 B inline, 32 to a doorbell", Operation::Post(Request::Inline(32), BATCH)),
+        ("send 200 B inline", Operation::Post(Request::Inline(INLINE), 1)),
+        ("send of 4 segments", Operation::Post(Request::Gather, 1)),
+        ("read", Operation::Post(Request::Read, 1)),
+        ("fetch and add", Operation::Post(Request::FetchAdd, 1)),
+        ("datagram", Operation::Post(Request::Datagram, 1)),
+        ("receive", Operation::Receive(Lane::Own, 1)),
+        ("receive, 32 to a doorbell", Operation::Receive(Lane::Own, BATCH)),
+        ("shared receive", Operation::Receive(Lane::Shared, 1)),
+        ("shared receive, 32 to a doorbell", Operation::Receive(Lane::Shared, BATCH)),
+        ("poll, empty", Operation::PollEmpty),
+        ("poll, one", Operation::Poll(1)),
+        ("poll, 16", Operation::Poll(POLLED)),
+        ("arm", Operation::Arm),
+    ];
+}
+
+impl Request {
+    /// Whether each consumes a receive.
+    fn is_received(self) -> bool {
+        matches!(self, Request::Inline(_) | Request::Gather)
+    }
+
+    fn lane(self) -> Lane {
+        match self {
+            Request::Datagram => Lane::Datagrams,
+            _ => Lane::Own,
+        }
+    }
+}
+
+/// One side: the objects of all lanes on one device, and memory.
+pub trait Path: Sized {
+    /// The interfaces that it has.
+    const WAYS: &[&str];
+
+    /// Makes everything, with `alone` under a thread domain and with what else says that one
+    /// thread alone uses it.
+    fn open(device: &str, alone: bool) -> Result<Self, Failure>;
+
+    /// Whether an interface has the operation.
+    fn offers(way: usize, operation: Operation) -> bool;
+
+    /// Posts [`RUN`] requests, `batch` to a doorbell. None of them is signaled.
+    fn post(&mut self, way: usize, lane: Lane, request: Request, batch: u32)
+    -> Result<(), Failure>;
+
+    /// Builds a write and takes it back, [`RUN`] times.
+    fn build(&mut self, way: usize) -> Result<(), Failure>;
+
+    /// Posts [`RUN`] receives, `batch` to a doorbell.
+    fn receive(&mut self, lane: Lane, batch: u32) -> Result<(), Failure>;
+
+    /// Takes [`RUN`] successful completions, `batch` at once, and looks at identifier, status and
+    /// opcode of each. Answers how many were there.
+    fn poll(&mut self, way: usize, batch: u32) -> Result<u32, Failure>;
+
+    /// Looks [`RUN`] times for a completion that is not there.
+    fn poll_empty(&mut self, way: usize) -> Result<u32, Failure>;
+
+    /// Arms the queue [`RUN`] times.
+    fn arm(&mut self) -> Result<(), Failure>;
+
+    /// Waits until all that was posted to a lane is done and `received` of it were received, which
+    /// leaves its completion queues empty.
+    fn settle(&mut self, lane: Lane, received: u32) -> Result<(), Failure>;
+
+    /// Posts [`RUN`] signaled writes and waits until all are done, but does not poll.
+    fn fill(&mut self) -> Result<(), Failure>;
+}
+
+/// Measures what the rounds ask for, and prints each sample.
+pub fn measure<P: Path>(rounds: &Rounds<'_>) -> Result<(), Failure> {
+    let Rounds { device, alone, runs, counting, only } = *rounds;
+    let mut side = P::open(device, alone)?;
+    for &(name, operation) in Operation::ALL.iter().filter(|(name, _)| name.contains(only)) {
+        for (way, way_name) in P::WAYS.iter().enumerate() {
+            if !P::offers(way, operation) {
+                continue;
+            }
+            let mut sample =
+                Sample { operation: name.to_owned(), way: (*way_name).to_owned(), runs: vec![] };
+            let mut attempts = 0;
+            while sample.runs.len() < runs as usize {
+                attempts += 1;
+                if attempts > PATIENCE * runs {
+                    let done = sample.runs.len();
+                    return Err(format!("{name}, {way_name}: {done} of {runs} runs counted").into());
+                }
+                let (done, nanoseconds) = run(&mut side, way, operation)
+                    .map_err(|failure| format!("{name}, {way_name}: {failure}"))?;
+                if done == RUN && (!counting || clock::counts_instructions()) {
+                    sample.runs.push(nanoseconds);
+                }
+            }
+            println!("{sample}");
+        }
+    }
+    Ok(())
+}
+
+/// One run: how much of it was done, and nanoseconds per request or completion.
+fn run<P: Path>(side: &mut P, way: usize, operation: Operation) -> Result<(u32, f64), Failure> {
+    match operation {
+        Operation::Post(request, _) if request.is_received() => side.receive(Lane::Own, BATCH)?,
+        Operation::Poll(_) => side.fill()?,
+        _ => {}
+    }
+    let start = Instant::now();
+    let done = match operation {
+        Operation::Post(request, batch) => {
+            side.post(way, request.lane(), request, batch).map(|()| RUN)
+        }
+        Operation::Build => side.build(way).map(|()| RUN),
+        Operation::Receive(lane, batch) => side.receive(lane, batch).map(|()| RUN),
+        Operation::Poll(batch) => side.poll(way, batch),
+        Operation::PollEmpty => side.poll_empty(way).map(|found| RUN - found),
+        Operation::Arm => side.arm().map(|()| RUN),
+    };
+    let nanoseconds = start.elapsed().as_nanos() as f64 / f64::from(RUN);
+    let done = done?;
+    match operation {
+        Operation::Post(request, _) => {
+            side.settle(request.lane(), if request.is_received() { RUN } else { 0 })?;
+        }
+        Operation::Receive(lane, _) => {
+            side.post(0, lane, Request::Inline(32), BATCH)?;
+            side.settle(lane, RUN)?;
+        }
+        // What was not there in time is there by now.
+        Operation::Poll(_) => side.settle(Lane::Own, 0)?,
+        Operation::Build | Operation::PollEmpty | Operation::Arm => {}
+    }
+    Ok((done, nanoseconds))
+}

@@ -1,0 +1,120 @@
+//! Suite `mlx5-path`: instructions of each operation of the data path, on an emulated ConnectX.
+//!
+//! The machine's clock counts instructions, on one processor; what the device does in the meantime
+//! costs the guest none. Each operation counts with the lowest of its runs, since interrupts only
+//! add, and theirs with the faster of its two interfaces.
+
+use super::BenchArguments;
+use super::rounds::{self, Found};
+use super::table::{Row, Table, Target, Value};
+use crate::device::{DeviceName, Emulation};
+use crate::progress;
+use crate::session::{Machine, Session};
+use anyhow::{Result, bail};
+use lab_bench::path::{BATCH, Lane, Operation, POLLED, Request};
+
+/// Runs of an operation within one round.
+const IN_A_ROW: u32 = 3;
+
+/// Whether requests are copied into the register, or only their first word is written there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ringing {
+    Doorbell,
+    BlueFlame,
+}
+
+/// What the project means to reach, in instructions, besides half of what theirs needs.
+fn target(operation: Operation, ringing: Ringing) -> Target {
+    let doorbell = ringing == Ringing::Doorbell;
+    let ours = match operation {
+        Operation::Post(Request::Write, 1) if doorbell => Some(90.0),
+        Operation::Post(Request::Write, 1) => Some(120.0),
+        Operation::Post(Request::Write, BATCH) => Some(45.0),
+        Operation::Post(Request::Inline(32), 1) if doorbell => Some(100.0),
+        Operation::Post(Request::Inline(32), 1) => Some(130.0),
+        Operation::Receive(Lane::Own, 1) => Some(50.0),
+        Operation::Receive(Lane::Own, BATCH) => Some(25.0),
+        Operation::PollEmpty => Some(15.0),
+        Operation::Poll(1) => Some(60.0),
+        Operation::Poll(POLLED) => Some(45.0),
+        _ => None,
+    };
+    Target { ours, ratio: Some(0.5) }
+}
+
+/// Measures everything.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
+    let operations: Vec<_> =
+        Operation::ALL.iter().filter(|(name, _)| arguments.wants(name)).collect();
+    if operations.is_empty() {
+        let text = arguments.only.as_deref().unwrap_or_default();
+        bail!("no operation to measure has {text:?} in its name");
+    }
+    let mut session = Session::open(&arguments.needs(), arguments.console)?;
+    session.count_instructions();
+    let programs = rounds::programs(&session.workspace)?;
+    let rounds = arguments.runs.div_ceil(IN_A_ROW);
+    let mut table = Table {
+        title: "The data path of mlx5".into(),
+        unit: "instructions per request or completion".into(),
+        kernel: String::new(),
+        accelerator: session.accelerator().label().to_owned(),
+        runs: rounds * IN_A_ROW,
+        rows: Vec::new(),
+        notes: Vec::new(),
+    };
+    for ringing in [Ringing::Doorbell, Ringing::BlueFlame] {
+        let mut vm = session.boot(&Machine {
+            programs: &programs,
+            peers: true,
+            emulation: Emulation { no_wc: ringing == Ringing::Doorbell, ..Emulation::default() },
+            ..Machine::new(arguments.kernel, DeviceName::Mlx5)
+        })?;
+        table.kernel.clone_from(&vm.greeting.release);
+        let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+        for (word, sharing) in [("shared", ""), ("alone", ", TD")] {
+            let setting = match ringing {
+                Ringing::Doorbell => format!("doorbell{sharing}"),
+                Ringing::BlueFlame => format!("BlueFlame{sharing}"),
+            };
+            let spinner = progress::spinner(setting.clone());
+            let runs = IN_A_ROW.to_string();
+            let mut words = ["path", &device, word, &runs, "counting"].map(str::to_owned).to_vec();
+            words.extend(arguments.only.clone());
+            let found = rounds::play(&mut vm, &words, rounds)?;
+            spinner.finish_and_clear();
+            for (side, found) in rounds::Side::BOTH.into_iter().zip(&found) {
+                if let Some(failure) = &found.failure {
+                    table.notes.push(format!("{setting}, {}: {failure}", side.program()));
+                }
+            }
+            for (name, operation) in &operations {
+                table.rows.extend(row(name, *operation, ringing, &setting, &found));
+            }
+        }
+        vm.power_off()?;
+    }
+    Ok(table)
+}
+
+fn row(
+    name: &str,
+    operation: Operation,
+    ringing: Ringing,
+    setting: &str,
+    [ours, theirs]: &[Found; 2],
+) -> Option<Row> {
+    // Only what writes to the register differs.
+    let rings = matches!(operation, Operation::Post(..));
+    if !rings && ringing == Ringing::BlueFlame {
+        return None;
+    }
+    let best = |found: &Found| {
+        found
+            .of(name)
+            .filter_map(|sample| Some((Value::lowest(&sample.runs)?, sample.way.clone())))
+            .min_by(|(one, _), (other, _)| one.value.total_cmp(&other.value))
+    };
+    let ours = best(ours).map(|(value, _)| value);
+    Some(Row::new(name, setting, ours, best(theirs), target(operation, ringing)))
+}

@@ -1,0 +1,241 @@
+//! One table for each suite: operation, ours, theirs, their ratio and how far it spreads, and
+//! whether the target was met.
+
+use serde::Serialize;
+use std::fmt;
+
+/// What must not be exceeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Target {
+    /// Ours, in the table's unit.
+    pub(super) ours: Option<f64>,
+    /// The ratio of ours to theirs.
+    pub(super) ratio: Option<f64>,
+}
+
+/// One side's result: the value that counts, and the range of all runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Value {
+    pub(super) value: f64,
+    pub(super) lowest: f64,
+    pub(super) highest: f64,
+}
+
+impl Value {
+    /// The lowest of the runs: where instructions are counted, everything that is added to it is an
+    /// interrupt.
+    pub(super) fn lowest(runs: &[f64]) -> Option<Value> {
+        let mut value = Value::median(runs)?;
+        value.value = value.lowest;
+        Some(value)
+    }
+
+    /// The median of the runs.
+    pub(super) fn median(runs: &[f64]) -> Option<Value> {
+        let mut runs = runs.to_vec();
+        runs.sort_by(f64::total_cmp);
+        let (lowest, highest) = (*runs.first()?, *runs.last()?);
+        let half = runs.len() / 2;
+        let value = match runs.len() % 2 {
+            1 => runs[half],
+            _ => (runs[half - 1] + runs[half]) / 2.0,
+        };
+        Some(Value { value, lowest, highest })
+    }
+
+    /// How far the runs lie apart, in parts of the value.
+    fn spread(self) -> f64 {
+        (self.highest - self.lowest) / self.value
+    }
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) operation: String,
+    /// How the objects were made.
+    pub(super) setting: String,
+    pub(super) ours: Option<Value>,
+    pub(super) theirs: Option<Value>,
+    /// Which of their interfaces did best.
+    pub(super) their_way: String,
+    pub(super) ratio: Option<f64>,
+    pub(super) target: Target,
+    pub(super) met: Option<bool>,
+}
+
+impl Row {
+    pub(super) fn new(
+        operation: &str,
+        setting: &str,
+        ours: Option<Value>,
+        theirs: Option<(Value, String)>,
+        target: Target,
+    ) -> Row {
+        let their_way = theirs.as_ref().map(|(_, way)| way.clone()).unwrap_or_default();
+        let theirs = theirs.map(|(value, _)| value);
+        let ratio = ours.zip(theirs).map(|(ours, theirs)| ours.value / theirs.value);
+        let verdicts = [
+            target.ours.zip(ours).map(|(limit, ours)| ours.value <= limit),
+            target.ratio.zip(ratio).map(|(limit, ratio)| ratio <= limit),
+        ];
+        let mut verdicts = verdicts.into_iter().flatten().peekable();
+        let met = verdicts.peek().is_some().then(|| verdicts.all(|met| met));
+        Row {
+            operation: operation.to_owned(),
+            setting: setting.to_owned(),
+            ours,
+            theirs,
+            their_way,
+            ratio,
+            target,
+            met,
+        }
+    }
+}
+
+/// What a suite found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Table {
+    pub(super) title: String,
+    pub(super) unit: String,
+    pub(super) kernel: String,
+    pub(super) accelerator: String,
+    pub(super) runs: u32,
+    pub(super) rows: Vec<Row>,
+    /// What could not be measured, and why.
+    pub(super) notes: Vec<String>,
+}
+
+/// A number with about three figures.
+fn short(number: f64) -> String {
+    match number {
+        number if number >= 1e9 => format!("{:.2}G", number / 1e9),
+        number if number >= 1e6 => format!("{:.2}M", number / 1e6),
+        number if number >= 1e5 => format!("{:.0}k", number / 1e3),
+        number if number >= 100.0 => format!("{number:.0}"),
+        number if number >= 10.0 => format!("{number:.1}"),
+        number => format!("{number:.2}"),
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Table { title, unit, kernel, accelerator, runs, rows, notes } = self;
+        writeln!(f, "{title}, in {unit}\nLinux {kernel} under {accelerator}, {runs} runs\n")?;
+        let width = |text: fn(&Row) -> &str| {
+            rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0).max(9)
+        };
+        let (first, second) = (width(|row| &row.operation), width(|row| &row.setting));
+        writeln!(
+            f,
+            "{:<first$}  {:<second$} {:>8} {:>8} {:>6} {:>13}  target",
+            "operation", "setting", "ours", "theirs", "ratio", "spread"
+        )?;
+        let value = |value: &Option<Value>| match value {
+            Some(value) => short(value.value),
+            None => "–".to_owned(),
+        };
+        let percent = |value: &Option<Value>| match value {
+            Some(value) => format!("{:.1}%", 100.0 * value.spread()),
+            None => "–".to_owned(),
+        };
+        for row in rows {
+            let ratio = row.ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
+            let limits = [
+                row.target.ours.map(|limit| format!("≤ {}", short(limit))),
+                row.target.ratio.map(|limit| format!("ratio ≤ {limit}")),
+            ];
+            let limits: Vec<String> = limits.into_iter().flatten().collect();
+            let verdict = match row.met {
+                Some(true) => "met: ",
+                Some(false) => "missed: ",
+                None => "",
+            };
+            let line = format!(
+                "{:<first$}  {:<second$} {:>8} {:>8} {:>6} {:>6} {:>6}  {verdict}{}",
+                row.operation,
+                row.setting,
+                value(&row.ours),
+                value(&row.theirs),
+                ratio,
+                percent(&row.ours),
+                percent(&row.theirs),
+                limits.join(", ")
+            );
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        for note in notes {
+            writeln!(f, "\n{note}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_from_runs() {
+        let runs = [30.0, 10.0, 20.0];
+        assert_eq!(Value::lowest(&runs).unwrap().value, 10.0);
+        assert_eq!(Value::median(&runs).unwrap().value, 20.0);
+        assert_eq!(Value::median(&[1.0, 4.0, 2.0, 3.0]).unwrap().value, 2.5);
+        assert_eq!(Value::median(&runs).unwrap().spread(), 1.0);
+        assert_eq!(Value::lowest(&[]), None);
+    }
+
+    #[test]
+    fn a_target_is_met_when_all_of_it_is() {
+        let value = |value| Value { value, lowest: value, highest: value };
+        let row = |ours: f64, theirs: f64, target| {
+            let theirs = Some((value(theirs), "classic".into()));
+            Row::new("write", "shared", Some(value(ours)), theirs, target)
+        };
+        let both = Target { ours: Some(90.0), ratio: Some(0.5) };
+        assert_eq!(row(90.0, 180.0, both).met, Some(true));
+        assert_eq!(row(91.0, 200.0, both).met, Some(false));
+        assert_eq!(row(80.0, 100.0, both).met, Some(false));
+        assert_eq!(row(80.0, 100.0, Target::default()).met, None);
+        let alone = Row::new("write", "shared", Some(value(80.0)), None, both);
+        assert_eq!((alone.ratio, alone.met), (None, Some(true)), "nothing to compare with");
+        let none = Row::new("write", "shared", None, None, both);
+        assert_eq!(none.met, None);
+    }
+
+    #[test]
+    fn a_table_says_what_was_missed() {
+        let value = |value| Value { value, lowest: value, highest: 1.1 * value };
+        let target = Target { ours: None, ratio: Some(0.5) };
+        let table = Table {
+            title: "mlx5".into(),
+            unit: "instructions".into(),
+            kernel: "7.2".into(),
+            accelerator: "tcg".into(),
+            runs: 9,
+            rows: vec![Row::new(
+                "write",
+                "doorbell",
+                Some(value(200.0)),
+                Some((value(236.0), "extended".into())),
+                target,
+            )],
+            notes: vec!["theirs has no thread domain".into()],
+        };
+        let text = table.to_string();
+        assert!(text.contains("write      doorbell       200      236   0.85"), "{text}");
+        assert!(text.contains("10.0%  10.0%  missed: ratio ≤ 0.5"), "{text}");
+        assert!(text.ends_with("\ntheirs has no thread domain\n"), "{text}");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(short(1.234), "1.23");
+        assert_eq!(short(45.67), "45.7");
+        assert_eq!(short(236.4), "236");
+        assert_eq!(short(12_345.0), "12345");
+        assert_eq!(short(123_456.0), "123k");
+        assert_eq!(short(12_345_678.0), "12.35M");
+    }
+}

@@ -1,0 +1,245 @@
+//! rdma-core's Python tests, and the table of those that cannot pass on the emulated device.
+//!
+//! `pyverbs/runner.py` runs them in the guest. The table `pyverbs/table.txt` is compared with what
+//! happened both ways: a case that fails or skips and is not in it fails the run, and so does one
+//! that is in it and passes.
+
+use super::{Proof, failed};
+use crate::device::Emulation;
+use crate::kernel::KernelName;
+use crate::outcome::{self, Outcome, Report};
+use crate::python;
+use crate::session::Machine;
+use crate::suite;
+use anyhow::{Context, Result, bail};
+use lab_guest::order::Order;
+use std::time::Duration;
+
+const RUNNER: &str = include_str!("pyverbs/runner.py");
+const TABLE: &str = include_str!("pyverbs/table.txt");
+
+/// What the names of the cases begin with.
+const GROUP: &str = "pyverbs";
+
+/// What must pass, and what may fail, of the whole suite.
+const LEAST_PASSED: usize = 170;
+const MOST_FAILED: usize = 10;
+
+/// Unpacks the tests and offers large pages, which three of them want.
+const PREPARE: &str = "mkdir /dev/hugepages; echo 64 > /proc/sys/vm/nr_hugepages
+    cp -r \"$0\" /tmp/tests && gunzip /tmp/tests/*.gz";
+
+/// How a case ends that does not pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Skips,
+    Fails,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line<'a> {
+    verdict: Verdict,
+    /// None stands for all.
+    kernels: Vec<&'a str>,
+    /// A name, or the beginning of names.
+    case: &'a str,
+    all_that_begin_so: bool,
+    /// Part of what the suite says.
+    says: &'a str,
+    /// Why that is so.
+    reason: &'a str,
+}
+
+impl Line<'_> {
+    fn covers(&self, name: &str, kernel: &str) -> bool {
+        let named =
+            if self.all_that_begin_so { name.starts_with(self.case) } else { name == self.case };
+        named && (self.kernels.is_empty() || self.kernels.contains(&kernel))
+    }
+}
+
+/// Reads the table: `skips|fails ; kernels ; case ; what the suite says ; why`.
+fn table(text: &str) -> Result<Vec<Line<'_>>> {
+    text.lines()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with('#'))
+        .map(|line| {
+            let parts: Vec<&str> = line.split(';').map(str::trim).collect();
+            let [verdict, kernels, case, says, reason] = parts[..] else {
+                bail!("five parts wanted: {line}");
+            };
+            let verdict = match verdict {
+                "skips" => Verdict::Skips,
+                "fails" => Verdict::Fails,
+                other => bail!("{other}: skips or fails wanted"),
+            };
+            let kernels = if kernels == "all" { vec![] } else { kernels.split(' ').collect() };
+            if kernels.iter().any(|name| KernelName::ALL.iter().all(|known| known.label() != *name))
+            {
+                bail!("a kernel that the lab does not have: {line}");
+            }
+            if reason.is_empty() {
+                bail!("no reason: {line}");
+            }
+            let start = case.strip_suffix('*');
+            Ok(Line {
+                verdict,
+                kernels,
+                case: start.unwrap_or(case),
+                all_that_begin_so: start.is_some(),
+                says,
+                reason,
+            })
+        })
+        .collect()
+}
+
+/// Compares a case with the table.
+fn judge(report: Report, table: &[Line<'_>], kernel: &str) -> Report {
+    let line = table.iter().find(|line| line.covers(&report.name, kernel));
+    let outcome = match (report.outcome, line) {
+        (Outcome::Passed, None) => Outcome::Passed,
+        (Outcome::Passed, Some(line)) => Outcome::Failed(format!(
+            "it passed, but the table says that it {} ({}): take it out",
+            match line.verdict {
+                Verdict::Skips => "skips",
+                Verdict::Fails => "fails",
+            },
+            line.reason
+        )),
+        (Outcome::Failed(text), Some(line))
+            if line.verdict == Verdict::Fails && text.contains(line.says) =>
+        {
+            Outcome::Skipped(format!("fails, as the table says: {}", line.reason))
+        }
+        (Outcome::Skipped(said), Some(line))
+            if line.verdict == Verdict::Skips && said.contains(line.says) =>
+        {
+            Outcome::Skipped(line.reason.to_owned())
+        }
+        (Outcome::Failed(text), _) => Outcome::Failed(text),
+        (Outcome::Skipped(said), _) => {
+            Outcome::Failed(format!("skipped for \"{said}\", which the table does not say"))
+        }
+    };
+    Report { name: report.name, outcome }
+}
+
+/// How many passed and failed, whatever the table says.
+fn counts(reports: &[Report]) -> (usize, usize) {
+    let count = |wanted: fn(&Outcome) -> bool| {
+        reports.iter().filter(|report| wanted(&report.outcome)).count()
+    };
+    (
+        count(|outcome| *outcome == Outcome::Passed),
+        count(|outcome| matches!(outcome, Outcome::Failed(_))),
+    )
+}
+
+/// Runs the suite where it is asked for: whole in a full run, or by name.
+pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+    let pattern = match proof.scope.filter {
+        None if proof.full => "",
+        Some(filter) if filter.starts_with(GROUP) => filter[GROUP.len()..].trim_start_matches(':'),
+        _ => return Vec::new(),
+    };
+    run_matching(proof, pattern).unwrap_or_else(|error| vec![failed(GROUP, &error)])
+}
+
+fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
+    let table = table(TABLE).context("the table of rdma-core's Python tests")?;
+    println!("\n{GROUP} on {} mlx5", proof.kernel.label());
+    let machine = Machine { python: true, ..proof.machine(Emulation::default()) };
+    let mut vm = proof.session.boot(&machine)?;
+    let order = |words: &[&str]| Order {
+        command: words.iter().map(|word| (*word).to_owned()).collect(),
+        root: true,
+        ..Order::default()
+    };
+    let prepare = order(&["sh", "-c", PREPARE, python::TESTS]);
+    let (ending, _, errors) = suite::collect(&mut vm, &prepare, Duration::from_secs(60));
+    if ending?.status() != 0 {
+        bail!("the tests cannot be unpacked: {errors}");
+    }
+    let words = ["python3", "-c", RUNNER, "/tmp/tests", pattern];
+    let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
+    let order = order(&[&words[..], &device[..]].concat());
+    let (ending, results, noise) = suite::follow(&mut vm, &order, proof.scope);
+    proof.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
+    let status = ending?.status();
+    vm.power_off()?;
+    let found = outcome::parse(&results);
+    if status != 0 || found.is_empty() {
+        bail!("the runner ended with {status} after {} cases\n{noise}", found.len());
+    }
+    let (passed, failed) = counts(&found);
+    let ran = found.len();
+    let kernel = proof.kernel.label();
+    let mut reports: Vec<Report> = found
+        .into_iter()
+        .map(|report| judge(report, &table, kernel))
+        .map(|report| Report { name: format!("{GROUP}::{}", report.name), ..report })
+        .collect();
+    println!("{ran} cases: {passed} passed, {failed} failed, {} skipped", ran - passed - failed);
+    if pattern.is_empty() {
+        let outcome = if passed >= LEAST_PASSED && failed <= MOST_FAILED {
+            Outcome::Passed
+        } else {
+            Outcome::Failed(format!(
+                "{passed} passed and {failed} failed; at least {LEAST_PASSED} and at most \
+                 {MOST_FAILED} are asked for"
+            ))
+        };
+        reports.push(Report { name: format!("{GROUP}::counts"), outcome });
+    }
+    Ok(reports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_can_be_read() {
+        let table = table(TABLE).unwrap();
+        for (index, line) in table.iter().enumerate() {
+            let same = |other: &Line<'_>| other.case == line.case && other.kernels == line.kernels;
+            assert!(!table[..index].iter().any(same), "{} twice", line.case);
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_fails() {
+        let text = "skips ; all ; a.* ; no caps ; it has none\n\
+                    fails ; 6.1 6.12 ; b ; Errno: 5 ; it is broken\n";
+        let table = table(text).unwrap();
+        let judged = |name: &str, outcome| {
+            judge(Report { name: name.into(), outcome }, &table, "6.1").outcome
+        };
+        let skip = |why: &str| Outcome::Skipped(why.into());
+        let fail = |why: &str| Outcome::Failed(why.into());
+        assert_eq!(judged("c", Outcome::Passed), Outcome::Passed);
+        assert_eq!(judged("a.x", skip("no caps here")), skip("it has none"));
+        assert!(matches!(judged("b", fail("x Errno: 5 y")), Outcome::Skipped(_)));
+        for wrong in [
+            judged("c", skip("no caps")),
+            judged("c", fail("x")),
+            judged("a.x", Outcome::Passed),
+            judged("a.x", skip("something else")),
+            judged("a.x", fail("no caps")),
+            judged("b", fail("Errno: 6")),
+            judged("b", skip("Errno: 5")),
+        ] {
+            assert!(matches!(wrong, Outcome::Failed(_)), "{wrong:?}");
+        }
+        let report = Report { name: "b".into(), outcome: fail("Errno: 5") };
+        assert_eq!(judge(report, &table, "newest").outcome, fail("Errno: 5"));
+    }
+
+    #[test]
+    fn wrong_lines_are_refused() {
+        for wrong in ["skips ; all ; a ; b", "may ; all ; a ; b ; c", "fails ; 5.10 ; a ; b ; c"] {
+            assert!(super::table(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! What wears a device down: the driver going and coming, resets, plugging, reboots, and many
+//! short-lived clients. Nothing may pile up in the device or in the kernel.
+//!
+//! Living objects and lent pages are the emulator's to tell, over its control socket.
+
+use super::{Proof, case, failed};
+use crate::device::Emulation;
+use crate::kernel::KernelName;
+use crate::outcome::{Outcome, Report};
+use crate::session::Machine;
+use crate::vm::Vm;
+use anyhow::{Result, bail, ensure};
+use connectx::control::{Reply, Request};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Waits until both devices work, and shows that they do.
+const WORKS: &str = r#"
+works() {
+    for name in mlx5_0 mlx5_1; do
+        until_true "grep -q ACTIVE /sys/class/infiniband/$name/ports/1/state" || exit 1
+    done
+    timeout 60 ibv_rc_pingpong -d mlx5_1 -g 1 -n 100 >server & server=$!
+    until_true "tcp 18515" || exit 1
+    timeout 60 ibv_rc_pingpong -d mlx5_0 -g 1 -n 100 127.0.0.1 || fail "no ping-pong"
+    wait $server || fail "no ping-pong at the server"
+}
+# Link-local addresses come with the interface, so that GID 1 is there when it is up.
+up() {
+    for name in mlx5_0 mlx5_1; do
+        until_true "test -e /sys/class/infiniband/$name/device/net" || exit 1
+        for interface in $(ls /sys/class/infiniband/$name/device/net); do
+            /usr/bin/ip link set $interface up || fail "$interface does not come up"
+        done
+        until_true "grep -q fe80 /sys/class/infiniband/$name/ports/1/gids/1" || exit 1
+    done
+}
+pci() { readlink -f /sys/class/infiniband/$1/device; }
+cd /tmp
+"#;
+
+/// A soak by its name.
+type Soak = fn(&Proof<'_>, &mut Vm) -> Result<()>;
+
+const SOAKS: &[(&str, Soak)] = &[
+    ("soak::clients", clients),
+    ("soak::unbind_under_traffic", unbind_under_traffic),
+    ("soak::function_reset", function_reset),
+    ("soak::remove_and_rescan", remove_and_rescan),
+    ("soak::reboot", reboot),
+    ("soak::another_guest", another_guest),
+    ("soak::reload", reload),
+];
+
+/// Runs the soaks that are asked for, in one machine.
+pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+    let wanted: Vec<_> = SOAKS
+        .iter()
+        .filter(|(name, _)| match proof.scope.filter {
+            None => proof.full,
+            Some(filter) => name.contains(filter),
+        })
+        .collect();
+    let mut reports = Vec::new();
+    if wanted.is_empty() {
+        return reports;
+    }
+    println!("\nsoak on {} mlx5", proof.kernel.label());
+    let machine = machine(proof);
+    let mut vm = None;
+    for (name, soak) in wanted {
+        let start = Instant::now();
+        let result = (|| {
+            let running = match &mut vm {
+                Some(vm) => vm,
+                none => none.insert(proof.session.boot(&machine)?),
+            };
+            soak(proof, running)
+        })();
+        let seconds = start.elapsed().as_secs_f64();
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("test {name} ... {word} ({seconds:.1} s)");
+        reports.push(match result {
+            Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
+            Err(error) => {
+                // The next one gets a machine that is in order.
+                vm = None;
+                failed(name, &error)
+            }
+        });
+    }
+    if let Some(Err(error)) = vm.map(Vm::power_off) {
+        reports.push(failed("soak::power_off", &error));
+    }
+    reports
+}
+
+fn machine(proof: &Proof<'_>) -> Machine<'static> {
+    Machine { python: true, ..proof.machine(Emulation::default()) }
+}
+
+/// Runs a script as root that must succeed, and answers what it printed.
+fn script(vm: &mut Vm, text: &str) -> Result<String> {
+    match case::run_script(vm, &format!("{WORKS}\n{text}"), true)? {
+        Ok(printed) => Ok(printed),
+        Err(why) => bail!("{why}"),
+    }
+}
+
+/// Living objects of both functions, and lent pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Census {
+    objects: [BTreeMap<String, usize>; 2],
+    pages: [usize; 2],
+}
+
+impl Census {
+    fn of(vm: &Vm) -> Result<Self> {
+        let mut control = vm.control()?;
+        let mut census = Self { objects: Default::default(), pages: [0; 2] };
+        for function in 0..2 {
+            match control.ask(&Request::Objects { function })? {
+                Reply::Objects { counts } => census.objects[function] = counts,
+                other => bail!("objects of function {function}: {other:?}"),
+            }
+            match control.ask(&Request::Pages { function })? {
+                Reply::Pages { held } => census.pages[function] = held,
+                other => bail!("pages of function {function}: {other:?}"),
+            }
+        }
+        Ok(census)
+    }
+
+    /// Nothing may live and nothing may be lent without a driver.
+    fn is_empty(&self) -> bool {
+        self.objects.iter().all(|counts| counts.values().all(|count| *count == 0))
+            && self.pages == [0; 2]
+    }
+}
+
+/// The kernel's own counts.
+fn resources(vm: &mut Vm) -> Result<String> {
+    script(vm, "/usr/bin/rdma resource show")
+}
+
+/// A thousand processes that open a device, use some of it, and end with or without cleaning up.
+fn clients(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    const PROGRAM: &str = include_str!("client.py");
+    let round = |vm: &mut Vm, rounds: u32| {
+        let program = PROGRAM.replace('\'', "\"");
+        script(
+            vm,
+            &format!("timeout 200 python3 -c '{program}' {rounds} || fail 'a client failed'"),
+        )
+    };
+    // The first ones fill the driver's caches of keys and registers.
+    round(vm, 50)?;
+    let before = (Census::of(vm)?, resources(vm)?);
+    round(vm, 1000)?;
+    // What a process left behind goes when its file is closed for good, a little later.
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let after = (Census::of(vm)?, resources(vm)?);
+        if after == before {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "before: {before:#?}\nafter: {after:#?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Takes the driver away while clients send: the one that waits for events must notice and end, the
+/// one that polls goes on polling memory.
+fn unbind_under_traffic(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    script(
+        vm,
+        r#"
+for turn in 1 2 3; do
+    up; works
+    device=$(pci mlx5_0)
+    timeout 60 ib_write_bw -F -x 1 -d mlx5_1 -s 4096 -D 8 >polled 2>&1 &
+    until_true "tcp 18515" || exit 1
+    timeout 60 ib_write_bw -F -x 1 -d mlx5_0 -s 4096 -D 8 127.0.0.1 >polling 2>&1 & polling=$!
+    until_true "! tcp 18515" || exit 1
+    timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_1 >server 2>&1 & server=$!
+    until_true "tcp 18515" || exit 1
+    timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_0 127.0.0.1 >client 2>&1 & client=$!
+    sleep 2
+    kill -0 $client || { cat client; fail "the client ended before"; }
+    kill -0 $polling || { cat polling; fail "the polling client ended before"; }
+    start=$(cut -d. -f1 /proc/uptime)
+    echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind
+    test -e $device/infiniband && fail "the RDMA device stays"
+    wait $client; status=$?
+    [ $status = 143 ] && fail "the client noticed nothing"
+    [ $status = 0 ] && fail "the client thinks that all went well"
+    kill $server
+    end=$(cut -d. -f1 /proc/uptime)
+    [ $((end - start)) -lt 15 ] || fail "the client took $((end - start)) s to end"
+    echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind || fail "the driver does not bind"
+    wait
+done
+up; works
+"#,
+    )?;
+    Ok(())
+}
+
+/// Resets a function without a driver, and one with: the driver's health check finds out.
+fn function_reset(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    script(
+        vm,
+        r#"
+up; works
+device=$(pci mlx5_0)
+grep -q flr $device/reset_method || fail "no function-level reset"
+echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind
+echo 1 >$device/reset || fail "the reset failed"
+echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind || fail "the driver does not bind"
+up; works
+dmesg -c >/dev/null
+echo 1 >$device/reset || fail "the reset failed"
+for turn in 1 2 3 4 5 6; do
+    dmesg | grep -q "health recovery succe" && break
+    until_true "dmesg | grep -q \"health recovery succe\"" && break
+done
+dmesg | tail -20
+up; works
+"#,
+    )?;
+    Ok(())
+}
+
+/// Removes the functions from the bus and finds them again.
+fn remove_and_rescan(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    for _ in 0..3 {
+        script(
+            vm,
+            r#"
+up
+for device in $(pci mlx5_0) $(pci mlx5_1); do echo 1 >$device/remove || fail "no removal"; done
+test -z "$(ls /sys/class/infiniband)" || fail "a device stays"
+"#,
+        )?;
+        let census = Census::of(vm)?;
+        ensure!(census.is_empty(), "left behind: {census:#?}");
+        script(
+            vm,
+            "echo 1 >/sys/bus/pci/rescan; until_true 'test -e /sys/class/infiniband/mlx5_1'; up; works",
+        )?;
+    }
+    Ok(())
+}
+
+/// Boots the guest again under the same emulator.
+fn reboot(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    for _ in 0..2 {
+        vm.reboot(Duration::from_secs(120))?;
+        script(vm, "up; works")?;
+    }
+    Ok(())
+}
+
+/// Another machine connects to the emulator after the first one was torn out, as on a crash.
+fn another_guest(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    script(vm, "up; works")?;
+    let emulator = vm.companion();
+    vm.tear_out();
+    let machine = Machine { companion: emulator.as_ref(), ..machine(proof) };
+    *vm = proof.session.boot(&machine)?;
+    script(vm, "up; works")?;
+    Ok(())
+}
+
+/// Unloads and loads the drivers; each time the device must be empty in between.
+fn reload(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+    // The same code in the device and little else in the driver, so fewer where time is short.
+    let rounds = if proof.kernel == KernelName::Newest { 50 } else { 10 };
+    for round in 1..=rounds {
+        script(
+            vm,
+            "modprobe -r mlx5_ib mlx5_core || fail 'not unloaded'; lsmod | grep mlx5 && fail 'still there'; true",
+        )?;
+        let census = Census::of(vm)?;
+        ensure!(census.is_empty(), "left behind in round {round}: {census:#?}");
+        let check = if round == rounds { "up; works" } else { "true" };
+        script(
+            vm,
+            &format!(
+                "modprobe mlx5_core && modprobe mlx5_ib || fail 'not loaded'\n\
+                 until_true 'test -e /sys/class/infiniband/mlx5_1' || exit 1\n{check}"
+            ),
+        )?;
+    }
+    Ok(())
+}

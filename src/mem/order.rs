@@ -1,0 +1,54 @@
+//! A record of what a test's thread does to memory that a device sees, in order.
+//!
+//! The processors that tests run on keep an order of their own that hides a missing barrier, so
+//! its absence is found by looking at what the code asked for.
+
+use std::cell::RefCell;
+
+/// One access, or one barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// A piece of a request was written.
+    Request,
+    /// The byte that says whose a completion is was read.
+    Owner,
+    /// Another part of a completion was read.
+    Completion,
+    ToDevice,
+    FromDevice,
+    DoneReading,
+    WcStart,
+    Flush,
+    /// A word of a doorbell record was set.
+    Record(usize),
+    /// The lock of a register was taken.
+    Lock,
+    /// A register was rung by one store.
+    Doorbell,
+    /// A register was given a whole request.
+    BlueFlame,
+    /// The lock of a register was given back.
+    Unlock,
+}
+
+thread_local! {
+    static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
+}
+
+/// Notes `step` if somebody wants to know.
+pub(crate) fn note(step: Step) {
+    STEPS.with_borrow_mut(|steps| {
+        if let Some(steps) = steps {
+            steps.push(step);
+        }
+    });
+}
+
+/// What `act` does, each kind of step that repeats named once.
+pub(crate) fn steps_of(act: impl FnOnce()) -> Vec<Step> {
+    STEPS.replace(Some(Vec::new()));
+    act();
+    let mut steps = STEPS.take().unwrap_or_default();
+    steps.dedup();
+    steps
+}

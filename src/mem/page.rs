@@ -1,0 +1,103 @@
+//! Pages that a device or the kernel shows, read and written one word at a time.
+//!
+//! Pairs with doorbell pages (the device acts on each store) and with the pages of a device's clock.
+//! Every access is one volatile load or store of its width, so that none is split, merged or left
+//! out.
+
+use super::barrier::{mmio_flush, mmio_wc_start};
+use super::mapping::Mapping;
+use std::sync::atomic::{Ordering, fence};
+
+/// A mapped page, or several.
+#[derive(Debug)]
+pub(crate) struct Page {
+    base: *mut u8,
+    mapping: Mapping,
+}
+
+// SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
+unsafe impl Send for Page {}
+// SAFETY: as above; which of two stores comes last is the business of those who store.
+unsafe impl Sync for Page {}
+impl std::panic::UnwindSafe for Page {}
+impl std::panic::RefUnwindSafe for Page {}
+
+/// An integer that one access moves.
+pub(crate) trait Word: Copy {}
+impl Word for u16 {}
+impl Word for u32 {}
+impl Word for u64 {}
+
+impl Page {
+    pub(crate) fn new(mapping: Mapping) -> Page {
+        Page { base: mapping.as_ptr(), mapping }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    /// Whether the caller runs in a child of the process that mapped the page, whose doorbells are
+    /// not the child's to ring.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.mapping.is_inherited()
+    }
+
+    fn place<T: Word>(&self, offset: usize) -> Option<*mut T> {
+        let end = offset.checked_add(size_of::<T>())?;
+        if end > self.mapping.len() || offset % size_of::<T>() != 0 {
+            return None;
+        }
+        // SAFETY: the whole word is inside the mapping, as checked above.
+        Some(unsafe { self.base.add(offset) }.cast())
+    }
+
+    /// Stores `value` as it shall lie in the page; `None`, and nothing stored, unless it is inside
+    /// and aligned. Earlier stores to memory are seen by the device first, and the store leaves the
+    /// CPU before this returns. The page must be writable.
+    pub(crate) fn store<T: Word>(&self, offset: usize, value: T) -> Option<()> {
+        let place = self.place::<T>(offset)?;
+        mmio_wc_start();
+        // SAFETY: inside and aligned; a device's page has no other meaning than what is stored.
+        unsafe { place.write_volatile(value) };
+        mmio_flush();
+        Some(())
+    }
+
+    /// The word at `offset` as it lies in the page; `None` unless it is inside and aligned. Loads
+    /// after this one come after it.
+    pub(crate) fn load<T: Word>(&self, offset: usize) -> Option<T> {
+        let place = self.place::<T>(offset)?;
+        // SAFETY: inside and aligned, and any bytes are an integer.
+        let value = unsafe { place.read_volatile() };
+        fence(Ordering::Acquire);
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::fork::Epoch;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn words_are_inside_and_aligned() {
+        let file = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let epoch = Epoch::current().unwrap();
+        let page = Page::new(Mapping::of_fd(file.as_fd(), 0, 4096, epoch).unwrap());
+        assert_eq!(page.store(4088, 0x0102_0304_0506_0708_u64.to_be()), Some(()));
+        assert_eq!(page.load::<u32>(4092), Some(0x0506_0708_u32.to_be()));
+        assert_eq!(page.store(0, 7u16), Some(()));
+        assert_eq!(page.load::<u64>(0), Some(7));
+        for (offset, fits) in [(4090, false), (4092, false), (4096, false), (usize::MAX, false)] {
+            assert_eq!(page.store(offset, 1u64).is_some(), fits, "{offset}");
+            assert_eq!(page.load::<u64>(offset).is_some(), fits, "{offset}");
+        }
+        assert_eq!(page.load::<u16>(4094), Some(0x0708_u16.to_be()));
+        assert_eq!(page.load::<u16>(4095), None);
+        assert_eq!(page.len(), 4096);
+    }
+}

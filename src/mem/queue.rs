@@ -1,0 +1,490 @@
+//! Memory of queues that a device reads or writes by itself, and how rings reach into it.
+//!
+//! A ring holds an `Arc` of the memory, and whoever owns the kernel's object holds another that it
+//! gives up only after the kernel confirmed that the object is gone. The views [`Units`] and
+//! [`Elements`] check once that they fit, and then mask every index, so that no index can leave
+//! the memory and no access needs a check.
+
+use super::fork::Epoch;
+#[cfg(test)]
+use super::order::{Step, note};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use uverbs_uapi::endian::{Be16, Be32};
+
+/// What is called with custom memory when nothing uses it any more.
+pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
+
+enum Keeper {
+    Pages(ManuallyDrop<MmapRaw>),
+    Custom(Option<Release>),
+}
+
+/// The memory of one queue: zeroed when it was made, and in one piece.
+pub(crate) struct QueueMemory {
+    base: NonNull<u8>,
+    length: usize,
+    keeper: Keeper,
+    epoch: Epoch,
+}
+
+// SAFETY: the memory may be reached from any thread; access goes through views, which the queue
+// types give to one writer each.
+unsafe impl Send for QueueMemory {}
+// SAFETY: `&QueueMemory` gives no access but through views, see there.
+unsafe impl Sync for QueueMemory {}
+impl std::panic::UnwindSafe for QueueMemory {}
+impl std::panic::RefUnwindSafe for QueueMemory {}
+
+impl QueueMemory {
+    /// At least `length` bytes of whole pages.
+    ///
+    /// The kernel wipes them in a forked child (`MADV_WIPEONFORK`). As with `MADV_DONTFORK` no
+    /// page is shared with the child, so none moves away from under the device; but whoever in
+    /// the child still holds a guard finds zeros where it would find nothing.
+    pub(crate) fn pages(length: usize) -> Result<QueueMemory, Errno> {
+        let epoch = Epoch::current()?;
+        let page = rustix::param::page_size();
+        let length = length.max(1).checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
+        let pages = MmapOptions::new()
+            .len(length)
+            .map_anon()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
+        let pages = MmapRaw::from(pages);
+        let base = NonNull::new(pages.as_mut_ptr()).ok_or(Errno::NOMEM)?;
+        // SAFETY: the range is the mapping made above, which nobody else uses yet.
+        unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
+        Ok(QueueMemory { base, length, keeper: Keeper::Pages(ManuallyDrop::new(pages)), epoch })
+    }
+
+    /// Takes over `length` bytes at `base` and zeroes them: what an allocator left there would be
+    /// taken for requests and completions. `release` is called once, when the last holder is
+    /// gone, and never in a forked child.
+    ///
+    /// # Safety
+    ///
+    /// The memory is readable and writable, nobody else uses it until `release` is called, and it
+    /// stays at its physical place across `fork`.
+    pub(crate) unsafe fn custom(
+        base: NonNull<u8>,
+        length: usize,
+        release: Release,
+    ) -> Result<QueueMemory, Errno> {
+        let epoch = match Epoch::current() {
+            Ok(epoch) => epoch,
+            Err(errno) => {
+                release(base);
+                return Err(errno);
+            }
+        };
+        // SAFETY: the caller gives the whole range away.
+        unsafe { base.as_ptr().write_bytes(0, length) };
+        Ok(QueueMemory { base, length, keeper: Keeper::Custom(Some(release)), epoch })
+    }
+
+    /// The number by which the kernel is told of the memory.
+    pub(crate) fn addr(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The process that made the memory.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// A pointer to `length` bytes at `offset`, if they are inside and the pointer is a multiple
+    /// of `align`.
+    pub(super) fn range(&self, offset: usize, length: usize, align: usize) -> Option<NonNull<u8>> {
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        // SAFETY: `offset` is within the memory, as checked above.
+        let start = unsafe { self.base.add(offset) };
+        (start.as_ptr().addr() % align == 0).then_some(start)
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        let inherited = self.epoch.is_over();
+        match &mut self.keeper {
+            Keeper::Pages(_) if inherited => {}
+            // SAFETY: dropped once, here, and not used afterwards.
+            Keeper::Pages(pages) => unsafe { ManuallyDrop::drop(pages) },
+            Keeper::Custom(release) => match release.take() {
+                Some(release) if inherited => std::mem::forget(release),
+                Some(release) => release(self.base),
+                None => {}
+            },
+        }
+    }
+}
+
+impl fmt::Debug for QueueMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueMemory")
+            .field("length", &self.length)
+            .field("custom", &matches!(self.keeper, Keeper::Custom(_)))
+            .finish()
+    }
+}
+
+/// Bytes of the unit that requests are made of.
+pub(crate) const UNIT: usize = 16;
+
+/// A ring of 16-byte units, a power of two of them: what work queues are made of. Requests are
+/// whole units, so one that reaches the end of the ring goes on at its beginning by itself.
+#[derive(Debug)]
+pub(crate) struct Units {
+    base: *mut [u64; 2],
+    mask: u32,
+    memory: Arc<QueueMemory>,
+}
+
+// SAFETY: see `QueueMemory`; the queue that owns the view writes through `&mut` of itself, or into
+// slots of a batch that it lent exclusively.
+unsafe impl Send for Units {}
+// SAFETY: as above: one queue owns a view and gives the writing end to one borrower at a time.
+unsafe impl Sync for Units {}
+
+impl Units {
+    /// `count` units at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Units> {
+        if !count.is_power_of_two() {
+            return None;
+        }
+        let length = UNIT.checked_mul(usize::try_from(count).ok()?)?;
+        let base = memory.range(offset, length, UNIT)?.as_ptr().cast();
+        Some(Units { base, mask: count - 1, memory })
+    }
+
+    /// The process that may use the ring.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.memory.epoch()
+    }
+
+    /// How many units there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    #[inline(always)]
+    fn unit(&self, index: u32) -> *mut [u64; 2] {
+        // SAFETY: `new` checked that units up to and including `mask` are inside.
+        unsafe { self.base.add((index & self.mask) as usize) }
+    }
+
+    /// Writes the unit `index`, which is taken modulo the ring; `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: inside and aligned, as `unit` says; whoever may write here is the only one, as
+        // the ring's protocol has it, and the device does not look before it is told.
+        unsafe { self.unit(index).write(value) };
+    }
+
+    /// The unit `index` as it lies in memory.
+    #[inline(always)]
+    pub(crate) fn read(&self, index: u32) -> [u64; 2] {
+        // SAFETY: inside and aligned, as `unit` says; initialised since the memory was zeroed.
+        unsafe { self.unit(index).read() }
+    }
+
+    /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
+    /// it ends. More than the whole ring is cut off.
+    pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let ring = (self.mask as usize + 1) * UNIT;
+        let start = ((index & self.mask) as usize * UNIT + offset) & (ring - 1);
+        let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
+        let rest = &rest[..rest.len().min(ring)];
+        // SAFETY: `start` is inside, because the ring's size is a power of two.
+        let to = unsafe { self.base.cast::<u8>().add(start) };
+        // SAFETY: `first` fits between `start` and the end; queue memory is never lent as a slice,
+        // so that `bytes` lie elsewhere.
+        unsafe { to.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+        // SAFETY: `rest` fits into the ring, and lies elsewhere, as above.
+        unsafe {
+            self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+        }
+    }
+}
+
+/// A ring of completions, 64 or 128 bytes each and a power of two of them.
+#[derive(Debug)]
+pub(crate) struct Elements {
+    /// The part of the first element that says what it is.
+    base: *mut u8,
+    mask: u32,
+    /// Binary logarithm of an element's bytes.
+    shift: u8,
+    memory: Arc<QueueMemory>,
+}
+
+// SAFETY: see `QueueMemory`; one poller owns the view.
+unsafe impl Send for Elements {}
+// SAFETY: as above; shared use reads only.
+unsafe impl Sync for Elements {}
+
+/// Bytes of what every completion has; in a longer element it is the last part.
+const CORE: usize = 64;
+
+impl Elements {
+    /// `count` elements of `size` bytes; `None` unless they are inside, aligned, of a size that
+    /// devices know, and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<Elements> {
+        if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
+            return None;
+        }
+        let length = size.checked_mul(usize::try_from(count).ok()?)?;
+        let base = memory.range(0, length, CORE)?;
+        // SAFETY: an element is at least `CORE` bytes, and the first is inside.
+        let base = unsafe { base.add(size - CORE) }.as_ptr();
+        Some(Elements { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
+    }
+
+    /// The process that may use the ring.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.memory.epoch()
+    }
+
+    /// How many elements there are.
+    #[inline(always)]
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The bytes of an element.
+    pub(crate) fn size(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// The element `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Element<'_> {
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: `new` checked that elements up to and including `mask` are inside.
+        let core = unsafe { self.base.add(offset) };
+        Element { core, ring: PhantomData }
+    }
+
+    /// Copies the element `from` of another ring, of the same size, to `to`, all but the byte that
+    /// says whose it is; that one becomes `owner`.
+    pub(crate) fn take_over(&self, to: u32, other: &Elements, from: u32, owner: u8) {
+        if self.shift != other.shift {
+            return;
+        }
+        let before = self.size() - CORE;
+        let (to, from) = (self.at(to), other.at(from));
+        // SAFETY: an element has `before` bytes before its core, inside the memory.
+        let target = unsafe { to.core.sub(before) };
+        // SAFETY: as above, in the other ring.
+        let source = unsafe { from.core.sub(before) };
+        // SAFETY: both are whole elements, of two memories or of two places in one; the device
+        // writes neither: one is ours to consume, the other not yet known to it.
+        unsafe { source.copy_to(target, before + CORE - 1) };
+        to.set_owner(owner);
+    }
+}
+
+/// One completion in its ring, as the device wrote it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Element<'r> {
+    core: *mut u8,
+    ring: PhantomData<&'r Elements>,
+}
+
+// SAFETY: reading a completion needs nothing of the thread that found it.
+unsafe impl Send for Element<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Element<'_> {}
+impl std::panic::UnwindSafe for Element<'_> {}
+impl std::panic::RefUnwindSafe for Element<'_> {}
+
+impl Element<'_> {
+    /// The byte that says what the element is and whose, loaded now.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u8 {
+        #[cfg(test)]
+        note(Step::Owner);
+        // SAFETY: the last byte of the core is inside.
+        let place = unsafe { self.core.add(CORE - 1) };
+        // SAFETY: inside and initialised; volatile because the device writes it at any time.
+        unsafe { place.read_volatile() }
+    }
+
+    pub(crate) fn set_owner(&self, owner: u8) {
+        // SAFETY: the last byte of the core is inside.
+        let place = unsafe { self.core.add(CORE - 1) };
+        // SAFETY: inside; only called for elements that the device does not write.
+        unsafe { place.write_volatile(owner) };
+    }
+
+    /// The byte at `AT`.
+    #[inline(always)]
+    pub(crate) fn byte<const AT: usize>(&self) -> u8 {
+        const { assert!(AT < CORE) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside and initialised; the device has finished with the element.
+        unsafe { place.read() }
+    }
+
+    /// The number of 16 bits at `AT`.
+    #[inline(always)]
+    pub(crate) fn be16<const AT: usize>(&self) -> u16 {
+        const { assert!(AT + 2 <= CORE && AT % 2 == 0) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        unsafe { place.cast::<Be16>().read() }.get()
+    }
+
+    /// The number of 32 bits at `AT`.
+    #[inline(always)]
+    pub(crate) fn be32<const AT: usize>(&self) -> u32 {
+        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        unsafe { place.cast::<Be32>().read() }.get()
+    }
+
+    /// Replaces the number of 32 bits at `AT` in an element that is ours to consume.
+    pub(crate) fn set_be32<const AT: usize>(&self, value: u32) {
+        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside and aligned; the device does not write an element that it handed over.
+        unsafe { place.cast::<Be32>().write(Be32::new(value)) };
+    }
+
+    /// The first 32 bytes of the core: data that the device scattered into the completion.
+    pub(crate) fn inline_data(&self) -> [u8; CORE / 2] {
+        // SAFETY: inside and initialised; the device has finished with the element.
+        unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn page() -> Arc<QueueMemory> {
+        Arc::new(QueueMemory::pages(1).unwrap())
+    }
+
+    #[test]
+    fn pages_are_whole_and_zero() {
+        let memory = Arc::new(QueueMemory::pages(5000).unwrap());
+        assert_eq!(memory.len() % rustix::param::page_size(), 0);
+        assert!(memory.len() >= 5000);
+        let units = Units::new(memory, 0, 256).unwrap();
+        assert!((0..256).all(|unit| units.read(unit) == [0, 0]));
+    }
+
+    #[test]
+    fn custom_memory_is_zeroed_and_released_once_by_the_last_holder() {
+        static RELEASED: AtomicUsize = AtomicUsize::new(0);
+        let mut buffer = vec![[0xa5a5_a5a5_a5a5_a5a5u64; 8]; 8].into_boxed_slice();
+        let base = NonNull::from(&mut buffer[0]).cast::<u8>();
+        let address = base.as_ptr() as u64;
+        let release = move |released: NonNull<u8>| {
+            assert_eq!(released.as_ptr() as u64, address);
+            RELEASED.fetch_add(1, Ordering::Relaxed);
+            drop(buffer);
+        };
+        // SAFETY: the buffer is the closure's, which gives it up when it is called.
+        let memory = unsafe { QueueMemory::custom(base, 512, Box::new(release)) }.unwrap();
+        assert_eq!((memory.len(), memory.addr()), (512, address));
+        let units = Units::new(Arc::new(memory), 0, 16);
+        // Eight-byte alignment of the vector does not promise the sixteen of a unit.
+        if let Some(units) = &units {
+            assert!((0..32).all(|unit| units.read(unit) == [0, 0]));
+            assert_eq!(RELEASED.load(Ordering::Relaxed), 0);
+        }
+        drop(units);
+        assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn views_that_do_not_fit_are_refused() {
+        let memory = page();
+        let units = (memory.len() / UNIT) as u32;
+        assert!(Units::new(memory.clone(), 0, units).is_some());
+        assert!(Units::new(memory.clone(), 0, units * 2).is_none(), "too long");
+        assert!(Units::new(memory.clone(), UNIT, units).is_none(), "too far");
+        assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
+        assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
+        assert!(Units::new(memory.clone(), usize::MAX, 1).is_none());
+        let elements = (memory.len() / 64) as u32;
+        assert!(Elements::new(memory.clone(), elements, 64).is_some());
+        assert!(Elements::new(memory.clone(), elements, 128).is_none(), "too long");
+        assert!(Elements::new(memory.clone(), 1, 32).is_none(), "no such size");
+        assert!(Elements::new(memory, 3, 64).is_none(), "no power of two");
+    }
+
+    #[test]
+    fn units_go_on_at_the_beginning() {
+        let units = Units::new(page(), 64, 4).unwrap();
+        for unit in 6..10 {
+            units.write(unit, [u64::from(unit), !0]);
+        }
+        let first: Vec<_> = (0..4).map(|unit| units.read(unit)[0]).collect();
+        assert_eq!(first, [8, 9, 6, 7]);
+        let bytes: Vec<u8> = (1..=40).collect();
+        units.copy(2, 12, &bytes);
+        assert_eq!(units.read(2), [6, 0x0403_0201_ffff_ffff]);
+        assert_eq!(units.read(3), [0x0c0b_0a09_0807_0605, 0x1413_1211_100f_0e0d]);
+        assert_eq!(units.read(0), [0x1c1b_1a19_1817_1615, 0x2423_2221_201f_1e1d]);
+        assert_eq!(units.read(1), [0x0000_0000_2827_2625 | units.read(1)[0] >> 32 << 32, !0]);
+    }
+
+    #[test]
+    fn the_core_of_a_long_element_is_its_end() {
+        let memory = page();
+        let raw = Units::new(memory.clone(), 0, 16).unwrap();
+        for unit in 0..16 {
+            raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
+        }
+        let short = Elements::new(memory.clone(), 4, 64).unwrap();
+        assert_eq!(
+            (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).owner()),
+            (4, 5, 7)
+        );
+        let long = Elements::new(memory, 2, 128).unwrap();
+        assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
+    }
+
+    #[test]
+    fn a_child_finds_zeros_and_releases_nothing() {
+        let units = Units::new(page(), 0, 4).unwrap();
+        units.write(0, [7, 7]);
+        crate::mem::fork::in_child(|| {
+            assert_eq!(units.read(0), [0, 0]);
+            assert!(units.epoch().is_over());
+            units.write(0, [9, 9]);
+        });
+        assert_eq!(units.read(0), [7, 7]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Doorbell registers of a device: one store says that a queue has something to do, and a
+//! BlueFlame register takes the request itself.
+//!
+//! Pairs with a mapped UAR page. Pages are write-combining where the processor can, so a ring
+//! begins with [`mmio_wc_start`], which keeps the doorbell record in front of the register, and
+//! ends with [`mmio_flush`], which keeps the next ring behind this one.
+
+use super::barrier::{mmio_flush, mmio_wc_start};
+use super::mapping::Mapping;
+#[cfg(test)]
+use super::order::{Step, note};
+use super::queue::Units;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that one burst moves.
+const BURST: usize = 64;
+/// Units of a request in one burst.
+const UNITS: u32 = (BURST / super::queue::UNIT) as u32;
+
+/// A register in a mapped page.
+///
+/// Two that ring one register at the same time would mix their words. So whoever is not known to
+/// be alone with it takes [`hold`](Self::hold) first.
+#[derive(Debug)]
+pub(crate) struct Register {
+    base: *mut u64,
+    /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
+    /// takes doorbells only.
+    buffer: usize,
+    /// Which buffer comes next, as an offset.
+    next: AtomicUsize,
+    lock: Mutex<()>,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: the mapping may be written from any thread.
+unsafe impl Send for Register {}
+// SAFETY: `&Register` stores whole words to a device, and has no other state than atomics.
+unsafe impl Sync for Register {}
+
+/// A register that is held: nobody else who takes it rings meanwhile.
+#[derive(Debug)]
+pub(crate) struct Held<'r> {
+    _guard: MutexGuard<'r, ()>,
+}
+
+#[cfg(test)]
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        note(Step::Unlock);
+    }
+}
+
+impl Register {
+    /// The register at byte `offset` of a mapping, with two BlueFlame buffers of `buffer` bytes, or
+    /// none if that is 0. `None` unless all is inside, aligned to 8 bytes, and `buffer` is a power
+    /// of two of whole bursts.
+    pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, buffer: usize) -> Option<Register> {
+        if buffer != 0 && !(buffer.is_power_of_two() && buffer >= BURST) {
+            return None;
+        }
+        let length = buffer.checked_mul(2)?.max(size_of::<u64>());
+        if offset.checked_add(length)? > mapping.len() || offset % size_of::<u64>() != 0 {
+            return None;
+        }
+        // SAFETY: inside the mapping, as checked above.
+        let base = unsafe { mapping.as_ptr().add(offset) }.cast();
+        Some(Register { base, buffer, next: AtomicUsize::new(0), lock: Mutex::new(()), mapping })
+    }
+
+    /// Keeps others out who take it.
+    #[inline]
+    pub(crate) fn hold(&self) -> Held<'_> {
+        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        note(Step::Lock);
+        Held { _guard: guard }
+    }
+
+    /// How many units a request may have to be taken whole; 0 where there is no BlueFlame.
+    #[inline(always)]
+    pub(crate) fn blueflame_units(&self) -> u32 {
+        (self.buffer / super::queue::UNIT) as u32
+    }
+
+    /// The buffer that comes next; the other one comes after it.
+    ///
+    /// Not one atomic step: who rings is alone, or holds the register.
+    #[inline(always)]
+    fn take_turn(&self) -> usize {
+        let now = self.next.load(Ordering::Relaxed);
+        self.next.store(now ^ self.buffer, Ordering::Relaxed);
+        now
+    }
+
+    /// Rings by one word, given as it shall lie in the register.
+    #[inline(always)]
+    pub(crate) fn doorbell(&self, word: u64) {
+        let offset = self.take_turn();
+        // Pairs with the device reading the doorbell record when the register tells it to.
+        mmio_wc_start();
+        #[cfg(test)]
+        note(Step::Doorbell);
+        // SAFETY: `new` checked that both buffers, or one word, are inside.
+        let place = unsafe { self.base.byte_add(offset) };
+        // SAFETY: inside and aligned; one volatile store of eight bytes is what a device expects.
+        unsafe { place.write_volatile(word) };
+        // Pairs with the device taking words in the order of the rings that they belong to.
+        mmio_flush();
+    }
+
+    /// Hands over a request of `count` units, at most [`blueflame_units`](Self::blueflame_units),
+    /// that begins at the unit `index` of its queue.
+    #[inline]
+    pub(crate) fn blueflame(&self, queue: &Units, index: u32, count: u32) {
+        let offset = self.take_turn();
+        let bursts = count.min(self.blueflame_units()).div_ceil(UNITS);
+        // Pairs with the device reading the doorbell record, and the ring where the copy does not
+        // suffice.
+        mmio_wc_start();
+        #[cfg(test)]
+        note(Step::BlueFlame);
+        // SAFETY: `new` checked that both buffers are inside.
+        let mut place = unsafe { self.base.byte_add(offset) };
+        for unit in 0..bursts * UNITS {
+            for word in queue.read(index.wrapping_add(unit)) {
+                // SAFETY: at most `buffer` bytes from the buffer's start; aligned. Ascending
+                // stores of eight bytes are what a device expects.
+                unsafe { place.write_volatile(word) };
+                // SAFETY: at most one past the end of the buffer.
+                place = unsafe { place.add(1) };
+            }
+        }
+        // Pairs with the device gathering one burst: what comes next must not be combined with it.
+        mmio_flush();
+    }
+
+    /// The mapping that the register is in.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}

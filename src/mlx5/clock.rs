@@ -1,0 +1,190 @@
+//! The device's clock: what it counts, and what that is in nanoseconds.
+//!
+//! Pairs with `MLX5_IB_MMAP_CORE_CLOCK` and `MLX5_IB_MMAP_CLOCK_INFO` of the kernel's driver, which
+//! keeps the second page up to date.
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mem::page::Page;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use std::mem::offset_of;
+use uverbs_uapi::mlx5::context::{
+    MLX5_IB_CLOCK_INFO_KERNEL_UPDATING, MLX5_IB_CLOCK_INFO_V1, MLX5_IB_MMAP_CLOCK_INFO,
+    MLX5_IB_MMAP_CORE_CLOCK, mlx5_ib_clock_info,
+};
+
+const VERB: &str = "open_clock";
+/// Bits of an offset's page number that hold the low part of an index.
+const INDEX_BITS: u32 = 8;
+/// How often a page that is being written is looked at again. The kernel writes it a few times a
+/// second, for less than a microsecond.
+const TRIES: u32 = 1 << 20;
+
+/// The clock that a device stamps completions with.
+///
+/// Reading it costs no system call. It may be used from any thread.
+#[doc(alias = "mlx5dv_clock_info")]
+#[derive(Debug)]
+pub struct Clock {
+    counter: Option<(Page, usize)>,
+    info: Option<Page>,
+}
+
+/// How counts become nanoseconds, at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scale {
+    nsec: u64,
+    cycles: u64,
+    frac: u64,
+    mult: u32,
+    shift: u32,
+    mask: u64,
+}
+
+impl Clock {
+    /// Maps the clock's pages.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` on a device of another driver, and where the kernel shows neither page; `EIO`
+    /// after the device was removed.
+    pub fn open(context: &Context) -> Result<Clock> {
+        let file = &context.file;
+        let limits = file.provider.mlx5(VERB)?.limits();
+        file.check_fork(VERB)?;
+        let map = |command: u32| {
+            let offset = u64::from(command << INDEX_BITS) * page_size() as u64;
+            match file.kernel.mapper().map_read_only(offset, page_size()) {
+                Ok(mapping) => Ok(Some(Page::new(mapping))),
+                // The kernel has the page where pages are small, and knows it otherwise.
+                Err(Errno::OPNOTSUPP) => Ok(None),
+                Err(errno) => Err(Error::from_kernel(VERB, errno)),
+            }
+        };
+        let counter = match limits.clock_offset {
+            Some(offset) => {
+                let within = (offset % page_size() as u64) as usize;
+                map(MLX5_IB_MMAP_CORE_CLOCK)?.map(|page| (page, within))
+            }
+            None => None,
+        };
+        let explained = limits.clock_info_versions & 1 << MLX5_IB_CLOCK_INFO_V1 != 0;
+        let info = if explained { map(MLX5_IB_MMAP_CLOCK_INFO)? } else { None };
+        if counter.is_none() && info.is_none() {
+            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the kernel shows no clock"));
+        }
+        Ok(Clock { counter, info })
+    }
+
+    /// What the device's clock counts now.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the kernel does not show the counter.
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn now(&self) -> Result<u64> {
+        const VERB: &str = "read_clock";
+        let Some((page, offset)) = &self.counter else {
+            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the counter is not shown"));
+        };
+        let word = |at| page.load::<u32>(at).map(u32::from_be);
+        let mut high = word(*offset);
+        for _ in 0..TRIES {
+            let low = word(*offset + size_of::<u32>());
+            // The lower half may have run over between the two looks.
+            let again = word(*offset);
+            match (high, low) {
+                (Some(high), Some(low)) if Some(high) == again => {
+                    return Ok(u64::from(high) << 32 | u64::from(low));
+                }
+                _ => high = again,
+            }
+        }
+        Err(Error::new(VERB, Errno::IO).detail("the counter's upper half does not stand still"))
+    }
+
+    /// A count, of a completion or of [`now`](Self::now), in nanoseconds of the clock that the
+    /// driver keeps in step with the device: since the epoch unless somebody set it otherwise.
+    /// Counts may lie before or after the present by as much as half the counter's range.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the kernel does not explain the clock.
+    #[doc(alias = "mlx5dv_ts_to_ns")]
+    pub fn nanoseconds(&self, count: u64) -> Result<u64> {
+        const VERB: &str = "read_clock";
+        let Some(info) = &self.info else {
+            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the clock is not explained"));
+        };
+        for _ in 0..TRIES {
+            if let Some(scale) = Scale::read(info) {
+                return Ok(scale.nanoseconds(count));
+            }
+            std::hint::spin_loop();
+        }
+        Err(Error::new(VERB, Errno::IO).detail("the clock's page is always being written"))
+    }
+}
+
+impl Scale {
+    /// `None` if the page was written meanwhile.
+    fn read(page: &Page) -> Option<Scale> {
+        let sign = page.load::<u32>(offset_of!(mlx5_ib_clock_info, sign))?;
+        if sign & MLX5_IB_CLOCK_INFO_KERNEL_UPDATING != 0 {
+            return None;
+        }
+        let scale = Scale {
+            nsec: page.load(offset_of!(mlx5_ib_clock_info, nsec))?,
+            cycles: page.load(offset_of!(mlx5_ib_clock_info, cycles))?,
+            frac: page.load(offset_of!(mlx5_ib_clock_info, frac))?,
+            mult: page.load(offset_of!(mlx5_ib_clock_info, mult))?,
+            shift: page.load(offset_of!(mlx5_ib_clock_info, shift))?,
+            mask: page.load(offset_of!(mlx5_ib_clock_info, mask))?,
+        };
+        let again = page.load::<u32>(offset_of!(mlx5_ib_clock_info, sign))?;
+        (sign == again).then_some(scale)
+    }
+
+    fn nanoseconds(&self, count: u64) -> u64 {
+        let shift = self.shift.min(u64::BITS - 1);
+        let scaled =
+            |delta: u64, frac: i128| (i128::from(delta) * i128::from(self.mult) + frac) >> shift;
+        let ahead = count.wrapping_sub(self.cycles) & self.mask;
+        if ahead <= self.mask / 2 {
+            self.nsec.wrapping_add(scaled(ahead, self.frac.into()) as u64)
+        } else {
+            let behind = self.cycles.wrapping_sub(count) & self.mask;
+            self.nsec.wrapping_sub(scaled(behind, -i128::from(self.frac)) as u64)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half a nanosecond a count, in a counter of 48 bits.
+    const HALF: Scale =
+        Scale { nsec: 1000, cycles: 100, frac: 1, mult: 1 << 9, shift: 10, mask: (1 << 48) - 1 };
+
+    #[test]
+    fn counts_ahead_and_behind_become_nanoseconds() {
+        assert_eq!(HALF.nanoseconds(100), 1000);
+        assert_eq!(HALF.nanoseconds(300), 1100);
+        assert_eq!(HALF.nanoseconds(100 + (1 << 40)), 1000 + (1 << 39));
+        assert_eq!(HALF.nanoseconds(80), 991, "10 less a fraction, rounded down");
+        // The counter ran over.
+        let late = Scale { cycles: HALF.mask - 9, ..HALF };
+        assert_eq!(late.nanoseconds(10), 1010);
+        assert_eq!(late.nanoseconds(late.cycles - 20), 991);
+    }
+
+    #[test]
+    fn remainders_count() {
+        let scale = Scale { frac: 512, ..HALF };
+        assert_eq!((scale.nanoseconds(100), scale.nanoseconds(101)), (1000, 1001));
+        let odd = Scale { shift: 99, ..HALF };
+        assert_eq!(odd.nanoseconds(100), 1000, "a shift that no kernel has");
+    }
+}

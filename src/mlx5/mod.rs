@@ -1,0 +1,16 @@
+//! What only mlx5 has: doorbell pages, the device's clock, and what its driver says of it.
+//!
+//! On a context of another device everything here answers `EOPNOTSUPP`. Queues, keys and domains
+//! are made as on any device.
+
+mod attr;
+mod clock;
+mod page;
+mod uar;
+mod var;
+
+pub use attr::{DeviceAttr, query_device};
+pub use clock::Clock;
+pub use page::{DoorbellPage, PageError};
+pub use uar::{Uar, UarKind};
+pub use var::{Var, VarKind};

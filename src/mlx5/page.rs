@@ -1,0 +1,92 @@
+//! A page of doorbells, mapped: what [`Uar`](super::Uar) and [`Var`](super::Var) are rung through.
+
+use crate::mem::page::{Page, Word};
+use std::fmt;
+
+/// A mapped page of doorbells.
+///
+/// A store is a doorbell, and what it means is between the program and the device's user of the
+/// page. Stores are single accesses of their width, and never merged or left out; those of other
+/// threads come before or after, never in between. Earlier writes to memory are visible to the
+/// device before the store is.
+///
+/// The page stays mapped as long as this exists, even if the object that it was mapped from is
+/// gone: the kernel gives the page to nobody else before it is unmapped. After the device was
+/// removed, stores go nowhere.
+#[derive(Debug)]
+pub struct DoorbellPage {
+    page: Page,
+}
+
+impl DoorbellPage {
+    pub(super) fn new(page: Page) -> Self {
+        DoorbellPage { page }
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a page is never empty")]
+    pub fn len(&self) -> usize {
+        self.page.len()
+    }
+
+    /// Rings by 16 bits, the least significant byte first: as virtio devices are told which queue
+    /// has something.
+    ///
+    /// # Errors
+    ///
+    /// [`PageError::OutOfBounds`], [`PageError::Unaligned`] unless `offset` is a multiple of the
+    /// store's width, [`PageError::Forked`] in a child of the process that mapped the page. Nothing
+    /// is stored then.
+    pub fn ring_u16(&self, offset: usize, value: u16) -> Result<(), PageError> {
+        self.ring(offset, value.to_le())
+    }
+
+    /// As [`ring_u16`](Self::ring_u16), by 32 bits.
+    pub fn ring_u32(&self, offset: usize, value: u32) -> Result<(), PageError> {
+        self.ring(offset, value.to_le())
+    }
+
+    /// As [`ring_u16`](Self::ring_u16), by 64 bits.
+    pub fn ring_u64(&self, offset: usize, value: u64) -> Result<(), PageError> {
+        self.ring(offset, value.to_le())
+    }
+
+    /// Rings by 64 bits, the most significant byte first: as the device's own queues are rung.
+    pub fn ring_be64(&self, offset: usize, value: u64) -> Result<(), PageError> {
+        self.ring(offset, value.to_be())
+    }
+
+    fn ring<T: Word>(&self, offset: usize, value: T) -> Result<(), PageError> {
+        if self.page.is_inherited() {
+            return Err(PageError::Forked);
+        }
+        self.page.store(offset, value).ok_or(match offset % size_of::<T>() {
+            0 => PageError::OutOfBounds,
+            _ => PageError::Unaligned,
+        })
+    }
+}
+
+/// Why a doorbell was not rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The doorbell is not in the page.
+    OutOfBounds,
+    /// The offset is no multiple of the doorbell's width.
+    Unaligned,
+    /// This process is a fork of the one that mapped the page.
+    Forked,
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PageError::OutOfBounds => "the doorbell is not in the page",
+            PageError::Unaligned => "the offset is no multiple of the doorbell's width",
+            PageError::Forked => "this process is a fork of the one that mapped the page",
+        })
+    }
+}
+
+impl std::error::Error for PageError {}

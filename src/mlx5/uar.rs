@@ -1,0 +1,113 @@
+//! UARs as objects of their own. Pairs with `MLX5_IB_OBJECT_UAR` of the kernel's driver.
+
+use super::page::DoorbellPage;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mem::page::Page;
+use crate::object::{Class, Object};
+use crate::provider::mlx5::uar;
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::uar as uapi;
+use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as raw;
+
+const VERB: &str = "alloc_uar";
+
+impl Class {
+    const UAR: Class = Class {
+        verb: "free_uar",
+        object: MLX5_IB_OBJECT_UAR,
+        destroy: uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY,
+        handle: uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE,
+        report: None,
+    };
+}
+
+/// How a UAR is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UarKind {
+    /// Stores are combined, so that whole requests can be copied into its registers.
+    #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_BF")]
+    BlueFlame,
+    /// Every store reaches the device as it is.
+    #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_NC")]
+    NonCached,
+}
+
+/// A UAR: a page of doorbell registers of one's own.
+///
+/// Queues of this library have registers by themselves, see
+/// [`ThreadDomain`](crate::ThreadDomain); this one is for queues that are made otherwise and name
+/// the page by its [number](Self::page_id).
+#[doc(alias = "mlx5dv_devx_uar")]
+#[derive(Debug)]
+pub struct Uar {
+    object: Object,
+    page: uar::Page,
+}
+
+impl Uar {
+    /// Allocates a UAR.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` on a device of another driver, and for [`UarKind::BlueFlame`] where the machine
+    /// does not combine writes; `ENOMEM` or what the device answers when it has none left.
+    #[doc(alias = "mlx5dv_devx_alloc_uar")]
+    pub fn alloc(context: &Context, kind: UarKind) -> Result<Uar> {
+        let file = &context.file;
+        file.provider.mlx5(VERB)?;
+        file.check_fork(VERB)?;
+        let wanted = match kind {
+            UarKind::BlueFlame => raw::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF,
+            UarKind::NonCached => raw::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC,
+        };
+        let page = uar::Page::alloc(&*file.kernel, wanted).map_err(|errno| {
+            Error::from_kernel(VERB, errno).detail(format!("a UAR of kind {kind:?}"))
+        })?;
+        Ok(Uar { object: Object::new(file.clone(), Class::UAR, page.handle, ()), page })
+    }
+
+    /// The device's number of the page.
+    pub fn page_id(&self) -> u32 {
+        self.page.id
+    }
+
+    /// Bytes, once mapped.
+    #[allow(clippy::len_without_is_empty, reason = "a page is never empty")]
+    pub fn len(&self) -> usize {
+        self.page.length as usize
+    }
+
+    /// The number by which the kernel knows the UAR within its file.
+    pub fn handle(&self) -> u32 {
+        self.object.handle()
+    }
+
+    /// Maps the page. It may be mapped several times.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` without address space left, `EIO` after the device was removed.
+    pub fn map(&self) -> Result<DoorbellPage> {
+        const VERB: &str = "map_uar";
+        let file = self.object.file();
+        file.check_fork(VERB)?;
+        let mapping =
+            self.page.map(&*file.kernel).map_err(|errno| Error::from_kernel(VERB, errno))?;
+        Ok(DoorbellPage::new(Page::new(mapping)))
+    }
+
+    /// Frees the UAR and says whether that went well; dropping it does the same silently. A page
+    /// that is still mapped stays until it is not.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers; the UAR comes back with the error.
+    #[doc(alias = "mlx5dv_devx_free_uar")]
+    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+        match self.object.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What the driver is told and tells while a context is established, and what it says of its
+//! device afterwards.
+//!
+//! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in `hw/mlx5/main.c`.
+
+use super::Mlx5;
+use crate::error::{Error, Result};
+use crate::mem::fork::Epoch;
+use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write_ex;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use uverbs_uapi::device::{ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp};
+use uverbs_uapi::mlx5::context::{
+    mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
+    mlx5_ib_alloc_uctx_v2_flags, mlx5_lib_caps, mlx5_user_cmds_supp_uhw,
+};
+use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
+use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
+use zerocopy::FromZeros;
+
+const VERB: &str = "open_device";
+
+/// How many registers a context that allocates none by itself would get. In dynamic mode the kernel
+/// looks at these two numbers only to compare them.
+const TOTAL_REGISTERS: u32 = 16;
+const LOW_LATENCY_REGISTERS: u32 = 4;
+
+/// A context in the making.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    request: mlx5_ib_alloc_ucontext_req_v2,
+    response: mlx5_ib_alloc_ucontext_resp,
+}
+
+impl Opening {
+    pub(crate) fn new() -> Opening {
+        let caps = mlx5_lib_caps::MLX5_LIB_CAP_4K_UAR | mlx5_lib_caps::MLX5_LIB_CAP_DYN_UAR;
+        let request = mlx5_ib_alloc_ucontext_req_v2 {
+            total_num_bfregs: TOTAL_REGISTERS,
+            num_low_latency_bfregs: LOW_LATENCY_REGISTERS,
+            flags: mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits(),
+            max_cqe_version: 1,
+            lib_caps: caps.bits(),
+            ..Default::default()
+        };
+        Opening { request, response: Default::default() }
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command
+            .input(UVERBS_ATTR_UHW_IN, &self.request)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    /// As [`request`](Self::request), for a context that is established already. Whether it has DEVX
+    /// is not told.
+    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        self.request.flags = 0;
+        command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response)
+    }
+
+    /// Asks for less after a refusal; `false` if there is nothing left to do without. A firmware
+    /// or a kernel without DEVX, or one that does not give it to this user, makes a context that
+    /// can do all but that.
+    pub(crate) fn retreat(&mut self) -> bool {
+        let devx = mlx5_ib_alloc_uctx_v2_flags::MLX5_IB_ALLOC_UCTX_DEVX.bits();
+        let had = self.request.flags & devx != 0;
+        self.request.flags &= !devx;
+        had
+    }
+
+    pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
+        let devx = self.request.flags != 0;
+        let mut limits = Limits::new(&self.response, devx)?;
+        // The only limit that the driver does not tell beside the context.
+        let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
+        let request = ib_uverbs_ex_query_device::default();
+        kernel
+            .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
+            .map_err(|errno| Error::from_kernel(VERB, errno))?;
+        limits.max_cqe = device.base.max_cqe;
+        Mlx5::new(limits, kernel, epoch)
+    }
+}
+
+/// What the driver told of a context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of a BlueFlame register, both of its halves; 0 without write combining.
+    pub(crate) bf_reg_size: u32,
+    /// Bytes of a send request.
+    pub(crate) max_sq_desc_sz: u32,
+    /// Bytes of a receive request.
+    pub(crate) max_rq_desc_sz: u32,
+    /// Basic blocks of 64 bytes in a send queue.
+    pub(crate) max_send_wqebb: u32,
+    /// Receives in a receive queue.
+    pub(crate) max_recv_wr: u32,
+    /// Receives in a shared receive queue.
+    pub(crate) max_srq_recv_wr: u32,
+    /// Entries of a completion queue, as they may be asked for.
+    pub(crate) max_cqe: u32,
+    /// UARs of 4 KiB in a page of the system.
+    pub(crate) uars_per_page: u32,
+    /// Whether queue pairs can tell which options of connections they take.
+    pub(crate) ece: bool,
+    /// Where in its page the core clock stands; `None` if there is no such page.
+    pub(crate) clock_offset: Option<u64>,
+    /// Which versions of the page that explains the clock there are, a bit each.
+    pub(crate) clock_info_versions: u8,
+    /// Whether timestamps can be taken of a clock that counts nanoseconds.
+    pub(crate) real_time: bool,
+    /// How many headers of a raw packet must be inline.
+    pub(crate) eth_min_inline: u8,
+    /// Whether commands to the firmware may be made up here.
+    pub(crate) devx: bool,
+}
+
+impl Limits {
+    fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: bool) -> Result<Limits> {
+        let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
+        // The answer of a kernel that knows less ends earlier and is zero from there on.
+        if resp.tot_bfregs != 0 {
+            return refuse(format!(
+                "the driver gave {} registers with the context instead of letting it allocate UARs \
+                 as objects (Linux 5.7)",
+                resp.tot_bfregs
+            ));
+        }
+        if resp.cqe_version != 1 {
+            return refuse(format!(
+                "the device writes completions of version {}; 1 is needed, which names user indices",
+                resp.cqe_version
+            ));
+        }
+        if resp.num_uars_per_page == 0 || resp.log_uar_size < 12 {
+            return refuse(format!(
+                "the driver tells of {} UARs of 2^{} bytes in a page",
+                resp.num_uars_per_page, resp.log_uar_size
+            ));
+        }
+        let mask = mlx5_ib_alloc_ucontext_resp_mask::from_bits_retain(resp.comp_mask);
+        let has = |bit| mask.contains(bit);
+        let uhw = mlx5_user_cmds_supp_uhw::from_bits_retain(resp.cmds_supp_uhw);
+        if !uhw.contains(mlx5_user_cmds_supp_uhw::MLX5_USER_CMDS_SUPP_UHW_CREATE_AH) {
+            return refuse("the driver does not resolve addresses (Linux 4.11)".into());
+        }
+        Ok(Limits {
+            bf_reg_size: resp.bf_reg_size,
+            max_sq_desc_sz: resp.max_sq_desc_sz.into(),
+            max_rq_desc_sz: resp.max_rq_desc_sz.into(),
+            max_send_wqebb: resp.max_send_wqebb,
+            max_recv_wr: resp.max_recv_wr,
+            max_srq_recv_wr: resp.max_srq_recv_wr,
+            max_cqe: 0,
+            uars_per_page: resp.num_uars_per_page,
+            ece: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE),
+            clock_offset: has(
+                mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET,
+            )
+            .then_some(resp.hca_core_clock_offset),
+            clock_info_versions: resp.clock_info_versions,
+            real_time: has(
+                mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS,
+            ),
+            eth_min_inline: resp.eth_min_inline,
+            devx,
+        })
+    }
+}

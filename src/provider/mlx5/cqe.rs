@@ -1,0 +1,154 @@
+//! Completions as the device writes them.
+
+use crate::completion::{WcOpcode, WcStatus};
+use crate::mem::queue::Element;
+use std::mem::offset_of;
+use uapi::{mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome, mlx5_cqe64, mlx5_err_cqe};
+use uverbs_uapi::mlx5::cqe as uapi;
+
+pub(crate) const INDEX: usize = offset_of!(mlx5_cqe64, srqn);
+const FLAGS: usize = offset_of!(mlx5_cqe64, flags_rqpn);
+const IMMEDIATE: usize = offset_of!(mlx5_cqe64, immediate);
+const BYTES: usize = offset_of!(mlx5_cqe64, byte_cnt);
+const QPN: usize = offset_of!(mlx5_cqe64, sop_drop_qpn);
+pub(crate) const COUNTER: usize = offset_of!(mlx5_cqe64, wqe_counter);
+const PATH: usize = offset_of!(mlx5_cqe64, ml_path);
+const LID: usize = offset_of!(mlx5_cqe64, slid);
+const TIME_HIGH: usize = offset_of!(mlx5_cqe64, timestamp_h);
+const TIME_LOW: usize = offset_of!(mlx5_cqe64, timestamp_l);
+const OWNER: usize = offset_of!(mlx5_cqe64, op_own);
+const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
+const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
+
+/// An element that the device has not written yet.
+pub(crate) const INVALID: u8 = opcode::MLX5_CQE_INVALID.0 << 4;
+
+/// What an element is, from its last byte.
+#[inline(always)]
+pub(crate) const fn opcode_of(owner: u8) -> opcode {
+    opcode(owner >> 4)
+}
+
+/// A completion in its ring. What it says is read when it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wc<'r> {
+    pub(crate) wr_id: u64,
+    /// What a send was.
+    pub(crate) kind: u32,
+    pub(crate) element: Element<'r>,
+}
+
+impl Wc<'_> {
+    #[inline(always)]
+    fn opcode_byte(&self) -> opcode {
+        opcode_of(self.element.byte::<OWNER>())
+    }
+
+    #[inline]
+    fn is_error(&self) -> bool {
+        matches!(self.opcode_byte(), opcode::MLX5_CQE_REQ_ERR | opcode::MLX5_CQE_RESP_ERR)
+    }
+
+    #[inline]
+    pub(crate) fn status(&self) -> WcStatus {
+        if !self.is_error() {
+            return WcStatus::SUCCESS;
+        }
+        status_of(self.element.byte::<SYNDROME>())
+    }
+
+    #[inline]
+    pub(crate) fn opcode(&self) -> WcOpcode {
+        match self.opcode_byte() {
+            opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR => WcOpcode(self.kind),
+            opcode::MLX5_CQE_RESP_WR_IMM => WcOpcode::RECV_WRITE_IMM,
+            _ => WcOpcode::RECV,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn byte_len(&self) -> u32 {
+        self.element.be32::<BYTES>()
+    }
+
+    #[inline]
+    pub(crate) fn qpn(&self) -> u32 {
+        self.element.be32::<QPN>() & 0xff_ffff
+    }
+
+    #[inline]
+    pub(crate) fn src_qpn(&self) -> u32 {
+        self.element.be32::<FLAGS>() & 0xff_ffff
+    }
+
+    #[inline]
+    pub(crate) fn imm(&self) -> Option<u32> {
+        match self.opcode_byte() {
+            opcode::MLX5_CQE_RESP_WR_IMM | opcode::MLX5_CQE_RESP_SEND_IMM => {
+                Some(self.element.be32::<IMMEDIATE>())
+            }
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn invalidated_rkey(&self) -> Option<u32> {
+        match self.opcode_byte() {
+            opcode::MLX5_CQE_RESP_SEND_INV => Some(self.element.be32::<IMMEDIATE>()),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_grh(&self) -> bool {
+        self.element.be32::<FLAGS>() >> 28 & 3 != 0
+    }
+
+    #[inline]
+    pub(crate) fn vendor_err(&self) -> u32 {
+        if self.is_error() { self.element.byte::<VENDOR>().into() } else { 0 }
+    }
+
+    pub(crate) fn pkey_index(&self) -> u16 {
+        self.element.be32::<IMMEDIATE>() as u16
+    }
+
+    pub(crate) fn src_lid(&self) -> u16 {
+        self.element.be16::<LID>()
+    }
+
+    pub(crate) fn service_level(&self) -> u8 {
+        (self.element.be32::<FLAGS>() >> 24 & 0xf) as u8
+    }
+
+    pub(crate) fn path_bits(&self) -> u8 {
+        self.element.byte::<PATH>() & 0x7f
+    }
+
+    /// When the device wrote the completion, by its own clock.
+    pub(crate) fn timestamp(&self) -> u64 {
+        let high = u64::from(self.element.be32::<TIME_HIGH>());
+        high << 32 | u64::from(self.element.be32::<TIME_LOW>())
+    }
+}
+
+/// What an error of the device is called by everybody.
+#[cold]
+fn status_of(code: u8) -> WcStatus {
+    match syndrome(code) {
+        syndrome::MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR => WcStatus::LOC_LEN_ERR,
+        syndrome::MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR => WcStatus::LOC_QP_OP_ERR,
+        syndrome::MLX5_CQE_SYNDROME_LOCAL_PROT_ERR => WcStatus::LOC_PROT_ERR,
+        syndrome::MLX5_CQE_SYNDROME_WR_FLUSH_ERR => WcStatus::WR_FLUSH_ERR,
+        syndrome::MLX5_CQE_SYNDROME_MW_BIND_ERR => WcStatus::MW_BIND_ERR,
+        syndrome::MLX5_CQE_SYNDROME_BAD_RESP_ERR => WcStatus::BAD_RESP_ERR,
+        syndrome::MLX5_CQE_SYNDROME_LOCAL_ACCESS_ERR => WcStatus::LOC_ACCESS_ERR,
+        syndrome::MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR => WcStatus::REM_INV_REQ_ERR,
+        syndrome::MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR => WcStatus::REM_ACCESS_ERR,
+        syndrome::MLX5_CQE_SYNDROME_REMOTE_OP_ERR => WcStatus::REM_OP_ERR,
+        syndrome::MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR => WcStatus::RETRY_EXC_ERR,
+        syndrome::MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR => WcStatus::RNR_RETRY_EXC_ERR,
+        syndrome::MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR => WcStatus::REM_ABORT_ERR,
+        _ => WcStatus::GENERAL_ERR,
+    }
+}

@@ -1,0 +1,430 @@
+//! Queues in the making: their memory, their doorbell record, and what the driver is told of both.
+//!
+//! Pairs with `create_user_qp`, `create_cq_user` and `create_srq_user` in `hw/mlx5`, which pin what
+//! is named here.
+
+use super::cq::CqRing;
+use super::index::Index;
+use super::record::{Receives, Record};
+use super::rq::RecvRing;
+use super::size::{CqSize, RqSize, SqSize, SrqSize};
+use super::sq::{SendRing, Setup};
+use super::srq::SrqRing;
+use super::uar::Lease;
+use super::{Mlx5, cq, srq};
+use crate::error::{Error, Result};
+use crate::mem::allocator::{ResourceType, Source};
+use crate::mem::dbrec::{DoorbellRecord, RECORD};
+use crate::mem::queue::{Elements, QueueMemory, Units};
+use crate::mem::register::Register;
+use crate::provider::plan::{CqAsk, QpAsk, Queues, SharedSlots, SrqAsk};
+use crate::provider::{Member, SendLimits, ThreadRegister};
+use crate::qp::QpType;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use std::sync::{Arc, Mutex, PoisonError};
+use uverbs_uapi::mlx5::abi;
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq_flags, mlx5_qp_flags};
+use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
+use zerocopy::IntoBytes;
+
+/// The device finds the beginning of a queue pair's memory in this many steps of a page.
+const PAGE_STEPS: usize = 64;
+/// Asks which options of connections the queue pair takes.
+const ECE_QUERY: u32 = 0x1000_0000;
+
+/// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
+/// record goes first, as users of allocators are used to.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    _record: Arc<DoorbellRecord>,
+    /// Exchanged when a completion queue is resized.
+    memory: Mutex<Option<Arc<QueueMemory>>>,
+    /// The sends of a raw packet queue pair.
+    _sends: Option<Arc<QueueMemory>>,
+    _register: Option<Lease>,
+}
+
+impl Hold {
+    fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
+        Hold { _record: record.clone(), memory: Mutex::new(memory), _sends: None, _register: None }
+    }
+
+    /// Takes over what the kernel has moved the queue to, and lets go of where it was.
+    pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory)
+    }
+}
+
+/// A doorbell record, of an allocator if it wants to give one.
+fn record(context: &Mlx5, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
+    let fail = |errno| Error::new(source.verb, errno);
+    let custom = source.custom(RECORD, RECORD, ResourceType::MLX5_DBR)?;
+    let record = match custom {
+        Some(memory) => DoorbellRecord::custom(memory).ok_or_else(|| fail(Errno::INVAL))?,
+        None => context.records.alloc().map_err(fail)?,
+    };
+    Ok(Arc::new(record))
+}
+
+fn in_pages(bytes: usize) -> usize {
+    bytes.next_multiple_of(page_size())
+}
+
+/// What a plan does not fit into was sized by this module, and is its mistake.
+fn misfit(verb: &'static str) -> Error {
+    Error::new(verb, Errno::BADMSG).detail("the queue does not fit into its memory")
+}
+
+/// A completion queue in the making.
+#[derive(Debug)]
+pub(crate) struct CqPlan {
+    size: CqSize,
+    memory: Arc<QueueMemory>,
+    elements: Elements,
+    record: Arc<DoorbellRecord>,
+    arming: Arc<Register>,
+    /// The device's number of the page where it is armed.
+    page_id: u32,
+    request: abi::mlx5_ib_create_cq,
+    response: abi::mlx5_ib_create_cq_resp,
+}
+
+impl CqPlan {
+    pub(crate) fn new(context: &Mlx5, ask: CqAsk, source: Source<'_>) -> Result<CqPlan> {
+        let size = CqSize::new(&context.limits, ask.cqe, ask.cqe_size)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        let (memory, elements) = completions(size, &source)?;
+        let record = record(context, &source)?;
+        let (arming, page_id) = context.registers.arming();
+        let mut request = abi::mlx5_ib_create_cq {
+            buf_addr: memory.addr(),
+            db_addr: record.addr(),
+            cqe_size: size.cqe,
+            ..Default::default()
+        };
+        let mut flags = mlx5_ib_create_cq_flags::empty();
+        if let Ok(index) = u16::try_from(page_id) {
+            flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX;
+            request.uar_page_index = index;
+        }
+        request.flags = flags.bits();
+        let arming = arming.clone();
+        let response = Default::default();
+        Ok(CqPlan { size, memory, elements, record, arming, page_id, request, response })
+    }
+
+    pub(crate) fn cqe(&self) -> u32 {
+        self.size.entries - 1
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        let command = command
+            .input(UVERBS_ATTR_UHW_IN, &self.request)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response);
+        // Where the page's number does not fit into the request it is an attribute (Linux 6.11).
+        match u16::try_from(self.page_id) {
+            Ok(_) => command,
+            Err(_) => command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, self.page_id),
+        }
+    }
+
+    pub(crate) fn hold(&self) -> Hold {
+        Hold::new(&self.record, Some(self.memory.clone()))
+    }
+
+    pub(crate) fn finish(self) -> CqRing {
+        CqRing::new(self.elements, self.record, self.arming, self.response.cqn)
+    }
+}
+
+/// Memory for completions, of which the device has not written any.
+fn completions(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, Elements)> {
+    let bytes = in_pages(size.bytes());
+    let memory = Arc::new(source.alloc(bytes, page_size(), ResourceType::MLX5_CQ)?);
+    let elements = cq::prepare(&memory, size.entries, size.cqe as usize);
+    Ok((memory, elements.ok_or_else(|| misfit(source.verb))?))
+}
+
+/// A completion queue about to move to other memory.
+#[derive(Debug)]
+pub(crate) struct ResizePlan {
+    size: CqSize,
+    memory: Arc<QueueMemory>,
+    /// `None` once the queue has moved there.
+    elements: Option<Elements>,
+    request: abi::mlx5_ib_resize_cq,
+}
+
+impl ResizePlan {
+    pub(crate) fn new(
+        context: &Mlx5,
+        cqe: u32,
+        cqe_size: u32,
+        source: Source<'_>,
+    ) -> Result<ResizePlan> {
+        let size = CqSize::new(&context.limits, cqe, cqe_size)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        let (memory, elements) = completions(size, &source)?;
+        let request = abi::mlx5_ib_resize_cq {
+            buf_addr: memory.addr(),
+            cqe_size: size.cqe as u16,
+            ..Default::default()
+        };
+        Ok(ResizePlan { size, memory, elements: Some(elements), request })
+    }
+
+    pub(crate) fn cqe(&self) -> u32 {
+        self.size.entries - 1
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
+        &self.memory
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command.driver(self.request.as_bytes(), &mut [])
+    }
+
+    pub(crate) fn finish(&mut self, ring: &mut CqRing) {
+        if let Some(elements) = self.elements.take() {
+            ring.exchange(elements);
+        }
+    }
+}
+
+/// A queue pair in the making.
+#[derive(Debug)]
+pub(crate) struct QpPlan {
+    told: ib_uverbs_qp_cap,
+    qp_type: QpType,
+    signal_all: bool,
+    sends: SqSize,
+    receives: RqSize,
+    shared: Option<SharedSlots>,
+    memory: Option<Arc<QueueMemory>>,
+    /// Of a raw packet queue pair, whose sends are not behind its receives.
+    send_memory: Option<Arc<QueueMemory>>,
+    record: Arc<DoorbellRecord>,
+    index: Arc<Index>,
+    register: Arc<Register>,
+    /// Whether nobody else rings the register while a batch of this queue pair does.
+    alone: bool,
+    lease: Option<Lease>,
+    request: abi::mlx5_ib_create_qp,
+    response: abi::mlx5_ib_create_qp_resp,
+}
+
+impl QpPlan {
+    pub(crate) fn new(
+        context: &Mlx5,
+        ask: QpAsk<'_>,
+        source: Source<'_>,
+        kernel: &dyn Kernel,
+    ) -> Result<QpPlan> {
+        let invalid = |detail| Error::invalid(source.verb, detail);
+        let limits = &context.limits;
+        // Every queue pair has the queues of its type, if only for one request.
+        let told = ib_uverbs_qp_cap {
+            max_send_wr: ask.cap.max_send_wr.max(1),
+            max_recv_wr: if ask.shared.is_some() { 0 } else { ask.cap.max_recv_wr.max(1) },
+            ..ask.cap
+        };
+        let sends = SqSize::new(limits, ask.qp_type, &told).map_err(invalid)?;
+        let receives = RqSize::new(limits, &told).map_err(invalid)?;
+        let split = ask.qp_type == QpType::RAW_PACKET;
+        let (memory, send_memory) = queues(sends, receives, split, &source)?;
+        let record = record(context, &source)?;
+        let index = context.indices.take().ok_or_else(|| {
+            Error::new(source.verb, Errno::NFILE)
+                .detail("2^24 queue pairs of this context are alive")
+        })?;
+        let (register, page_id, alone, lease) = match ask.register {
+            Some(ThreadRegister::Mlx5(lease)) => {
+                (lease.register().clone(), lease.page_id(), true, None)
+            }
+            _ => {
+                let lease = context.registers.for_queue(kernel);
+                (lease.register().clone(), lease.page_id(), !lease.is_shared(), Some(lease))
+            }
+        };
+        let addr = |memory: &Option<Arc<QueueMemory>>| memory.as_ref().map_or(0, |it| it.addr());
+        let request = abi::mlx5_ib_create_qp {
+            buf_addr: addr(&memory),
+            db_addr: record.addr(),
+            sq_wqe_count: sends.blocks,
+            rq_wqe_count: receives.entries,
+            rq_wqe_shift: receives.stride_log,
+            flags: mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX.bits(),
+            uidx: index.number(),
+            bfreg_index: page_id,
+            sq_buf_addr: addr(&send_memory),
+            ece_options: if limits.ece { ECE_QUERY } else { 0 },
+            ..Default::default()
+        };
+        Ok(QpPlan {
+            told,
+            qp_type: ask.qp_type,
+            signal_all: ask.signal_all,
+            sends,
+            receives,
+            shared: ask.shared.cloned(),
+            memory,
+            send_memory,
+            record,
+            index,
+            register,
+            alone,
+            lease,
+            request,
+            response: Default::default(),
+        })
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command
+            .input(UVERBS_ATTR_UHW_IN, &self.request)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    /// What the kernel is told: it counts differently, but finds out which queues there are.
+    pub(crate) fn told(&self) -> ib_uverbs_qp_cap {
+        self.told
+    }
+
+    /// What was granted is known here: the kernel counts in blocks of 64 bytes.
+    pub(crate) fn caps(&self) -> ib_uverbs_qp_cap {
+        ib_uverbs_qp_cap {
+            max_send_wr: self.sends.max_post,
+            max_recv_wr: self.receives.entries,
+            max_send_sge: self.sends.max_sge,
+            max_recv_sge: self.receives.max_sge,
+            max_inline_data: self.sends.max_inline,
+        }
+    }
+
+    pub(crate) fn hold(&mut self) -> Hold {
+        Hold {
+            _sends: self.send_memory.clone(),
+            _register: self.lease.take(),
+            ..Hold::new(&self.record, self.memory.clone())
+        }
+    }
+
+    /// `None` if a queue does not fit into its memory.
+    pub(crate) fn finish(self, qpn: u32) -> Option<Queues> {
+        let receives = match (&self.shared, self.receives.entries) {
+            (Some(SharedSlots::Mlx5(slots)), _) => Receives::Shared(slots.clone()),
+            (_, 0) => Receives::None,
+            (_, entries) => Receives::Own(entries),
+        };
+        let blocks = (self.sends.blocks > 0).then_some(self.sends.blocks);
+        let member = Record::new(qpn, self.index, blocks, receives);
+        let (send_memory, offset) = match self.send_memory {
+            Some(memory) => (memory, 0),
+            None => (self.memory.clone()?, self.receives.bytes()),
+        };
+        let send = SendRing::new(Setup {
+            memory: send_memory,
+            offset,
+            wqebbs: self.sends.blocks,
+            max_post: self.sends.max_post,
+            limits: SendLimits { max_sge: self.sends.max_sge, max_inline: self.sends.max_inline },
+            qpn,
+            qp_type: self.qp_type,
+            signal_all: self.signal_all,
+            dbrec: self.record.clone(),
+            register: self.register,
+            alone: self.alone,
+            record: member.clone(),
+        })?;
+        let recv = match (self.receives.entries, self.memory) {
+            (0, _) | (_, None) => None,
+            (entries, Some(memory)) => {
+                let stride = 1 << self.receives.stride_log;
+                let sge = self.receives.max_sge;
+                let ring =
+                    RecvRing::new(memory, 0, entries, stride, sge, self.record, member.clone())?;
+                Some(crate::provider::RecvRing::Mlx5(ring))
+            }
+        };
+        let send = crate::provider::SendRing::Mlx5(send);
+        Some(Queues { send, recv, member: Member::Mlx5(member) })
+    }
+}
+
+/// The memory of a queue pair: receives, and behind them, or in memory of their own, sends.
+fn queues(
+    sends: SqSize,
+    receives: RqSize,
+    split: bool,
+    source: &Source<'_>,
+) -> Result<(Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>)> {
+    let alloc = |bytes: usize, align: usize| -> Result<_> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let memory = source.alloc(bytes.next_multiple_of(align), align, ResourceType::MLX5_QP)?;
+        Ok(Some(Arc::new(memory)))
+    };
+    if split {
+        return Ok((alloc(receives.bytes(), page_size())?, alloc(sends.bytes(), page_size())?));
+    }
+    let bytes = receives.bytes() + sends.bytes();
+    let page = in_pages(bytes).next_power_of_two();
+    let stride = (1usize << receives.stride_log).max(64);
+    Ok((alloc(bytes, stride.max(page / PAGE_STEPS))?, None))
+}
+
+/// A shared receive queue in the making.
+#[derive(Debug)]
+pub(crate) struct SrqPlan {
+    size: SrqSize,
+    memory: Arc<QueueMemory>,
+    units: Units,
+    record: Arc<DoorbellRecord>,
+    /// The driver wants one for queues of XRC and takes any here.
+    request: abi::mlx5_ib_create_srq,
+    response: abi::mlx5_ib_create_srq_resp,
+}
+
+impl SrqPlan {
+    pub(crate) fn new(context: &Mlx5, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
+        let size = SrqSize::new(&context.limits, ask.max_wr, ask.max_sge)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        let memory = source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?;
+        let memory = Arc::new(memory);
+        let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
+        let units = units.ok_or_else(|| misfit(source.verb))?;
+        let record = record(context, &source)?;
+        let request = abi::mlx5_ib_create_srq {
+            buf_addr: memory.addr(),
+            db_addr: record.addr(),
+            ..Default::default()
+        };
+        Ok(SrqPlan { size, memory, units, record, request, response: Default::default() })
+    }
+
+    pub(crate) fn told(&self) -> SrqAsk {
+        SrqAsk { max_wr: self.size.entries - 1, max_sge: self.size.max_sge }
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command
+            .input(UVERBS_ATTR_UHW_IN, &self.request)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    pub(crate) fn hold(&self) -> Hold {
+        Hold::new(&self.record, Some(self.memory.clone()))
+    }
+
+    pub(crate) fn finish(self) -> SrqRing {
+        let stride = 1 << self.size.stride_log;
+        SrqRing::new(self.units, self.size.entries, stride, self.size.max_sge, self.record)
+    }
+}

@@ -1,0 +1,99 @@
+//! User indices: the 24-bit numbers by which completions name their queue pair.
+//!
+//! A context deals them out, the driver is told at creation (`uidx`), and the device copies them
+//! into every completion. One is dealt again only when nobody holds it any more: the queue pair,
+//! and each poller whose completion queue may still have something with it.
+
+use crate::mem::fork::Epoch;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Greater numbers are not told apart by the device, and this one means none.
+const NO_INDEX: u32 = (1 << 24) - 1;
+
+/// The user indices of a context.
+#[derive(Debug)]
+pub(crate) struct Indices {
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    /// The least that was never dealt.
+    fresh: u32,
+    returned: Vec<u32>,
+}
+
+impl Indices {
+    pub(crate) fn new() -> Arc<Indices> {
+        // Zero is never dealt: wiped memory names nobody.
+        Arc::new(Indices { free: Mutex::new(Free { fresh: 1, returned: Vec::new() }) })
+    }
+
+    /// An index that nobody has; `None` when all are in use.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Index>> {
+        let epoch = Epoch::current().ok()?;
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = match free.returned.pop() {
+            Some(number) => number,
+            None if free.fresh < NO_INDEX => {
+                free.fresh += 1;
+                free.fresh - 1
+            }
+            None => return None,
+        };
+        Some(Arc::new(Index { number, indices: self.clone(), epoch }))
+    }
+}
+
+/// An index in use.
+#[derive(Debug)]
+pub(crate) struct Index {
+    number: u32,
+    indices: Arc<Indices>,
+    epoch: Epoch,
+}
+
+impl Index {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that does not exist there.
+        if !self.epoch.is_over() {
+            let mut free = self.indices.free.lock().unwrap_or_else(PoisonError::into_inner);
+            free.returned.push(self.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_dealt_once_and_again_when_nobody_holds_them() {
+        let indices = Indices::new();
+        let first = indices.take().unwrap();
+        let second = indices.take().unwrap();
+        assert_eq!((first.number(), second.number()), (1, 2));
+        let held = first.clone();
+        drop(first);
+        assert_eq!(indices.take().unwrap().number(), 3);
+        drop(held);
+        assert_eq!(indices.take().unwrap().number(), 1);
+    }
+
+    #[test]
+    fn the_last_number_is_never_dealt() {
+        let indices = Indices::new();
+        indices.free.lock().unwrap().fresh = NO_INDEX - 1;
+        let last = indices.take().unwrap();
+        assert_eq!(last.number(), 0xff_fffe);
+        assert!(indices.take().is_none());
+        drop(last);
+        assert!(indices.take().is_some());
+    }
+}

@@ -1,0 +1,263 @@
+//! What the two who work with a queue pair's requests share: who posts them, and who polls for
+//! their completions.
+//!
+//! The device completes a request by its place in the queue; the numbers that the user gave stand
+//! here. Who polls moves the tail, which makes room for who posts. The two may be different
+//! threads, and the record outlives the queue pair for as long as a poller needs it.
+
+use super::index::Index;
+use super::srq::Slots;
+use crate::mem::masked::Masked;
+use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Where the receives of a queue pair come from.
+#[derive(Debug)]
+pub(crate) enum Receives {
+    None,
+    /// A queue of its own, of so many entries.
+    Own(u32),
+    Shared(Arc<Slots>),
+}
+
+/// A queue pair, as its posters and pollers know it.
+#[derive(Debug)]
+pub(crate) struct Record {
+    qpn: u32,
+    index: Arc<Index>,
+    pub(crate) sends: Sends,
+    pub(crate) receives: Source,
+}
+
+/// [`Receives`], with what is to be remembered of them.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Own(Posted),
+    Shared(Arc<Slots>),
+}
+
+impl Record {
+    /// `blocks` is the size of the send queue in blocks of 64 bytes.
+    pub(crate) fn new(
+        qpn: u32,
+        index: Arc<Index>,
+        blocks: Option<u32>,
+        receives: Receives,
+    ) -> Arc<Record> {
+        let receives = match receives {
+            Receives::None => Source::Own(Posted::new(0)),
+            Receives::Own(entries) => Source::Own(Posted::new(entries)),
+            Receives::Shared(slots) => Source::Shared(slots),
+        };
+        Arc::new(Record { qpn, index, sends: Sends::new(blocks.unwrap_or(0)), receives })
+    }
+
+    pub(crate) fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    pub(crate) fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// The shared receive queue, if receives come from one.
+    pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
+        match &self.receives {
+            Source::Own(_) => None,
+            Source::Shared(slots) => Some(slots),
+        }
+    }
+}
+
+/// What is remembered of a send, at the place of its first block.
+#[derive(Debug, Default)]
+struct Send {
+    wr_id: AtomicU64,
+    /// The request's number in the lower half, what its completion reports in the upper.
+    head: AtomicU64,
+}
+
+/// The sends of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Sends {
+    posted: Masked<Send>,
+    /// The number of the first request that has not completed.
+    tail: AtomicU32,
+}
+
+/// A send that completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) wr_id: u64,
+    pub(crate) kind: u32,
+}
+
+impl Sends {
+    fn new(blocks: u32) -> Sends {
+        Sends { posted: Masked::new(blocks), tail: AtomicU32::new(0) }
+    }
+
+    /// Forgets all: the device begins anew.
+    pub(crate) fn reset(&self) {
+        self.tail.store(0, Ordering::Release);
+    }
+
+    /// Notes a request that begins at the block `at`, before the device hears of it.
+    #[inline(always)]
+    pub(crate) fn note(&self, at: u32, wr_id: u64, number: u32, kind: u32) {
+        // The device orders what is noted here before the completion that makes a poller look; the
+        // Acquire of `tail` ordered what the poller saw here before.
+        let posted = self.posted.at(at);
+        posted.wr_id.store(wr_id, Ordering::Relaxed);
+        posted.head.store(u64::from(kind) << 32 | u64::from(number), Ordering::Relaxed);
+    }
+
+    /// The number of the first request that has not completed; places before it are free.
+    #[inline(always)]
+    pub(crate) fn tail(&self) -> u32 {
+        // Pairs with the Release of `complete`.
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// Takes note that the request at the block `at`, and with it all before, has completed.
+    #[inline(always)]
+    pub(crate) fn complete(&self, at: u32) -> Sent {
+        let posted = self.posted.at(at);
+        let wr_id = posted.wr_id.load(Ordering::Relaxed);
+        let head = posted.head.load(Ordering::Relaxed);
+        // Release: what was read is read before the place is given to who posts.
+        self.tail.store((head as u32).wrapping_add(1), Ordering::Release);
+        Sent { wr_id, kind: (head >> 32) as u32 }
+    }
+}
+
+/// The receives of a queue pair that has its own.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    wr_ids: Masked<AtomicU64>,
+    /// How many have completed.
+    tail: AtomicU32,
+}
+
+impl Posted {
+    fn new(entries: u32) -> Posted {
+        Posted { wr_ids: Masked::new(entries), tail: AtomicU32::new(0) }
+    }
+
+    /// Forgets all: the device begins anew.
+    pub(crate) fn reset(&self) {
+        self.tail.store(0, Ordering::Release);
+    }
+
+    /// Notes the receive at `at`, before the device hears of it.
+    #[inline(always)]
+    pub(crate) fn note(&self, at: u32, wr_id: u64) {
+        self.wr_ids.at(at).store(wr_id, Ordering::Relaxed);
+    }
+
+    /// How many have completed.
+    #[inline(always)]
+    pub(crate) fn tail(&self) -> u32 {
+        // Pairs with the Release of `complete`.
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// Takes note that the receive at `at` has completed.
+    #[inline(always)]
+    pub(crate) fn complete(&self, at: u32) -> u64 {
+        let wr_id = self.wr_ids.at(at).load(Ordering::Relaxed);
+        // Only the poller writes the tail.
+        let tail = self.tail.load(Ordering::Relaxed).wrapping_add(1);
+        self.tail.store(tail, Ordering::Release);
+        wr_id
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_retires_what_came_before_it() {
+        let sends = Sends::new(8);
+        for number in 0..3 {
+            sends.note(2 * number, u64::from(number) + 10, number, 7);
+        }
+        assert_eq!(sends.complete(4), Sent { wr_id: 12, kind: 7 });
+        assert_eq!(sends.tail(), 3);
+    }
+
+    /// The device counts blocks in 16 bits, and requests are counted in 32.
+    #[test]
+    fn counts_wrap() {
+        let sends = Sends::new(4);
+        sends.note(0x1_0002, u64::MAX, u32::MAX, 0);
+        assert_eq!(sends.complete(0x0002).wr_id, u64::MAX);
+        assert_eq!(sends.tail(), 0);
+        let receives = Posted::new(4);
+        receives.tail.store(u32::MAX, Ordering::Relaxed);
+        receives.note(0x1_0003, 5);
+        assert_eq!((receives.complete(0x0003), receives.tail()), (5, 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// A place is used again only when what it held was read: the device is a pair of counters,
+    /// the poller must find the number of the request that it was told of.
+    #[test]
+    fn a_place_is_free_when_it_was_read() {
+        loom::model(|| {
+            let sends = Arc::new(Sends::new(1));
+            // What the device was told, and what it completed: its doorbells are barriers.
+            let rung = Arc::new(AtomicU32::new(0));
+            sends.note(0, 100, 0, 0);
+            rung.store(1, Ordering::Release);
+            let poster = {
+                let (sends, rung) = (sends.clone(), rung.clone());
+                thread::spawn(move || {
+                    if sends.tail() == 1 {
+                        sends.note(1, 101, 1, 0);
+                        rung.store(2, Ordering::Release);
+                    }
+                })
+            };
+            assert_eq!(rung.load(Ordering::Acquire), 1);
+            assert_eq!(sends.complete(0).wr_id, 100);
+            poster.join().unwrap();
+            if rung.load(Ordering::Acquire) == 2 {
+                assert_eq!(sends.complete(1).wr_id, 101);
+                assert_eq!(sends.tail(), 2);
+            }
+        });
+    }
+
+    #[test]
+    fn a_receive_is_free_when_it_was_read() {
+        loom::model(|| {
+            let receives = Arc::new(Posted::new(1));
+            let rung = Arc::new(AtomicU32::new(0));
+            receives.note(0, 100);
+            rung.store(1, Ordering::Release);
+            let poster = {
+                let (receives, rung) = (receives.clone(), rung.clone());
+                thread::spawn(move || {
+                    if receives.tail() == 1 {
+                        receives.note(1, 101);
+                        rung.store(2, Ordering::Release);
+                    }
+                })
+            };
+            assert_eq!(rung.load(Ordering::Acquire), 1);
+            assert_eq!(receives.complete(0), 100);
+            poster.join().unwrap();
+            if rung.load(Ordering::Acquire) == 2 {
+                assert_eq!(receives.complete(1), 101);
+            }
+        });
+    }
+}

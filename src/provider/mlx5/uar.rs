@@ -1,0 +1,280 @@
+//! UARs: pages of doorbell registers, and who rings which of them.
+//!
+//! Pairs with `MLX5_IB_OBJECT_UAR` in `hw/mlx5/main.c`. Pages come from the kernel one by one and
+//! stay with the context: a register that is given back is lent again, and the kernel takes the
+//! pages when the file is closed.
+
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::Mapping;
+use crate::mem::register::Register;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::mlx5::uar as uapi;
+use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as UarType;
+
+/// Bytes of a UAR, whatever the system's pages are.
+const UAR: usize = 4096;
+/// Where in a UAR its registers begin.
+const REGISTERS: usize = 0x800;
+/// Where in a UAR completion queues are armed.
+const ARMING: usize = 0x20;
+/// Registers of a UAR that queue pairs may use; the others are fast path registers of firmware.
+const PER_UAR: usize = 2;
+
+/// Registers that belong to one queue pair each, as long as there are queue pairs without one.
+const MAX_DEDICATED: usize = 4;
+/// Registers that the remaining queue pairs share.
+const MAX_SHARED: usize = 12;
+
+/// A UAR as the kernel made it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page {
+    pub(crate) handle: u32,
+    pub(crate) offset: u64,
+    pub(crate) length: u32,
+    /// What the device calls its first UAR.
+    pub(crate) id: u32,
+}
+
+impl Page {
+    pub(crate) fn alloc(kernel: &dyn Kernel, kind: UarType) -> Result<Page, Errno> {
+        let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
+        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_ALLOC)
+            .new_handle(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)
+            .u64(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE, kind.0.into())
+            .output(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &mut offset)
+            .output(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &mut length)
+            .output(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &mut id);
+        kernel.execute(&mut command)?;
+        let handle = command.made(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)?;
+        drop(command);
+        Ok(Page { handle, offset, length, id })
+    }
+
+    pub(crate) fn map(&self, kernel: &dyn Kernel) -> Result<Mapping, Errno> {
+        kernel.mapper().map(self.offset, self.length as usize)
+    }
+
+    /// Takes back a page that nothing was made with.
+    fn free(self, kernel: &dyn Kernel) {
+        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY)
+            .destroy(uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, self.handle);
+        // If this fails the page stays allocated until the file is closed, which harms nobody.
+        let _ = kernel.execute(&mut command);
+    }
+}
+
+/// A register and the number by which the device knows its UAR.
+#[derive(Clone, Debug)]
+struct Slot {
+    register: Arc<Register>,
+    page_id: u32,
+}
+
+/// A register that several queue pairs ring.
+#[derive(Debug)]
+struct SharedSlot {
+    slot: Slot,
+    users: usize,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    /// Registers of thread domains: those that there are, and those that are free.
+    exclusive: usize,
+    free_exclusive: Vec<Slot>,
+    /// Registers of one queue pair each.
+    dedicated: usize,
+    free_dedicated: Vec<Slot>,
+    shared: Vec<SharedSlot>,
+}
+
+/// The doorbell registers of a context.
+#[derive(Debug)]
+pub(crate) struct Registers {
+    epoch: Epoch,
+    /// Bytes of a BlueFlame register, both halves.
+    bf_reg_size: usize,
+    uars_per_page: usize,
+    /// Not cached and not combined: completion queues are armed here, and it stands in for BlueFlame
+    /// registers where there are none. Its doorbells are single stores, which need no lock.
+    non_cached: Slot,
+    arming: Arc<Register>,
+    pool: Mutex<Pool>,
+}
+
+/// Where a lent register returns to.
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    Exclusive,
+    Dedicated,
+    Shared,
+    NonCached,
+}
+
+impl Registers {
+    pub(crate) fn new(
+        kernel: &dyn Kernel,
+        epoch: Epoch,
+        bf_reg_size: u32,
+        uars_per_page: u32,
+    ) -> Result<Registers, Errno> {
+        let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC)?;
+        let made = page.map(kernel).and_then(|mapping| {
+            let mapping = Arc::new(mapping);
+            let register = Register::new(mapping.clone(), REGISTERS, 0);
+            let arming = Register::new(mapping, ARMING, 0);
+            register.zip(arming).ok_or(Errno::BADMSG)
+        });
+        let (register, arming) = made.inspect_err(|_| page.free(kernel))?;
+        Ok(Registers {
+            epoch,
+            bf_reg_size: bf_reg_size as usize,
+            uars_per_page: uars_per_page as usize,
+            non_cached: Slot { register: Arc::new(register), page_id: page.id },
+            arming: Arc::new(arming),
+            pool: Mutex::default(),
+        })
+    }
+
+    /// The register at which completion queues are armed, and the device's number of its page.
+    pub(crate) fn arming(&self) -> (&Arc<Register>, u32) {
+        (&self.arming, self.non_cached.page_id)
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A register for one thread domain alone. The error comes with the number of registers that
+    /// thread domains of this context have.
+    pub(crate) fn for_thread(
+        self: &Arc<Self>,
+        kernel: &dyn Kernel,
+    ) -> Result<Lease, (Errno, usize)> {
+        if self.bf_reg_size == 0 {
+            return Ok(self.lend(self.non_cached.clone(), Origin::NonCached));
+        }
+        let mut pool = self.pool();
+        if pool.free_exclusive.is_empty() {
+            let slots = self.open_page(kernel).map_err(|errno| (errno, pool.exclusive))?;
+            pool.exclusive += slots.len();
+            pool.free_exclusive = slots;
+        }
+        let slot = pool.free_exclusive.pop().ok_or((Errno::BADMSG, 0))?;
+        Ok(self.lend(slot, Origin::Exclusive))
+    }
+
+    /// A register for a queue pair that is under no thread domain: one of its own while there are
+    /// few, then one that it shares with as few others as possible. Without any left it rings the
+    /// page that is not cached, like everybody where writes are not combined.
+    pub(crate) fn for_queue(self: &Arc<Self>, kernel: &dyn Kernel) -> Lease {
+        if self.bf_reg_size == 0 {
+            return self.lend(self.non_cached.clone(), Origin::NonCached);
+        }
+        let mut pool = self.pool();
+        if pool.free_dedicated.is_empty() && pool.dedicated < MAX_DEDICATED {
+            if let Ok(slots) = self.open_page(kernel) {
+                pool.dedicated += slots.len();
+                pool.free_dedicated = slots;
+            }
+        }
+        if let Some(slot) = pool.free_dedicated.pop() {
+            return self.lend(slot, Origin::Dedicated);
+        }
+        let idle = pool.shared.iter().any(|shared| shared.users == 0);
+        if !idle && pool.shared.len() < MAX_SHARED {
+            if let Ok(slots) = self.open_page(kernel) {
+                pool.shared.extend(slots.into_iter().map(|slot| SharedSlot { slot, users: 0 }));
+            }
+        }
+        match pool.shared.iter_mut().min_by_key(|shared| shared.users) {
+            Some(shared) => {
+                shared.users += 1;
+                self.lend(shared.slot.clone(), Origin::Shared)
+            }
+            None => self.lend(self.non_cached.clone(), Origin::NonCached),
+        }
+    }
+
+    /// Allocates and maps a page, and cuts it into registers.
+    fn open_page(&self, kernel: &dyn Kernel) -> Result<Vec<Slot>, Errno> {
+        let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF)?;
+        let cut = page.map(kernel).and_then(|mapping| self.cut(&page, mapping));
+        cut.inspect_err(|_| page.free(kernel))
+    }
+
+    fn cut(&self, page: &Page, mapping: Mapping) -> Result<Vec<Slot>, Errno> {
+        let mapping = Arc::new(mapping);
+        let mut slots = Vec::with_capacity(self.uars_per_page * PER_UAR);
+        for uar in 0..self.uars_per_page {
+            for nth in 0..PER_UAR {
+                let offset = uar * UAR + REGISTERS + nth * self.bf_reg_size;
+                let register = Register::new(mapping.clone(), offset, self.bf_reg_size / 2)
+                    .ok_or(Errno::BADMSG)?;
+                let page_id = page.id + uar as u32;
+                slots.push(Slot { register: Arc::new(register), page_id });
+            }
+        }
+        // Taken from the end.
+        slots.reverse();
+        Ok(slots)
+    }
+
+    fn lend(self: &Arc<Self>, slot: Slot, origin: Origin) -> Lease {
+        Lease { slot, origin, home: self.clone() }
+    }
+
+    fn take_back(&self, slot: &Slot, origin: Origin) {
+        let mut pool = self.pool();
+        match origin {
+            Origin::Exclusive => pool.free_exclusive.push(slot.clone()),
+            Origin::Dedicated => pool.free_dedicated.push(slot.clone()),
+            Origin::Shared => {
+                let same =
+                    |shared: &&mut SharedSlot| Arc::ptr_eq(&shared.slot.register, &slot.register);
+                if let Some(shared) = pool.shared.iter_mut().find(same) {
+                    shared.users -= 1;
+                }
+            }
+            Origin::NonCached => {}
+        }
+    }
+}
+
+/// A register, lent until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    slot: Slot,
+    origin: Origin,
+    home: Arc<Registers>,
+}
+
+impl Lease {
+    pub(crate) fn register(&self) -> &Arc<Register> {
+        &self.slot.register
+    }
+
+    /// Whether others may ring it at the same time, whose requests must not be mixed with one's own.
+    /// Doorbells of the page that is not cached are single stores, and cannot be.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.origin, Origin::Shared)
+    }
+
+    /// The device's number of the register's UAR.
+    pub(crate) fn page_id(&self) -> u32 {
+        self.slot.page_id
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // In a child the lock may have been held by a thread that only the parent has.
+        if !self.home.epoch.is_over() {
+            self.home.take_back(&self.slot, self.origin);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Requests that change a memory key: binding and unbinding a window, invalidating a key.
+//!
+//! Pairs with user-mode memory registration (UMR): a control segment says which fields of the key
+//! change, a key segment gives them, and for a binding one entry of a translation list says which
+//! region the window is on.
+
+use super::wqe::{Unit, pair};
+use crate::access::Access;
+use crate::wr::{PostError, WindowBinding};
+use uverbs_uapi::mlx5::wqe::MLX5_UMR_TRANSLATION_OFFSET_EN;
+use uverbs_uapi::mlx5::wqe::{MLX5_UMR_CHECK_NOT_FREE, MLX5_UMR_INLINE};
+
+/// A key may only be changed through the queue pair that it is bound to.
+const CHECK_QPN: u8 = 1 << 3;
+
+// Fields of a key that a request changes.
+const LENGTH: u64 = 1 << 0;
+const START: u64 = 1 << 6;
+const VARIANT: u64 = 1 << 13;
+const QPN: u64 = 1 << 14;
+const LOCAL_WRITE: u64 = 1 << 18;
+const REMOTE_READ: u64 = 1 << 19;
+const REMOTE_WRITE: u64 = 1 << 20;
+const ATOMIC: u64 = 1 << 21;
+const FREE: u64 = 1 << 29;
+
+/// The key is free: it names nothing.
+const KEY_FREE: u8 = 1 << 6;
+/// Any queue pair may use the key.
+const ANY_QP: u32 = 0xffff_ff00;
+/// Units of a translation list with one entry: entries come in fours.
+const ONE_ENTRY: u16 = 4;
+/// The longest piece that a translation entry takes.
+const LONGEST: u64 = 1 << 31;
+
+/// Units after the control segment of a request that makes a key free.
+pub(crate) const FREEING: usize = 3 + 4;
+/// The same for a request that binds.
+pub(crate) const BINDING: usize = FREEING + 4;
+
+/// A request's units after its first.
+pub(crate) enum Change {
+    Frees([Unit; FREEING]),
+    Binds([Unit; BINDING]),
+}
+
+impl Change {
+    pub(crate) fn units(&self) -> &[Unit] {
+        match self {
+            Change::Frees(units) => units,
+            Change::Binds(units) => units,
+        }
+    }
+}
+
+/// Makes a key of a region or window of type 2 free.
+pub(crate) fn invalidate() -> Change {
+    Change::Frees(free(true, 0))
+}
+
+/// Binds a window for the queue pair `qpn`, or makes it free where the binding is of no bytes.
+pub(crate) fn bind(binding: &WindowBinding, qpn: u32) -> Result<Change, PostError> {
+    // Only windows of type 2 belong to a queue pair.
+    let exclusive = binding.qpn.is_some();
+    let variant = binding.new_rkey.0 & 0xff;
+    if binding.length == 0 {
+        return Ok(Change::Frees(free(exclusive, variant)));
+    }
+    if binding.length > LONGEST {
+        return Err(PostError::TooLong);
+    }
+    let mut flags = MLX5_UMR_TRANSLATION_OFFSET_EN | MLX5_UMR_INLINE;
+    let mut changes = FREE | VARIANT | LENGTH | START;
+    changes |= LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
+    let mut owner = ANY_QP;
+    if exclusive {
+        flags |= MLX5_UMR_CHECK_NOT_FREE;
+        changes |= QPN;
+        owner = qpn << 8;
+    }
+    let access = binding.access;
+    let rights = u32::from(access.contains(Access::LOCAL_WRITE)) << 3
+        | u32::from(access.contains(Access::REMOTE_READ)) << 4
+        | u32::from(access.contains(Access::REMOTE_WRITE)) << 5
+        | u32::from(access.contains(Access::REMOTE_ATOMIC)) << 6;
+    let start = if access.contains(Access::ZERO_BASED) { 0 } else { binding.addr };
+    let [a, b, c] = control(flags, ONE_ENTRY, changes);
+    Ok(Change::Binds([
+        a,
+        b,
+        c,
+        [pair(rights << 8, owner | variant), 0],
+        [start.to_be(), binding.length.to_be()],
+        [0, 0],
+        [0, 0],
+        [pair(binding.length as u32, binding.mr_lkey.0), binding.addr.to_be()],
+        [0, 0],
+        [0, 0],
+        [0, 0],
+    ]))
+}
+
+fn free(exclusive: bool, variant: u32) -> [Unit; FREEING] {
+    let mut flags = MLX5_UMR_TRANSLATION_OFFSET_EN | MLX5_UMR_INLINE;
+    let mut changes = FREE | VARIANT;
+    if exclusive {
+        flags |= CHECK_QPN;
+        changes |= QPN;
+    }
+    let [a, b, c] = control(flags, 0, changes);
+    let key = [pair(u32::from(KEY_FREE) << 24, ANY_QP | variant), 0];
+    [a, b, c, key, [0, 0], [0, 0], [0, 0]]
+}
+
+fn control(flags: u8, list: u16, changes: u64) -> [Unit; 3] {
+    let first = pair(u32::from(flags) << 24, u32::from(list) << 16);
+    [[first, changes.to_be()], [0, 0], [0, 0]]
+}

@@ -1,0 +1,127 @@
+//! The words of work queue elements, as they lie in memory.
+//!
+//! A unit is 16 bytes, written as two words. Where its fields are is said by the structs of
+//! `uverbs_uapi::mlx5::wqe`; the tests compare the two.
+
+use crate::wr::Sge;
+use uverbs_uapi::mlx5::wqe as uapi;
+
+/// A unit of a request.
+pub(crate) type Unit = [u64; 2];
+
+/// Two numbers of 32 bits, the first in front.
+#[inline(always)]
+pub(crate) const fn pair(first: u32, second: u32) -> u64 {
+    ((first as u64) << 32 | second as u64).to_be()
+}
+
+/// The head of a request: `qpn` is shifted by its eight bits, `flags` are the fence, completion and
+/// solicitation bits.
+#[inline(always)]
+pub(crate) const fn control(
+    at: u32,
+    opcode: u8,
+    qpn: u32,
+    units: u32,
+    flags: u8,
+    immediate: u32,
+) -> Unit {
+    [pair((at & 0xffff) << 8 | opcode as u32, qpn | units), pair(flags as u32, immediate)]
+}
+
+/// Where an RDMA operation or an atomic goes.
+#[inline(always)]
+pub(crate) const fn remote(addr: u64, rkey: u32) -> Unit {
+    [addr.to_be(), pair(rkey, 0)]
+}
+
+/// Operands of an atomic.
+#[inline(always)]
+pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Unit {
+    [swap_add.to_be(), compare.to_be()]
+}
+
+/// A piece of memory.
+#[inline(always)]
+pub(crate) const fn data(sge: &Sge) -> Unit {
+    [pair(sge.length, sge.lkey.0), sge.addr.to_be()]
+}
+
+/// Ends the list of pieces of a receive.
+pub(crate) const TERMINATOR: Unit = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_LKEY), 0];
+
+/// The length of inline data, as its first four bytes.
+#[inline(always)]
+pub(crate) const fn inline_length(length: u32) -> u32 {
+    (length | uapi::MLX5_INLINE_SEG).to_be()
+}
+
+/// The next free entry of a shared receive queue.
+#[inline(always)]
+pub(crate) const fn link(next: u32) -> Unit {
+    [pair(next & 0xffff, 0), 0]
+}
+
+/// What [`link`] wrote.
+#[inline(always)]
+pub(crate) const fn linked(unit: Unit) -> u32 {
+    (u64::from_be(unit[0]) >> 32) as u32 & 0xffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::number::Lkey;
+    use uverbs_uapi::endian::{Be16, Be32, Be64};
+    use zerocopy::{Immutable, IntoBytes};
+
+    fn assert_same(unit: Unit, segment: &(impl IntoBytes + Immutable)) {
+        assert_eq!(unit.as_bytes(), segment.as_bytes());
+    }
+
+    #[test]
+    fn units_are_the_segments_of_the_headers() {
+        let control = control(0x1_2345, 0x0a, 0x0102_0300, 5, 0x88, 0x0607_0809);
+        assert_same(
+            control,
+            &uapi::mlx5_wqe_ctrl_seg {
+                opmod_idx_opcode: Be32::new(0x0023_450a),
+                qpn_ds: Be32::new(0x0102_0305),
+                fm_ce_se: 0x88,
+                imm: Be32::new(0x0607_0809),
+                ..Default::default()
+            },
+        );
+        assert_same(
+            remote(0x1122_3344_5566_7788, 0x0102_0304),
+            &uapi::mlx5_wqe_raddr_seg {
+                raddr: Be64::new(0x1122_3344_5566_7788),
+                rkey: Be32::new(0x0102_0304),
+                reserved: 0,
+            },
+        );
+        assert_same(
+            atomic(1 << 60, 0x0203),
+            &uapi::mlx5_wqe_atomic_seg { swap_add: Be64::new(1 << 60), compare: Be64::new(0x0203) },
+        );
+        let sge = Sge { addr: 0x1122_3344_5566_7788, length: 0x0a0b, lkey: Lkey(0x0c0d_0e0f) };
+        assert_same(
+            data(&sge),
+            &uapi::mlx5_wqe_data_seg {
+                byte_count: Be32::new(0x0a0b),
+                lkey: Be32::new(0x0c0d_0e0f),
+                addr: Be64::new(0x1122_3344_5566_7788),
+            },
+        );
+        assert_same(
+            TERMINATOR,
+            &uapi::mlx5_wqe_data_seg { lkey: Be32::new(0x100), ..Default::default() },
+        );
+        let next =
+            uapi::mlx5_wqe_srq_next_seg { next_wqe_index: Be16::new(0xabcd), ..Default::default() };
+        assert_same(link(0x1_abcd), &next);
+        assert_eq!(linked(link(0xabcd)), 0xabcd);
+        let inline = uapi::mlx5_wqe_inline_seg { byte_count: Be32::new(0x8000_0021) };
+        assert_eq!(inline_length(0x21).as_bytes(), inline.as_bytes());
+    }
+}

@@ -1,0 +1,360 @@
+//! Creations in the making.
+//!
+//! A plan knows what the kernel is to be told and holds the memory that it is told of. Whoever asks
+//! the kernel adds the driver's part with `request`, gives `hold` to the kernel's object, which
+//! keeps it until that is gone, and gets the rings from `finish`. A plan that is dropped gives back
+//! everything it took.
+
+use super::answer::Answer;
+use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
+use crate::error::Result;
+use crate::mem::allocator::Source;
+use crate::mem::mapping::Mapper;
+use crate::mem::queue::QueueMemory;
+use crate::qp::QpType;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use std::sync::Arc;
+use uverbs_uapi::object::UVERBS_ATTR_UHW_OUT;
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
+use uverbs_uapi::rxe::{
+    mminfo, rxe_create_cq_resp, rxe_create_qp_resp, rxe_create_srq_resp, rxe_resize_cq_resp,
+};
+
+/// What a kernel object stands on: memory that a device may reach, and what the device knows it by.
+#[derive(Debug, Default)]
+pub(crate) enum Hold {
+    /// The queues are the kernel's.
+    #[default]
+    None,
+    Mlx5(mlx5::create::Hold),
+}
+
+/// What a completion queue is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CqAsk {
+    pub(crate) cqe: u32,
+    /// Bytes of an entry, where that is not the driver's business.
+    pub(crate) cqe_size: u32,
+}
+
+/// A completion queue in the making.
+#[derive(Debug)]
+pub(crate) enum CqPlan {
+    Rxe { cqe: u32, answer: Answer },
+    Mlx5(mlx5::create::CqPlan),
+}
+
+impl CqPlan {
+    pub(crate) fn new(provider: &Provider, ask: CqAsk, source: Source<'_>) -> Result<CqPlan> {
+        Ok(match provider {
+            Provider::Rxe => {
+                CqPlan::Rxe { cqe: ask.cqe, answer: Answer::room_for::<rxe_create_cq_resp>() }
+            }
+            Provider::Mlx5(context) => {
+                CqPlan::Mlx5(mlx5::create::CqPlan::new(context, ask, source)?)
+            }
+        })
+    }
+
+    /// Entries, as the kernel is told.
+    pub(crate) fn cqe(&self) -> u32 {
+        match self {
+            CqPlan::Rxe { cqe, .. } => *cqe,
+            CqPlan::Mlx5(plan) => plan.cqe(),
+        }
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            CqPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
+            CqPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    pub(crate) fn hold(&self) -> Hold {
+        match self {
+            CqPlan::Rxe { .. } => Hold::None,
+            CqPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+        }
+    }
+
+    pub(crate) fn finish(self, mapper: &dyn Mapper) -> std::result::Result<CqRing, Errno> {
+        match self {
+            CqPlan::Rxe { answer, .. } => {
+                let mi = answer.read::<rxe_create_cq_resp>().mi;
+                let ring = rxe::cq::CqRing::map(mi, mapper)?;
+                Ok(CqRing::Rxe(rxe::poller::Poller::new(ring)))
+            }
+            CqPlan::Mlx5(plan) => Ok(CqRing::Mlx5(plan.finish())),
+        }
+    }
+}
+
+/// A queue pair's register, and what it is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpAsk<'a> {
+    pub(crate) qp_type: QpType,
+    pub(crate) cap: ib_uverbs_qp_cap,
+    pub(crate) signal_all: bool,
+    /// Where receives come from, if they come from elsewhere.
+    pub(crate) shared: Option<&'a SharedSlots>,
+    pub(crate) register: Option<&'a ThreadRegister>,
+}
+
+/// A queue pair in the making.
+#[derive(Debug)]
+pub(crate) enum QpPlan {
+    Rxe { cap: ib_uverbs_qp_cap, recv: bool, answer: Answer },
+    Mlx5(Box<mlx5::create::QpPlan>),
+}
+
+impl QpPlan {
+    pub(crate) fn new(
+        provider: &Provider,
+        ask: QpAsk<'_>,
+        source: Source<'_>,
+        kernel: &dyn Kernel,
+    ) -> Result<QpPlan> {
+        Ok(match provider {
+            Provider::Rxe => QpPlan::Rxe {
+                cap: ask.cap,
+                recv: ask.shared.is_none(),
+                answer: Answer::room_for::<rxe_create_qp_resp>(),
+            },
+            Provider::Mlx5(context) => {
+                let plan = mlx5::create::QpPlan::new(context, ask, source, kernel)?;
+                QpPlan::Mlx5(Box::new(plan))
+            }
+        })
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            QpPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
+            QpPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// What the kernel is told.
+    pub(crate) fn told(&self) -> ib_uverbs_qp_cap {
+        match self {
+            QpPlan::Rxe { cap, .. } => *cap,
+            QpPlan::Mlx5(plan) => plan.told(),
+        }
+    }
+
+    /// What the queue pair can do, from what the kernel says of it.
+    pub(crate) fn caps(&self, granted: ib_uverbs_qp_cap) -> ib_uverbs_qp_cap {
+        match self {
+            QpPlan::Rxe { .. } => granted,
+            QpPlan::Mlx5(plan) => plan.caps(),
+        }
+    }
+
+    /// Called once, when the kernel's object is made.
+    pub(crate) fn hold(&mut self) -> Hold {
+        match self {
+            QpPlan::Rxe { .. } => Hold::None,
+            QpPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+        }
+    }
+
+    pub(crate) fn finish(
+        self,
+        qpn: u32,
+        granted: ib_uverbs_qp_cap,
+        mapper: &dyn Mapper,
+    ) -> std::result::Result<Queues, Errno> {
+        match self {
+            QpPlan::Rxe { recv, answer, .. } => {
+                let answer = answer.read::<rxe_create_qp_resp>();
+                let limits = SendLimits {
+                    max_sge: granted.max_send_sge,
+                    max_inline: granted.max_inline_data,
+                };
+                let send = rxe::sq::SendRing::map(answer.sq_mi, limits, mapper)?;
+                let recv = match recv {
+                    true => {
+                        Some(rxe::rq::RecvRing::map(answer.rq_mi, granted.max_recv_sge, mapper)?)
+                    }
+                    false => None,
+                };
+                Ok(Queues {
+                    send: SendRing::Rxe(send),
+                    recv: recv.map(RecvRing::Rxe),
+                    member: Member::Rxe { qpn },
+                })
+            }
+            QpPlan::Mlx5(plan) => plan.finish(qpn).ok_or(Errno::BADMSG),
+        }
+    }
+}
+
+/// The rings of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) send: SendRing,
+    pub(crate) recv: Option<RecvRing>,
+    /// What its completion queues know it by.
+    pub(crate) member: Member,
+}
+
+/// What a queue pair has to know of a shared receive queue.
+#[derive(Clone, Debug)]
+pub(crate) enum SharedSlots {
+    Rxe,
+    Mlx5(Arc<mlx5::srq::Slots>),
+}
+
+/// What a shared receive queue is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqAsk {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+}
+
+/// A shared receive queue in the making.
+#[derive(Debug)]
+pub(crate) enum SrqPlan {
+    Rxe { ask: SrqAsk, answer: Answer },
+    Mlx5(mlx5::create::SrqPlan),
+}
+
+impl SrqPlan {
+    pub(crate) fn new(provider: &Provider, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
+        Ok(match provider {
+            Provider::Rxe => {
+                SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() }
+            }
+            Provider::Mlx5(context) => {
+                SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, source)?)
+            }
+        })
+    }
+
+    /// What the kernel is told.
+    pub(crate) fn told(&self) -> SrqAsk {
+        match self {
+            SrqPlan::Rxe { ask, .. } => *ask,
+            SrqPlan::Mlx5(plan) => plan.told(),
+        }
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            SrqPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
+            SrqPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// What the queue takes, from what the kernel says of it.
+    pub(crate) fn granted(&self, kernel: SrqAsk) -> SrqAsk {
+        match self {
+            SrqPlan::Rxe { .. } => kernel,
+            SrqPlan::Mlx5(plan) => plan.told(),
+        }
+    }
+
+    pub(crate) fn hold(&self) -> Hold {
+        match self {
+            SrqPlan::Rxe { .. } => Hold::None,
+            SrqPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+        }
+    }
+
+    pub(crate) fn finish(
+        self,
+        granted: SrqAsk,
+        mapper: &dyn Mapper,
+    ) -> std::result::Result<(RecvRing, SharedSlots), Errno> {
+        match self {
+            SrqPlan::Rxe { answer, .. } => {
+                let mi = answer.read::<rxe_create_srq_resp>().mi;
+                let ring = rxe::rq::RecvRing::map(mi, granted.max_sge, mapper)?;
+                Ok((RecvRing::Rxe(ring), SharedSlots::Rxe))
+            }
+            SrqPlan::Mlx5(plan) => {
+                let ring = plan.finish();
+                let slots = SharedSlots::Mlx5(ring.slots().clone());
+                Ok((RecvRing::Mlx5Shared(ring), slots))
+            }
+        }
+    }
+}
+
+/// A completion queue about to become larger or smaller.
+#[derive(Debug)]
+pub(crate) enum ResizePlan {
+    Rxe { cqe: u32, answer: Answer },
+    Mlx5(mlx5::create::ResizePlan),
+}
+
+impl ResizePlan {
+    pub(crate) fn new(
+        provider: &Provider,
+        ring: &CqRing,
+        cqe: u32,
+        source: Source<'_>,
+    ) -> Result<ResizePlan> {
+        Ok(match (provider, ring) {
+            (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
+                let size = ring.element_size() as u32;
+                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(context, cqe, size, source)?)
+            }
+            _ => ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() },
+        })
+    }
+
+    /// Entries, as the kernel is told.
+    pub(crate) fn cqe(&self) -> u32 {
+        match self {
+            ResizePlan::Rxe { cqe, .. } => *cqe,
+            ResizePlan::Mlx5(plan) => plan.cqe(),
+        }
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            ResizePlan::Rxe { answer, .. } => command.driver(&[], answer.as_mut()),
+            ResizePlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// Puts the new queue in the old one's place, in the ring and in what the kernel's object holds,
+    /// and answers what is left of the old one: to be dropped where no lock is held, because an
+    /// allocator may be called.
+    pub(crate) fn finish(
+        &mut self,
+        ring: &mut CqRing,
+        hold: Option<&Hold>,
+        mapper: &dyn Mapper,
+    ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
+        match (self, ring) {
+            (ResizePlan::Rxe { answer, .. }, CqRing::Rxe(poller)) => {
+                let mi = answer.read::<rxe_resize_cq_resp>().mi;
+                poller.replace(rxe::cq::CqRing::map(mi, mapper)?);
+                Ok(None)
+            }
+            (ResizePlan::Mlx5(plan), CqRing::Mlx5(ring)) => {
+                let before = match hold {
+                    Some(Hold::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
+                    _ => None,
+                };
+                plan.finish(ring);
+                Ok(before)
+            }
+            _ => Err(Errno::BADMSG),
+        }
+    }
+}
+
+/// The ring of a shared receive queue after rxe moved it to `mi`.
+pub(crate) fn resized_srq_ring(
+    mi: mminfo,
+    max_sge: u32,
+    mapper: &dyn Mapper,
+) -> std::result::Result<RecvRing, Errno> {
+    rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe)
+}

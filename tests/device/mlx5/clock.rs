@@ -1,0 +1,37 @@
+//! The device's clock.
+
+use crate::verdict::{Stop, Verdict, trials};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use uverbs::mlx5::Clock;
+
+trials![it_goes_on, counts_are_time];
+
+fn it_goes_on() -> Verdict {
+    let clock = Clock::open(&super::open()?)?;
+    let mut before = clock.now()?;
+    for _ in 0..100 {
+        let now = clock.now()?;
+        assert!(now >= before, "{now} after {before}");
+        before = now;
+    }
+    sleep(Duration::from_millis(20));
+    assert!(clock.now()? > before);
+    Ok(())
+}
+
+fn counts_are_time() -> Verdict {
+    let clock = Clock::open(&super::open()?)?;
+    let (start, first) = (Instant::now(), clock.now()?);
+    sleep(Duration::from_millis(200));
+    let (last, passed) = (clock.now()?, start.elapsed());
+    let told = Duration::from_nanos(clock.nanoseconds(last)? - clock.nanoseconds(first)?);
+    // The virtual machine may be stopped between any two looks.
+    let tolerance = Duration::from_millis(100);
+    if told + tolerance < passed || passed + tolerance < told {
+        return Err(Stop::fail(format!("the device's clock says {told:?}, ours {passed:?}")));
+    }
+    // A count of the past is as good as one of now.
+    assert!(clock.nanoseconds(first)? < clock.nanoseconds(last)?);
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! What only mlx5 has, on devices that mlx5 drives.
+
+mod clock;
+mod context;
+mod td;
+mod uar;
+mod var;
+
+use crate::capability::Capability;
+use crate::env;
+use crate::verdict::{Verdict, require};
+use libtest_mimic::Trial;
+use uverbs::Context;
+use uverbs::device::DriverId;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let modules = [clock::trials(), context::trials(), td::trials(), uar::trials(), var::trials()];
+    modules.into_iter().flatten().collect()
+}
+
+/// A context, unless the device under test is driven by something else.
+fn open() -> Verdict<Context> {
+    let mlx5 = env::device().driver() == Some(DriverId::MLX5);
+    require(mlx5, Capability::Mlx5, "the device under test is driven by something else")?;
+    env::open()
+}

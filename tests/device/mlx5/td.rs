@@ -1,0 +1,63 @@
+//! Thread domains: registers that are lent and come back.
+
+use crate::verdict::{Verdict, trials};
+use uverbs::mlx5::query_device;
+use uverbs::{Errno, ObjectKind, ParentDomain};
+
+trials![registers_are_recycled, a_domain_in_use_stays, exhaustion_is_counted];
+
+fn registers_are_recycled() -> Verdict {
+    let context = super::open()?;
+    let pages = || context.handles(ObjectKind::MLX5_UAR).map(|handles| handles.len());
+    let before = pages()?;
+    let combines = query_device(&context)?.blueflame_bytes() > 0;
+    let five = (0..5).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
+    let most = pages()?;
+    // Two registers a page; without combining all share the page that is there already.
+    assert_eq!(most - before, if combines { 3 } else { 0 });
+    drop(five);
+    for _ in 0..100 {
+        let td = context.alloc_td()?;
+        td.destroy().map_err(|(_, error)| error)?;
+    }
+    let six = (0..6).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
+    assert_eq!(pages()?, most, "registers that came back are lent again");
+    drop(six);
+    Ok(())
+}
+
+fn a_domain_in_use_stays() -> Verdict {
+    let context = super::open()?;
+    let pd = context.alloc_pd()?;
+    let td = context.alloc_td()?;
+    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let (td, error) = td.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(domain);
+    td.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn exhaustion_is_counted() -> Verdict {
+    /// More than any device of the lab has, and few enough to try.
+    const MANY: usize = 1 << 14;
+    let context = super::open()?;
+    let mut domains = Vec::new();
+    let error = loop {
+        match context.alloc_td() {
+            Ok(td) => domains.push(td),
+            Err(error) => break Some(error),
+        }
+        if domains.len() == MANY {
+            break None;
+        }
+    };
+    if let Some(error) = error {
+        let count = format!("have {}", domains.len());
+        assert!(error.message().contains(&count), "{error}: {}", domains.len());
+        // What was lent comes back, and then there is one again.
+        domains.pop();
+        context.alloc_td()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! UARs of one's own.
+
+use crate::verdict::{Verdict, trials};
+use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
+use uverbs::{Errno, ObjectKind};
+
+trials![
+    pages_differ_and_come_back,
+    pages_are_mapped_and_rung,
+    without_combining_there_is_no_blueflame
+];
+
+fn pages_differ_and_come_back() -> Verdict {
+    let context = super::open()?;
+    let before = context.handles(ObjectKind::MLX5_UAR)?;
+    for _ in 0..3 {
+        let one = Uar::alloc(&context, UarKind::NonCached)?;
+        let other = Uar::alloc(&context, UarKind::NonCached)?;
+        assert_ne!(one.page_id(), other.page_id());
+        assert_ne!(one.handle(), other.handle());
+        assert_eq!(one.len(), 4096);
+        assert_eq!(context.handles(ObjectKind::MLX5_UAR)?.len(), before.len() + 2);
+        one.destroy().map_err(|(_, error)| error)?;
+        drop(other);
+        assert_eq!(context.handles(ObjectKind::MLX5_UAR)?, before);
+    }
+    Ok(())
+}
+
+fn pages_are_mapped_and_rung() -> Verdict {
+    let context = super::open()?;
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let (page, again) = (uar.map()?, uar.map()?);
+    assert_eq!(page.len(), uar.len());
+    // A doorbell of queue pair 0, which is nobody's.
+    page.ring_be64(0x800, 0)?;
+    again.ring_be64(0x800, 0)?;
+    assert_eq!(page.ring_be64(4096, 0), Err(PageError::OutOfBounds));
+    assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned));
+    uar.destroy().map_err(|(_, error)| error)?;
+    // Nobody else gets the page while it is mapped.
+    page.ring_be64(0x800, 0)?;
+    Ok(())
+}
+
+fn without_combining_there_is_no_blueflame() -> Verdict {
+    let context = super::open()?;
+    let combines = query_device(&context)?.blueflame_bytes() > 0;
+    match Uar::alloc(&context, UarKind::BlueFlame) {
+        Ok(uar) => {
+            assert!(combines);
+            uar.map()?;
+        }
+        Err(error) => {
+            assert!(!combines, "{error}");
+            assert_eq!(error.errno(), Errno::OPNOTSUPP);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! VARs within one process.
+
+use crate::capability::Capability;
+use crate::verdict::{Verdict, supported, trials};
+use uverbs::mlx5::{PageError, Var, VarKind};
+use uverbs::{Errno, ObjectKind};
+
+trials![
+    pages_differ_and_come_back,
+    doorbells_are_stores,
+    mappings_outlive_the_object,
+    slots_run_out,
+    tlp_pages_are_of_another_kind,
+];
+
+fn alloc(context: &uverbs::Context) -> Verdict<Var> {
+    supported(Var::alloc(context, VarKind::Virtio), Capability::Var)
+}
+
+fn pages_differ_and_come_back() -> Verdict {
+    let context = super::open()?;
+    let (one, other) = (alloc(&context)?, alloc(&context)?);
+    assert_ne!(one.page_id(), other.page_id());
+    assert_ne!(one.mmap_offset(), other.mmap_offset());
+    assert_eq!(one.len() % 4096, 0);
+    let mut listed = context.handles(ObjectKind::MLX5_VAR)?;
+    listed.sort_unstable();
+    assert_eq!(listed, [one.handle(), other.handle()]);
+    let id = one.page_id();
+    one.release().map_err(|(_, error)| error)?;
+    let again = alloc(&context)?;
+    assert_eq!(again.page_id(), id, "the lowest free page");
+    drop((other, again));
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0]);
+    Ok(())
+}
+
+fn doorbells_are_stores() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let page = var.map()?;
+    let last = page.len() - 2;
+    page.ring_u16(0, 3)?;
+    page.ring_u16(last, 0xffff)?;
+    page.ring_u32(4, 0x1234_5678)?;
+    page.ring_u64(8, u64::MAX)?;
+    assert_eq!(page.ring_u32(last, 0), Err(PageError::Unaligned));
+    assert_eq!(page.ring_u16(page.len(), 0), Err(PageError::OutOfBounds));
+    assert_eq!(page.ring_u64(usize::MAX - 7, 0), Err(PageError::OutOfBounds));
+    Ok(())
+}
+
+fn mappings_outlive_the_object() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let (page, id) = (var.map()?, var.page_id());
+    var.release().map_err(|(_, error)| error)?;
+    page.ring_u32(0, 1)?;
+    let next = alloc(&context)?;
+    assert_ne!(next.page_id(), id, "the page is still somebody's");
+    drop((page, next));
+    assert_eq!(alloc(&context)?.page_id(), id);
+    Ok(())
+}
+
+fn slots_run_out() -> Verdict {
+    /// More than any device has.
+    const MANY: usize = 1 << 16;
+    let context = super::open()?;
+    let mut held = vec![alloc(&context)?];
+    let error = loop {
+        match Var::alloc(&context, VarKind::Virtio) {
+            Ok(var) => held.push(var),
+            Err(error) => break error,
+        }
+        assert!(held.len() < MANY, "pages without end");
+    };
+    assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+    held.pop();
+    alloc(&context)?;
+    Ok(())
+}
+
+fn tlp_pages_are_of_another_kind() -> Verdict {
+    let context = super::open()?;
+    let tlp = supported(Var::alloc(&context, VarKind::Tlp), Capability::VarTlp)?;
+    tlp.map()?.ring_u32(0, 7)?;
+    let virtio = alloc(&context)?;
+    assert_ne!(tlp.mmap_offset(), virtio.mmap_offset());
+    Ok(())
+}
