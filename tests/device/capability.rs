@@ -73,6 +73,8 @@ capabilities! {
     SrqLimit = "srq_limit";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
+    /// Extended reliable connections: initiators, targets and their domains.
+    Xrc = "xrc";
     /// Unreliable connections.
     Uc = "uc";
     /// Datagrams.

@@ -3,7 +3,7 @@
 
 use super::record::Record;
 use super::umr::{self, Change};
-use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote};
+use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
@@ -128,6 +128,9 @@ impl SendRing {
                 self.units.write(next, unit);
                 next = next.wrapping_add(1);
             }
+        }
+        if let Some(srq) = wr.srq {
+            self.append(&mut next, target(srq.0));
         }
         let mut immediate = 0;
         let mut fence = 0;

@@ -15,6 +15,12 @@ pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()
 }
 
+/// The shared receive queue at the far end of an XRC connection.
+#[inline(always)]
+pub(crate) const fn target(srqn: u32) -> Unit {
+    [pair(srqn, 0), 0]
+}
+
 /// The head of a request: `qpn` is shifted by its eight bits, `flags` are the fence, completion and
 /// solicitation bits.
 #[inline(always)]
