@@ -189,10 +189,9 @@ impl Completed {
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
     pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
-        self.ring.learn();
         let mut found = false;
         for _ in 0..most {
-            let Some(wc) = self.ring.next() else { break };
+            let Some(wc) = self.ring.next(!found) else { break };
             read(Completion::new(wc));
             found = true;
         }
