@@ -16,6 +16,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
 use uverbs_uapi::endian::{Be16, Be32};
 
 /// What is called with custom memory when nothing uses it any more.
@@ -228,6 +229,8 @@ impl Units {
             // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
             // slice, so that the two lie apart.
             unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            // Or the loop becomes a call after all.
+            compiler_fence(Ordering::SeqCst);
             at += UNIT;
         }
         // SAFETY: the last `UNIT` bytes.
@@ -418,8 +421,8 @@ pub(crate) struct Reader {
     /// One less than the bytes of the ring.
     mask: u32,
     /// Which bit of `position` is the parity of the pass over the ring.
-    shift: u8,
-    /// That parity, in the lowest bit.
+    pass: u32,
+    /// That parity, as the lowest bit.
     parity: u8,
 }
 
@@ -445,7 +448,7 @@ impl Reader {
             position,
             stride,
             mask: bytes - 1,
-            shift: bytes.trailing_zeros() as u8,
+            pass: bytes,
             parity: 0,
         };
         reader.look_at(position);
@@ -467,7 +470,7 @@ impl Reader {
         self.position = position;
         // SAFETY: `position & mask` is a multiple of the stride, less than the ring's bytes.
         self.next = unsafe { self.elements.base.add((position & self.mask) as usize) };
-        self.parity = (position >> self.shift) as u8;
+        self.parity = (position & self.pass != 0).into();
     }
 
     /// The last byte of the next element if that is ours, loaded now.
@@ -475,7 +478,7 @@ impl Reader {
     pub(crate) fn ready(&self) -> Option<u8> {
         let owner = Element { core: self.next, ring: PhantomData }.owner();
         // Both at once: the parity is right, and the rest is no mark of what is unwritten.
-        let rolled = (owner ^ self.parity & PARITY).rotate_right(1);
+        let rolled = (owner ^ self.parity).rotate_right(1);
         (rolled < UNWRITTEN >> 1).then_some(owner)
     }
 

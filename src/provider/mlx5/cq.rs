@@ -131,15 +131,15 @@ impl CqRing {
 
     #[inline(always)]
     fn step(&mut self, fresh: bool) -> Found {
+        let element = self.reader.next();
         let Some(owner) = self.reader.ready() else { return Found::Nothing };
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
+        let number = element.be32::<INDEX>() & INDEX_BITS;
+        let at = u32::from(element.be16::<COUNTER>());
         if fresh {
             self.learn();
         }
-        let element = self.reader.next();
-        let number = element.be32::<INDEX>() & INDEX_BITS;
-        let at = u32::from(element.be16::<COUNTER>());
         if let Some(record) = self.book.get(number) {
             if opcode_of(owner) == opcode::MLX5_CQE_REQ {
                 let sent = record.sends.complete(at);
