@@ -53,7 +53,7 @@ impl Device {
         }
         for counter in counters {
             if let Ok(counter) = self.objects.flow_counters.get_mut(counter) {
-                counter.add(len);
+                counter.add(1, len);
             }
         }
         verdict
