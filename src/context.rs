@@ -3,8 +3,7 @@
 use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
-use crate::events::keys::Keys;
-use crate::file::{self, File};
+use crate::file::{self, Facts, File};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
@@ -14,13 +13,12 @@ use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use uverbs_uapi::async_event::{
     UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, UVERBS_METHOD_ASYNC_EVENT_ALLOC,
 };
 use uverbs_uapi::context::{
     UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
-    ib_uverbs_core_support,
 };
 use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
@@ -79,24 +77,8 @@ impl Context {
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
         let provider = opening.finish(&*kernel, epoch)?;
-        let support = ib_uverbs_core_support::from_bits_retain(support);
-        Ok(Context {
-            file: Arc::new(File {
-                kernel,
-                device,
-                provider,
-                epoch,
-                events,
-                keys: Keys::new(epoch),
-                origin: file::new_origin(),
-                completion_vectors,
-                optional_access: support
-                    .contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS),
-                leaked: AtomicU64::new(0),
-                dead_events: AtomicU64::new(0),
-                fatal: AtomicBool::new(false),
-            }),
-        })
+        let facts = Facts::new(file::new_origin(), completion_vectors, support);
+        Ok(Context { file: Arc::new(File::new(kernel, device, provider, epoch, events, facts)) })
     }
 
     /// The device that this is a context of.
@@ -134,43 +116,6 @@ impl Context {
     pub fn leaked(&self) -> u64 {
         self.file.leaked.load(Ordering::Relaxed)
     }
-
-    /// Makes a fresh context in a forked child, on the kernel file that it inherited.
-    ///
-    /// Objects of the parent stay the parent's: in the child, calls on them answer an error for
-    /// which [`Error::is_forked`] is true, and dropping them does nothing. The two processes share
-    /// one kernel file, so it is closed when both are done with it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` in the process that opened the context.
-    pub fn reimport(&self) -> Result<Context> {
-        const VERB: &str = "reimport";
-        if !self.file.epoch.is_over() {
-            return Err(Error::invalid(VERB, "this process opened the context itself"));
-        }
-        let file = &self.file;
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
-        let events = alloc_async_fd(&*kernel, VERB)?;
-        let provider = file.provider.reimport(&*kernel, epoch, VERB)?;
-        Ok(Context {
-            file: Arc::new(File {
-                kernel,
-                device: file.device.clone(),
-                provider,
-                epoch,
-                events,
-                keys: Keys::new(epoch),
-                origin: file.origin,
-                completion_vectors: file.completion_vectors,
-                optional_access: file.optional_access,
-                leaked: AtomicU64::new(0),
-                dead_events: AtomicU64::new(0),
-                fatal: AtomicBool::new(false),
-            }),
-        })
-    }
 }
 
 impl AsFd for Context {
@@ -181,7 +126,7 @@ impl AsFd for Context {
     }
 }
 
-fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
+pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(verb, errno))?;
@@ -192,6 +137,6 @@ fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
     Ok(events)
 }
 
-fn no_epoch(verb: &'static str, errno: Errno) -> Error {
+pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {
     Error::new(verb, errno).detail("the kernel cannot mark a page MADV_WIPEONFORK (Linux 4.14)")
 }

@@ -18,6 +18,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use uverbs_uapi::context::ib_uverbs_core_support;
 use uverbs_uapi::device::{
     UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
     UVERBS_METHOD_INFO_HANDLES, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
@@ -46,7 +47,57 @@ pub(crate) struct File {
     pub(crate) fatal: AtomicBool,
 }
 
+/// What is true of a kernel file, whichever process has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) origin: u64,
+    pub(crate) completion_vectors: u32,
+    pub(crate) optional_access: bool,
+}
+
+impl Facts {
+    /// From what the kernel told of the context.
+    pub(crate) fn new(origin: u64, completion_vectors: u32, core_support: u64) -> Facts {
+        let support = ib_uverbs_core_support::from_bits_retain(core_support);
+        let optional_access =
+            support.contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS);
+        Facts { origin, completion_vectors, optional_access }
+    }
+}
+
 impl File {
+    pub(crate) fn new(
+        kernel: Box<dyn Kernel>,
+        device: Device,
+        provider: Provider,
+        epoch: Epoch,
+        events: OwnedFd,
+        facts: Facts,
+    ) -> File {
+        File {
+            kernel,
+            device,
+            provider,
+            epoch,
+            events,
+            keys: Keys::new(epoch),
+            origin: facts.origin,
+            completion_vectors: facts.completion_vectors,
+            optional_access: facts.optional_access,
+            leaked: AtomicU64::new(0),
+            dead_events: AtomicU64::new(0),
+            fatal: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            origin: self.origin,
+            completion_vectors: self.completion_vectors,
+            optional_access: self.optional_access,
+        }
+    }
+
     /// Runs a command on behalf of `verb`; refuses in a forked child.
     pub(crate) fn execute(&self, verb: &'static str, command: &mut Command<'_>) -> Result<()> {
         self.check_fork(verb)?;

@@ -18,6 +18,8 @@ use uverbs_uapi::object as uapi;
 open_enum! {
     /// A kind of kernel object.
     pub struct ObjectKind(u16) {
+        /// No object in itself but the file that has all others; in envelopes only.
+        CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";
         PD = uapi::UVERBS_OBJECT_PD, "protection domain";
         COMP_CHANNEL = uapi::UVERBS_OBJECT_COMP_CHANNEL, "completion channel";
         CQ = uapi::UVERBS_OBJECT_CQ, "completion queue";

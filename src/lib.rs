@@ -3,6 +3,7 @@
 
 mod access;
 mod ah;
+pub mod aio;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
@@ -16,7 +17,9 @@ mod envelope;
 mod error;
 mod events;
 mod file;
+mod foreign;
 mod handles;
+mod import;
 mod mcast;
 mod mem;
 pub mod mlx5;
@@ -31,12 +34,21 @@ mod port;
 mod provider;
 mod qp;
 mod retired;
+mod share;
 mod srq;
 mod td;
 #[cfg(test)]
 mod tests;
 mod uverbs;
 mod wr;
+mod xrcd;
+
+/// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+pub mod allocator {
+    pub use crate::mem::allocator::{
+        Arena, HugePages, NumaNode, Pages, SharedBuffer, SharedMemory,
+    };
+}
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
@@ -53,10 +65,12 @@ pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
+pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
 pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
-pub use mem::region::{AddressSpace, Borrowed, DmaBuf, RawRange, StableBytes};
+pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
     RegionError, RegisterError, Rereg,
@@ -79,3 +93,4 @@ pub use td::ThreadDomain;
 pub use wr::{
     Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
 };
+pub use xrcd::{XrcDomain, XrcDomainOptions};

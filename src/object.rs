@@ -8,6 +8,7 @@ use crate::file::File;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use uverbs_uapi as uapi;
 
 /// The kinds of kernel objects: how the kernel names them and how they are destroyed.
@@ -65,6 +66,13 @@ impl Class {
         handle: uapi::mw::UVERBS_ATTR_DESTROY_MW_HANDLE,
         report: None,
     };
+    pub(crate) const XRCD: Class = Class {
+        verb: "close_xrcd",
+        object: uapi::object::UVERBS_OBJECT_XRCD,
+        destroy: uapi::xrcd::UVERBS_METHOD_XRCD_DESTROY,
+        handle: uapi::xrcd::UVERBS_ATTR_DESTROY_XRCD_HANDLE,
+        report: None,
+    };
     pub(crate) const AH: Class = Class {
         verb: "destroy_ah",
         object: uapi::object::UVERBS_OBJECT_AH,
@@ -77,20 +85,31 @@ impl Class {
 /// A kernel object together with the memory `M` that a device may reach through it.
 ///
 /// Dropping it destroys the object. If the kernel refuses, or if this process is a fork of the
-/// one that made the object, the memory is leaked instead of freed.
+/// one that made the object, the memory is leaked instead of freed. An object that is somebody
+/// else's stays, whatever happens here.
 #[derive(Debug)]
 pub(crate) struct Object<M = ()> {
     file: Arc<File>,
     class: Class,
     handle: u32,
     alive: bool,
+    /// Whether it is for this process to destroy.
+    owned: AtomicBool,
     /// `Some` until dropped.
     memory: Option<M>,
 }
 
 impl<M> Object<M> {
     pub(crate) fn new(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
-        Object { file, class, handle, alive: true, memory: Some(memory) }
+        let owned = AtomicBool::new(true);
+        Object { file, class, handle, alive: true, owned, memory: Some(memory) }
+    }
+
+    /// An object that somebody else who shares the file made and will destroy.
+    pub(crate) fn imported(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
+        let object = Object::new(file, class, handle, memory);
+        object.set_owned(false);
+        object
     }
 
     pub(crate) fn file(&self) -> &Arc<File> {
@@ -103,6 +122,19 @@ impl<M> Object<M> {
 
     pub(crate) fn memory(&self) -> Option<&M> {
         self.memory.as_ref()
+    }
+
+    /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
+    /// struct in either case; see [`leak`](Self::leak).
+    pub(crate) fn set_owned(&self, owned: bool) {
+        self.owned.store(owned, Ordering::Relaxed);
+    }
+
+    /// Gives the object away for good together with its memory, which the device may reach until
+    /// the new owner has destroyed it: nobody will hear of that here.
+    pub(crate) fn leak(mut self) {
+        self.set_owned(false);
+        std::mem::forget(self.memory.take());
     }
 
     /// Whether the kernel confirmed that the object is gone.
@@ -166,7 +198,7 @@ impl<M> Drop for Object<M> {
     fn drop(&mut self) {
         if self.file.epoch.is_over() {
             std::mem::forget(self.memory.take());
-        } else if self.destroy().is_err() {
+        } else if *self.owned.get_mut() && self.destroy().is_err() {
             self.abandon();
         }
     }

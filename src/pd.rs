@@ -1,6 +1,8 @@
 //! Protection domains: what memory and queues must share to work together. Parent domains are
 //! protection domains too; see [`ParentDomain`](crate::ParentDomain).
 
+mod import;
+
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, Result};

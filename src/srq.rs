@@ -5,6 +5,7 @@ use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
 use crate::mem::pointer::OutPointer;
+use crate::mem::slots::Reclaim;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::RecvRing;
@@ -16,7 +17,7 @@ use crate::wr::PostError;
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use uverbs_uapi::object::UVERBS_OBJECT_SRQ;
 use uverbs_uapi::rxe::{mminfo, rxe_modify_srq_cmd};
 use uverbs_uapi::srq as uapi;
@@ -34,6 +35,19 @@ pub(crate) struct SrqInner {
     pub(crate) slots: SharedSlots,
     registration: Registration,
     pd: Arc<PdInner>,
+    /// What is lent to its receives; see [`owned`](crate::owned).
+    pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let Some(lent) = self.lent.take() else { return };
+        match self.object.destroy() {
+            Ok(()) => lent.reclaim_all(),
+            // The object is abandoned and counted; the device may still write what is lent.
+            Err(_) => std::mem::forget(lent),
+        }
+    }
 }
 
 impl SrqInner {
@@ -146,7 +160,7 @@ impl SrqBuilder {
             .finish(granted, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner { object, slots, registration, pd }),
+            inner: Arc::new(SrqInner { object, slots, registration, pd, lent: OnceLock::new() }),
             ring,
             max_wr: granted.max_wr,
             max_sge: granted.max_sge,

@@ -91,6 +91,10 @@ pub struct DmaBuf(());
 #[derive(Debug)]
 pub struct AddressSpace(());
 
+/// Memory of another process: this one can name it in requests and cannot touch it.
+#[derive(Debug)]
+pub struct Foreign(());
+
 /// What keeps registered memory alive, and where that memory lies.
 pub(crate) struct Backing<M> {
     /// Came from `Box::into_raw`, so that moving this struct does not move, and thereby claim for
@@ -287,6 +291,12 @@ impl Drop for Pledges<'_> {
 impl Backing<DmaBuf> {
     pub(crate) fn dmabuf(reach: u64) -> Self {
         Backing::with(DmaBuf(()), ptr::null_mut(), 0, reach)
+    }
+}
+
+impl Backing<Foreign> {
+    pub(crate) fn foreign(reach: u64) -> Self {
+        Backing::with(Foreign(()), ptr::null_mut(), 0, reach)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
 //! [`register`] makes one, [`memory`] is how this process reaches it, [`range`] names pieces of it
-//! for requests, [`rereg`] changes it, and [`advise`] says which pages will be needed. Pairs with
-//! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
+//! for requests, [`rereg`] changes it, [`advise`] says which pages will be needed, and [`import`]
+//! shares it with other processes. Pairs with `core/uverbs_std_types_mr.c` and the registration
+//! commands of `core/uverbs_cmd.c`.
 
 mod advise;
+mod import;
 mod memory;
 mod range;
 mod register;

@@ -65,6 +65,15 @@ impl Opening {
         }
     }
 
+    /// Adds the driver's part to the command that asks about a context that somebody else
+    /// established; `None` if the driver does not answer it.
+    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Option<Command<'a>> {
+        match self {
+            Opening::Rxe => None,
+            Opening::Mlx5(opening) => Some(opening.inquire(command)),
+        }
+    }
+
     /// Whether a command that failed is worth another try, with fewer wishes.
     pub(crate) fn retreat(&mut self) -> bool {
         match self {
@@ -73,7 +82,7 @@ impl Opening {
         }
     }
 
-    /// The provider, once the kernel established the context.
+    /// The provider, once the kernel established the context or told of it.
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Provider> {
         Ok(match self {
             Opening::Rxe => Provider::Rxe,
@@ -122,6 +131,18 @@ impl Provider {
         match self {
             Provider::Rxe => Answer::none(),
             Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_alloc_pd_resp>(),
+        }
+    }
+
+    /// The number of a protection domain on the device; `None` where the driver tells none.
+    pub(crate) fn pd_number(
+        &self,
+        kernel: &dyn Kernel,
+        handle: u32,
+    ) -> std::result::Result<Option<u32>, Errno> {
+        match self {
+            Provider::Rxe => Ok(None),
+            Provider::Mlx5(_) => mlx5::pd::number(kernel, handle).map(Some),
         }
     }
 

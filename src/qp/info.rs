@@ -71,7 +71,7 @@ pub struct QpInfo {
 
 impl QpInfo {
     /// `caps` are those of the creation: what the kernel says counts in the driver's own units.
-    pub(super) fn new(raw: &ib_uverbs_query_qp_resp, caps: QpCaps) -> Self {
+    pub(crate) fn new(raw: &ib_uverbs_query_qp_resp, caps: QpCaps) -> Self {
         QpInfo {
             state: QpState(raw.qp_state),
             current_state: QpState(raw.cur_qp_state),

@@ -11,6 +11,8 @@ mod owned;
 mod posting;
 mod retire;
 mod scope;
+mod sharing;
+mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{

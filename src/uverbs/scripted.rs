@@ -17,11 +17,13 @@ mod attrs;
 mod ring;
 mod state;
 mod write;
+mod xrcd;
 
 use super::command::Command;
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
+use crate::envelope::Envelope;
 use crate::error::Result;
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
@@ -66,6 +68,7 @@ impl Op {
     pub(crate) const REG_MR: Op = Op::Write(commands::IB_USER_VERBS_CMD_REG_MR);
     pub(crate) const CREATE_COMP_CHANNEL: Op =
         Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
+    pub(crate) const OPEN_XRCD: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_XRCD);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
@@ -104,6 +107,8 @@ struct Deviations {
     vanished: bool,
     /// Memory regions take other memory, which rxe's do not.
     translates: bool,
+    /// There are XRC domains, which rxe has not.
+    has_xrc: bool,
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
@@ -131,6 +136,13 @@ impl Script {
         let device = Device::planted(device, DriverId::RXE);
         let opening = Opening::new(&device)?;
         Context::on(kernel, device, opening, epoch)
+    }
+
+    /// A context of another process on the played file, as far as the kernel is concerned.
+    pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
+        let make =
+            |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
+        Context::import_on(make, Device::planted(device, DriverId::RXE), envelope)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -183,6 +195,11 @@ impl Script {
     /// Lets memory regions take other memory, as some devices do and rxe does not.
     pub(crate) fn allow_translation(&self) {
         self.state().deviations.translates = true;
+    }
+
+    /// Lets XRC domains be opened, which rxe has not.
+    pub(crate) fn allow_xrc(&self) {
+        self.state().deviations.has_xrc = true;
     }
 
     /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.
@@ -265,6 +282,11 @@ impl Script {
     /// Moves a queue pair to a state behind the library's back.
     pub(crate) fn set_qp_state(&self, qp: u32, state: u8) {
         self.state().object(qp).state = state;
+    }
+
+    /// Gives an object another number, as if it were another object.
+    pub(crate) fn renumber(&self, handle: u32, number: u32) {
+        self.state().object(handle).number = number;
     }
 
     /// The number that the next queue pair gets.

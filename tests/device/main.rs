@@ -6,6 +6,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "tokio")]
+mod r#async;
 mod atomics;
 mod capability;
 mod context;
@@ -18,6 +20,7 @@ mod fork;
 mod handshake;
 mod helper;
 mod leaks;
+mod lent;
 mod limits;
 mod mcast;
 mod mlx5;
@@ -25,7 +28,9 @@ mod modify;
 mod mr;
 mod mr_peer;
 mod mw;
+mod owned;
 mod pair;
+mod partner;
 mod pattern;
 mod pd;
 mod peers;
@@ -35,6 +40,8 @@ mod qp;
 mod rc;
 mod reset;
 mod root;
+mod scope;
+mod sharing;
 mod srq;
 mod uc;
 mod ud;
@@ -45,7 +52,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run() {
+    if let Some(code) = helper::run().or_else(partner::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -60,6 +67,8 @@ fn main() -> ExitCode {
         }
     }
     let modules = [
+        #[cfg(feature = "tokio")]
+        r#async::trials(),
         atomics::trials(),
         context::trials(),
         cq::trials(),
@@ -76,6 +85,7 @@ fn main() -> ExitCode {
         mr::trials(),
         mr_peer::trials(),
         mw::trials(),
+        owned::trials(),
         pd::trials(),
         peers::trials(),
         port::trials(),
@@ -84,6 +94,8 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        scope::trials(),
+        sharing::trials(),
         srq::trials(),
         uc::trials(),
         ud::trials(),

@@ -1,6 +1,7 @@
 //! The command line's grammar and help.
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
 use std::time::Duration;
 
 macro_rules! exit_statuses {
@@ -12,7 +13,7 @@ Exit status:
   2  the command line is wrong
   3  the local device cannot be used: none there, no provider, no permission, port down, no such
      GID, no route, not enough memory
-  4  the peer cannot be reached over TCP, or is no ping-pong of the same kind"
+  4  the peer cannot be reached, or is no program of the same kind"
     };
 }
 
@@ -49,6 +50,48 @@ pub(crate) enum Command {
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
     Pingpong(PingpongArgs),
+    /// Share a context and registered memory between two processes of this machine
+    #[command(subcommand)]
+    Share(ShareArgs),
+}
+
+/// The importer gets the exporter's context by its file, and reaches the exporter's memory by RDMA.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXIT_STATUSES)]
+pub(crate) enum ShareArgs {
+    /// Register memory and serve the context at a Unix socket
+    #[command(after_help = EXIT_STATUSES)]
+    Serve {
+        /// Where to listen
+        #[arg(value_name = "SOCKET")]
+        socket: PathBuf,
+        /// RDMA device [default: the first with a provider]
+        #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
+        device: Option<String>,
+        /// Leave after so many clients [default: never]
+        #[arg(short = 'n', long, value_name = "COUNT")]
+        clients: Option<u64>,
+        /// What clients read
+        #[arg(long, default_value = "hello from the exporter")]
+        text: String,
+    },
+    /// Import what is served there, read the exporter's memory and write to it
+    #[command(after_help = EXIT_STATUSES)]
+    Use {
+        /// Where the exporter listens
+        #[arg(value_name = "SOCKET")]
+        socket: PathBuf,
+        /// Port of the device
+        #[arg(short, long, value_name = "PORT", default_value_t = 1,
+            value_parser = clap::value_parser!(u8).range(1..))]
+        ib_port: u8,
+        /// GID to send from, by its index [default: an IPv4 one of RoCE v2 where there is one]
+        #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
+        gid_index: Option<u8>,
+        /// What to write
+        #[arg(long, default_value = "hello from the importer")]
+        text: String,
+    },
 }
 
 /// Devices that this program cannot open are shown with what netlink and sysfs know of them.
@@ -249,7 +292,7 @@ mod tests {
         let words = ["uverbs", "pingpong"].into_iter().chain(line.split_whitespace());
         match Args::try_parse_from(words)?.command {
             Command::Pingpong(args) => Ok(args),
-            Command::Devinfo(_) => unreachable!("the line says pingpong"),
+            other => unreachable!("the line says pingpong, not {other:?}"),
         }
     }
 

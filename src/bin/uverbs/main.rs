@@ -1,11 +1,12 @@
-//! The command line: shows the RDMA devices of a machine, and exchanges messages over them with
-//! itself or with rdma-core's ping-pong programs.
+//! The command line: shows the RDMA devices of a machine, exchanges messages over them with itself or
+//! with rdma-core's ping-pong programs, and shares a context between processes.
 #![deny(unsafe_code)]
 
 mod args;
 mod devinfo;
 mod failure;
 mod pingpong;
+mod share;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
     let (json, outcome) = match &args.command {
         Command::Devinfo(args) => (args.json, devinfo::run(args)),
         Command::Pingpong(args) => (args.options().json, pingpong::run(args)),
+        Command::Share(args) => (false, share::run(args)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

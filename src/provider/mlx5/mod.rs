@@ -13,11 +13,14 @@ pub(crate) mod cq;
 pub(crate) mod cqe;
 pub(crate) mod create;
 pub(crate) mod index;
+pub(crate) mod pd;
 pub(crate) mod record;
 pub(crate) mod rq;
 pub(crate) mod size;
 pub(crate) mod sq;
 pub(crate) mod srq;
+#[cfg(all(test, not(loom)))]
+mod tests;
 pub(crate) mod uar;
 pub(crate) mod umr;
 pub(crate) mod wqe;

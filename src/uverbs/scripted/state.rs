@@ -18,7 +18,7 @@ use uverbs_uapi::rxe::{
     rxe_send_wqe, rxe_sge,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
-use uverbs_uapi::{cq, qp, srq};
+use uverbs_uapi::{cq, mr, qp, srq};
 
 pub(super) type Result<T> = std::result::Result<T, Errno>;
 
@@ -43,17 +43,22 @@ pub(crate) struct Object {
     pub(crate) user_handle: u64,
     /// Handles of what it cannot outlive, itself not to be destroyed before.
     pub(crate) stands_on: Vec<u32>,
-    /// Of a queue pair: number and state. Of an address handle: its number.
+    /// Of a queue pair: number and state. Of an address handle: its number. Of a region: its key.
     pub(crate) number: u32,
     pub(crate) state: u8,
     /// Entries, of a shared receive queue, and its limit.
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) limit: u32,
+    /// Of an XRC domain: the device and number of its file.
+    pub(crate) inode: Option<(u64, u64)>,
+    /// Of a queue: the descriptor that its events go to.
+    pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
-    /// Of a memory region: where it starts, its length and access.
+    /// Of a memory region: where it starts, here and for peers, its length and access.
     pub(crate) start: u64,
+    pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
 }
@@ -232,6 +237,20 @@ impl State {
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => self.create_cq(to),
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp(to),
             (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => self.create_srq(to),
+            (UVERBS_OBJECT_MR, mr::UVERBS_METHOD_QUERY_MR) => {
+                let handle = attrs::handle(to.command, mr::UVERBS_ATTR_QUERY_MR_HANDLE);
+                // An importer may ask for anything.
+                let region = handle.and_then(|handle| self.objects.get(&handle));
+                let Some(region) = region.filter(|region| region.object == UVERBS_OBJECT_MR) else {
+                    return Err(Errno::NOENT);
+                };
+                let (key, length, iova) = (region.number, region.length, region.iova);
+                to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_LKEY, &key);
+                to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_RKEY, &key);
+                to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_LENGTH, &length);
+                to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_IOVA, &iova);
+                Ok(())
+            }
             _ => Err(Errno::PROTONOSUPPORT),
         }
     }
@@ -248,9 +267,11 @@ impl State {
         }
         let user_handle = attrs::int(to.command, cq::UVERBS_ATTR_CREATE_CQ_USER_HANDLE);
         let channel = attrs::fd(to.command, cq::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL);
+        let events = attrs::fd(to.command, cq::UVERBS_ATTR_CREATE_CQ_EVENT_FD);
         let handle = self.add(Object {
             object: UVERBS_OBJECT_CQ,
             user_handle: user_handle.unwrap_or(0),
+            events,
             channel,
             ..Default::default()
         });
@@ -290,6 +311,7 @@ impl State {
             stands_on.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
         }
         let user_handle = attrs::int(to.command, qp::UVERBS_ATTR_CREATE_QP_USER_HANDLE);
+        let events = attrs::fd(to.command, qp::UVERBS_ATTR_CREATE_QP_EVENT_FD);
         let number = self.next_qpn;
         self.next_qpn += 1;
         let handle = self.add(Object {
@@ -297,6 +319,7 @@ impl State {
             user_handle: user_handle.unwrap_or(0),
             stands_on,
             number,
+            events,
             ..Default::default()
         });
         // rxe gives requests one payload area, which either kind may fill.
@@ -331,12 +354,14 @@ impl State {
             attrs::handle(to.command, srq::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE).ok_or(Errno::NOENT)?;
         let pd = self.expect("create_srq", pd, UVERBS_OBJECT_PD)?;
         let user_handle = attrs::int(to.command, srq::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE);
+        let events = attrs::fd(to.command, srq::UVERBS_ATTR_CREATE_SRQ_EVENT_FD);
         let handle = self.add(Object {
             object: UVERBS_OBJECT_SRQ,
             user_handle: user_handle.unwrap_or(0),
             stands_on: vec![pd],
             max_sge,
             limit,
+            events,
             ..Default::default()
         });
         let (ring, mi) = self.add_ring(handle, Role::Recv, "srq", max_wr, recv_element(max_sge));

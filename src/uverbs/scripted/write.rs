@@ -58,9 +58,11 @@ impl State {
                 let mr_handle = self.add_on(pd, UVERBS_OBJECT_MR);
                 let region = self.object(mr_handle);
                 region.start = request.start;
+                region.iova = request.hca_va;
                 region.length = request.length;
                 region.access = request.access_flags;
                 let key = (mr_handle + 1) << 8;
+                region.number = key;
                 to.put(OUT, &mr::ib_uverbs_reg_mr_resp { mr_handle, lkey: key, rkey: key });
             }
             IB_USER_VERBS_CMD_REREG_MR => {
@@ -159,6 +161,7 @@ impl State {
                 let request: mcast::ib_uverbs_attach_mcast = attrs::input(to.command, IN)?;
                 self.expect("multicast", request.qp_handle, UVERBS_OBJECT_QP)?;
             }
+            IB_USER_VERBS_CMD_OPEN_XRCD => self.open_xrcd(&mut to)?,
             IB_USER_VERBS_CMD_MODIFY_SRQ => self.modify_srq(&to)?,
             IB_USER_VERBS_CMD_QUERY_SRQ => {
                 let request: srq::ib_uverbs_query_srq = attrs::input(to.command, IN)?;

@@ -60,7 +60,8 @@ pub(crate) struct ExtendedContext {
     unused_before_cq: [Unused; 8],
     pub(crate) create_cq_ex: Option<unsafe extern "C" fn(*mut Context, *mut CqAttrEx) -> *mut CqEx>,
     unused_before_qp: [Unused; 7],
-    pub(crate) create_qp_ex: Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
+    pub(crate) create_qp_ex:
+        Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
     unused_before_xrcd: [Unused; 2],
     pub(crate) open_xrcd: Option<unsafe extern "C" fn(*mut Context, *mut XrcdAttr) -> *mut Opaque>,
     pub(crate) close_xrcd: Option<unsafe extern "C" fn(*mut Opaque) -> c_int>,
@@ -364,7 +365,8 @@ pub(crate) mod function {
     pub(crate) type GetDeviceName = unsafe extern "C" fn(*mut Opaque) -> *const c_char;
     pub(crate) type OpenDevice = unsafe extern "C" fn(*mut Opaque) -> *mut Context;
     pub(crate) type CloseDevice = unsafe extern "C" fn(*mut Context) -> c_int;
-    pub(crate) type QueryGid = unsafe extern "C" fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
+    pub(crate) type QueryGid =
+        unsafe extern "C" fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
     pub(crate) type AllocPd = unsafe extern "C" fn(*mut Context) -> *mut Pd;
     pub(crate) type DeallocPd = unsafe extern "C" fn(*mut Pd) -> c_int;
     pub(crate) type RegMr = unsafe extern "C" fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;

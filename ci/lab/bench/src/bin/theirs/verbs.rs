@@ -22,6 +22,12 @@ const MLX5: &str = "libmlx5.so.1";
 /// An object that the library made.
 pub(crate) struct Made<T>(NonNull<T>);
 
+// SAFETY: the library locks what its objects share, except under thread domains, which each thread
+// here has of its own.
+unsafe impl<T> Send for Made<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Made<T> {}
+
 impl<T> Made<T> {
     /// From what a verb answered, null for a failure that `errno` names.
     fn check(verb: &str, answer: *mut T) -> Result<Made<T>, Failure> {
@@ -196,7 +202,11 @@ impl Verbs {
         Made::check("create_comp_channel", call!(self.create_comp_channel, context.as_ptr()))
     }
 
-    pub(crate) fn create_cq(&self, context: &Made<Context>, cqe: c_int) -> Result<Made<Cq>, Failure> {
+    pub(crate) fn create_cq(
+        &self,
+        context: &Made<Context>,
+        cqe: c_int,
+    ) -> Result<Made<Cq>, Failure> {
         let made = call!(self.create_cq, context.as_ptr(), cqe, null_mut(), null_mut(), 0);
         Made::check("create_cq", made)
     }
@@ -237,7 +247,11 @@ impl Verbs {
         Made::check("qp_to_qp_ex", call!(self.qp_to_qp_ex, qp.as_ptr()))
     }
 
-    pub(crate) fn create_ah(&self, pd: &Made<Pd>, mut attr: AhAttr) -> Result<Made<Opaque>, Failure> {
+    pub(crate) fn create_ah(
+        &self,
+        pd: &Made<Pd>,
+        mut attr: AhAttr,
+    ) -> Result<Made<Opaque>, Failure> {
         Made::check("create_ah", call!(self.create_ah, pd.as_ptr(), &mut attr))
     }
 
@@ -249,10 +263,9 @@ impl Verbs {
 /// A field of what lies around a context, where the library is new enough to have it.
 macro_rules! extended {
     ($context:expr, $field:ident) => {
-        extended($context)?.$field.ok_or_else(|| Failure::from(concat!(
-            "the library has no ",
-            stringify!($field)
-        )))
+        extended($context)?
+            .$field
+            .ok_or_else(|| Failure::from(concat!("the library has no ", stringify!($field))))
     };
 }
 

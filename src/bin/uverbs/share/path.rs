@@ -1,0 +1,69 @@
+//! A way to memory that is known by its keys only: two queue pairs of one process, connected with
+//! each other.
+
+use crate::failure::{Failure, Result};
+use std::time::{Duration, Instant};
+use uverbs::{
+    CompletionQueue, Context, PostError, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus,
+};
+
+/// How long a request may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Path {
+    here: QueuePair,
+    /// Its other end.
+    _there: QueuePair,
+    cq: CompletionQueue,
+}
+
+impl Path {
+    pub(crate) fn new(
+        context: &Context,
+        pd: &ProtectionDomain,
+        port: u8,
+        gid_index: Option<u8>,
+    ) -> Result<Path> {
+        let gid = match gid_index {
+            Some(index) => index.into(),
+            None => context.default_gid(port)?.index,
+        };
+        let cq = context.create_cq(4).build()?;
+        let here = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+        let there = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+        let ends = (here.endpoint(port, gid)?, there.endpoint(port, gid)?);
+        here.handshake(&ends.1)?;
+        there.handshake(&ends.0)?;
+        Ok(Path { here, _there: there, cq })
+    }
+
+    /// Does one request and waits until it is done.
+    pub(crate) fn request(&mut self, wr: SendWr<'_>) -> Result<()> {
+        self.post(wr).map_err(|error| Failure::run(error.to_string()))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut completions =
+                self.cq.poll().map_err(|error| Failure::run(error.to_string()))?;
+            if let Some(done) = completions.next() {
+                return match done.status() {
+                    WcStatus::SUCCESS => Ok(()),
+                    other => Err(Failure::run(format!("the request failed: {other}"))),
+                };
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::run(format!("no completion within {PATIENCE:?}")));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[allow(unsafe_code, reason = "ringing a batch names memory by number")]
+    fn post(&mut self, wr: SendWr<'_>) -> std::result::Result<(), PostError> {
+        let mut batch = self.here.send_batch()?;
+        batch.push(wr.signaled())?;
+        // SAFETY: the memory on this side is a region that outlives the completion and is copied
+        // from and to only; the other is registered for this.
+        unsafe { batch.ring() }
+    }
+}

@@ -1,0 +1,93 @@
+//! The exporter: registers memory, and gives whoever connects all that is needed to reach it.
+
+use super::parcel::Parcel;
+use super::slots::{GREETING, MESSAGE, SIZE, read, write};
+use crate::args::ShareArgs;
+use crate::failure::{Failure, Result};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use uverbs::{Context, Device, MemoryRegion, ProtectionDomain, devices};
+
+pub(crate) fn run(args: &ShareArgs) -> Result<()> {
+    let ShareArgs::Serve { socket, device, clients, text } = args else {
+        return Err(Failure::usage("not a server's arguments"));
+    };
+    let device = match device {
+        Some(name) => Device::by_name(name)?,
+        None => {
+            let known = devices()?.into_iter().find(Device::is_supported);
+            known.ok_or_else(Failure::no_device)?
+        }
+    };
+    let context = Context::open(&device)?;
+    let pd = context.alloc_pd()?;
+    let mut region = pd.allocate::<u8>(SIZE)?;
+    let greeting = write(text)?;
+    let stored = region.copy_from(GREETING.start, &greeting);
+    stored.map_err(|error| Failure::run(error.to_string()))?;
+    let listener = listen(socket)?;
+    let _guard = Unlink(socket);
+    println!("serving {} bytes of {device} at {}", region.byte_len(), socket.display());
+    let mut served = 0;
+    while clients.is_none_or(|most| served < most) {
+        let (client, _) = listener.accept().map_err(|error| failed(socket, &error))?;
+        served += 1;
+        // One that fails is its own problem.
+        match serve(&context, &pd, &region, &client) {
+            Ok(message) => println!("client {served} wrote: {message}"),
+            Err(failure) => println!("client {served}: {failure}"),
+        }
+    }
+    Ok(())
+}
+
+/// Shares everything with a client and waits until it has done its work.
+fn serve(
+    context: &Context,
+    pd: &ProtectionDomain,
+    region: &MemoryRegion,
+    mut client: &UnixStream,
+) -> Result<String> {
+    let parcel = Parcel {
+        file: context.share()?,
+        context: context.export(),
+        pd: pd.export()?,
+        region: region.export()?,
+    };
+    parcel.send(client)?;
+    let mut done = [0];
+    client.read_exact(&mut done).map_err(|_| Failure::peer("it left before it was done"))?;
+    let mut bytes = vec![0; MESSAGE.len()];
+    region.copy_to(MESSAGE.start, &mut bytes).map_err(|error| Failure::run(error.to_string()))?;
+    read(&bytes)
+}
+
+/// Listens at a path, in place of a server that is gone.
+fn listen(socket: &Path) -> Result<UnixListener> {
+    let taken = match UnixListener::bind(socket) {
+        Ok(listener) => return Ok(listener),
+        Err(error) => error,
+    };
+    let stale = taken.kind() == io::ErrorKind::AddrInUse
+        && UnixStream::connect(socket)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if stale && fs::remove_file(socket).is_ok() {
+        return UnixListener::bind(socket).map_err(|error| failed(socket, &error));
+    }
+    Err(failed(socket, &taken))
+}
+
+fn failed(socket: &Path, error: &io::Error) -> Failure {
+    Failure::peer(format!("cannot listen at {}: {error}", socket.display()))
+}
+
+/// Removes the socket when the server ends in order.
+struct Unlink<'a>(&'a Path);
+
+impl Drop for Unlink<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}

@@ -1,0 +1,50 @@
+//! The shared memory: a greeting by whoever registered it, and room for the message of the process
+//! that imports it. Each begins with its length.
+
+use crate::failure::{Failure, Result};
+use std::ops::Range;
+
+/// Bytes of each half.
+const HALF: usize = 4096;
+/// Bytes of the memory.
+pub(crate) const SIZE: usize = 2 * HALF;
+pub(crate) const GREETING: Range<usize> = 0..HALF;
+pub(crate) const MESSAGE: Range<usize> = HALF..SIZE;
+
+/// A text as it lies in its half.
+pub(crate) fn write(text: &str) -> Result<Vec<u8>> {
+    let most = HALF - size_of::<u32>();
+    if text.len() > most {
+        let length = text.len();
+        return Err(Failure::usage(format!("a text of {length} bytes; {most} fit")));
+    }
+    let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    Ok(bytes)
+}
+
+/// The text in a half.
+pub(crate) fn read(bytes: &[u8]) -> Result<String> {
+    let text = bytes.split_first_chunk().and_then(|(length, rest)| {
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        String::from_utf8(rest.get(..length)?.to_vec()).ok()
+    });
+    text.ok_or_else(|| Failure::run("what lies in the shared memory is no text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_come_back() {
+        for text in ["", "grüezi", &"x".repeat(HALF - 4)] {
+            let mut bytes = write(text).unwrap();
+            bytes.resize(HALF, 0xee);
+            assert_eq!(read(&bytes).unwrap(), text);
+        }
+        assert!(write(&"x".repeat(HALF - 3)).is_err());
+        assert!(read(&[255, 255, 255, 255, 0]).is_err());
+        assert!(read(&[1, 0]).is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! The importer: reads a greeting from memory of another process and leaves a message there.
+
+use super::parcel::Parcel;
+use super::path::Path;
+use super::slots::{GREETING, MESSAGE, read, write};
+use crate::args::ShareArgs;
+use crate::failure::{Failure, Result};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use uverbs::{Context, Imported, SendWr};
+
+pub(crate) fn run(args: &ShareArgs) -> Result<()> {
+    let ShareArgs::Use { socket, ib_port, gid_index, text } = args else {
+        return Err(Failure::usage("not a client's arguments"));
+    };
+    let message = write(text)?;
+    let mut server = UnixStream::connect(socket).map_err(|error| {
+        Failure::peer(format!("cannot connect to {}: {error}", socket.display()))
+            .advice("start `uverbs share serve` with that path first")
+    })?;
+    let parcel = Parcel::receive(&server)?;
+    let context = Context::import_exported(parcel.file, &parcel.context)?;
+    let pd = context.import_pd(&parcel.pd)?;
+    let region = pd.import_mr(&parcel.region)?;
+    println!(
+        "imported {} bytes of {} with rkey {}",
+        region.byte_len(),
+        context.device(),
+        region.rkey()
+    );
+    let out_of_range = |error: uverbs::RegionError| Failure::peer(error.to_string());
+    let mut own = pd.allocate::<u8>(GREETING.len())?;
+    let mut path = Path::new(&context, &pd, *ib_port, *gid_index)?;
+
+    let sges = [own.sge(..).map_err(out_of_range)?];
+    let greeting = region.remote(GREETING.start).map_err(out_of_range)?;
+    path.request(SendWr::read(greeting, &sges))?;
+    let mut bytes = vec![0; GREETING.len()];
+    own.copy_to(0, &mut bytes).map_err(out_of_range)?;
+    println!("the exporter says: {}", read(&bytes)?);
+
+    own.copy_from(0, &message).map_err(out_of_range)?;
+    let sges = [own.sge(..message.len()).map_err(out_of_range)?];
+    let room = region.remote(MESSAGE.start).map_err(out_of_range)?;
+    path.request(SendWr::write(room, &sges))?;
+    server.write_all(b"d").map_err(|error| Failure::peer(format!("the exporter left: {error}")))?;
+
+    // What was imported stays with the exporter; what was made here goes.
+    drop((path, own));
+    region.unimport().map_err(|(_, error)| error)?;
+    pd.unimport().map_err(|(_, error): (Imported<_>, _)| error)?;
+    Ok(())
+}

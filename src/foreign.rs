@@ -1,0 +1,216 @@
+//! Objects of other processes that cannot be used here, only looked at and destroyed: their queues
+//! are mapped in the process that made them and nowhere else.
+//!
+//! Pairs with the DESTROY methods and the QUERY commands of `core/uverbs_cmd.c`, which take a handle
+//! from whoever has the file.
+
+use crate::context::Context;
+use crate::cq::CompletionQueue;
+use crate::envelope::Envelope;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::handles::ObjectKind;
+use crate::object::{Class, Object};
+use crate::qp::{QpCaps, QpControl, QpInfo};
+use crate::srq::{SharedReceiveQueue, SrqAttr};
+use crate::uverbs::invoke_write::write;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_uapi::qp as qp_uapi;
+use uverbs_uapi::srq as srq_uapi;
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_CMD_QUERY_SRQ};
+use zerocopy::FromZeros;
+
+/// A queue, queue pair or XRC domain that somebody else made on this context's kernel file, known by
+/// its handle alone.
+///
+/// This is for those who clean up after a process that is gone while others keep its file open, or
+/// who watch over what their children do. It is not for use beside the owner: destroying a queue
+/// that its owner still polls or posts to is no danger to memory, but nobody tells the owner, and
+/// the handle may name the owner's next object a moment later. rdma-core cannot do this.
+///
+/// Dropping it does nothing.
+pub struct ForeignObject {
+    file: Arc<File>,
+    class: Class,
+    kind: ObjectKind,
+    handle: u32,
+}
+
+/// How objects of a kind are destroyed, if they can be named from outside.
+fn class(kind: ObjectKind) -> Option<Class> {
+    Some(match kind {
+        ObjectKind::CQ => Class::CQ,
+        ObjectKind::QP => Class::QP,
+        ObjectKind::SRQ => Class::SRQ,
+        ObjectKind::AH => Class::AH,
+        ObjectKind::MW => Class::MW,
+        ObjectKind::MR => Class::MR,
+        ObjectKind::PD => Class::PD,
+        ObjectKind::XRCD => Class::XRCD,
+        _ => return None,
+    })
+}
+
+impl Context {
+    /// Finds an object that another process exported.
+    ///
+    /// That an object of this kind has the handle is all that the kernel tells: if the exported one
+    /// was destroyed, it may be another.
+    ///
+    /// # Errors
+    ///
+    /// `EXDEV` for an envelope of another device or context, `ENOENT` if there is no such object,
+    /// `EOPNOTSUPP` for a kind that has no handles of its own.
+    pub fn foreign(&self, envelope: &Envelope) -> Result<ForeignObject> {
+        const VERB: &str = "find_foreign";
+        let (handle, _) = envelope.open(VERB, &self.file, envelope.kind())?;
+        self.find_foreign(VERB, envelope.kind(), handle)
+    }
+
+    /// Finds an object by its bare handle, one that [`handles`](Self::handles) listed for example.
+    ///
+    /// # Safety
+    ///
+    /// The caller knows whose object it is, and does not destroy one that somebody relies on:
+    /// neither another process nor another part of this one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such object, `EOPNOTSUPP` for a kind that has no handles of its own.
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn foreign_raw(&self, kind: ObjectKind, handle: u32) -> Result<ForeignObject> {
+        self.find_foreign("find_foreign", kind, handle)
+    }
+
+    fn find_foreign(
+        &self,
+        verb: &'static str,
+        kind: ObjectKind,
+        handle: u32,
+    ) -> Result<ForeignObject> {
+        let class = class(kind).ok_or_else(|| {
+            Error::new(verb, rustix::io::Errno::OPNOTSUPP)
+                .detail(format!("a {kind} is not destroyed by its handle"))
+        })?;
+        self.file.require(verb, kind, handle)?;
+        Ok(ForeignObject { file: self.file.clone(), class, kind, handle })
+    }
+}
+
+impl ForeignObject {
+    /// The kind of object.
+    pub fn kind(&self) -> ObjectKind {
+        self.kind
+    }
+
+    /// The number by which the kernel knows it within the file.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// What the kernel knows of a queue pair. What it [was granted](QpInfo::caps) counts in the driver's
+    /// units: on mlx5 sends are blocks of 64 bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an object of another kind, `ENOENT` or `EINVAL` if it is gone.
+    pub fn query_qp(&self) -> Result<QpInfo> {
+        const VERB: &str = "query_qp";
+        self.check_kind(VERB, ObjectKind::QP)?;
+        let mut resp = qp_uapi::ib_uverbs_query_qp_resp::default();
+        let request = qp_uapi::ib_uverbs_query_qp {
+            qp_handle: self.handle,
+            attr_mask: qp_uapi::ib_qp_attr_mask::all().bits()
+                & !qp_uapi::ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
+        self.file.execute(VERB, &mut command)?;
+        drop(command);
+        let caps = QpCaps {
+            max_send_wr: resp.max_send_wr,
+            max_recv_wr: resp.max_recv_wr,
+            max_send_sge: resp.max_send_sge,
+            max_recv_sge: resp.max_recv_sge,
+            max_inline_data: resp.max_inline_data,
+        };
+        Ok(QpInfo::new(&resp, caps))
+    }
+
+    /// What the kernel knows of a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an object of another kind, `ENOENT` or `EINVAL` if it is gone.
+    pub fn query_srq(&self) -> Result<SrqAttr> {
+        const VERB: &str = "query_srq";
+        self.check_kind(VERB, ObjectKind::SRQ)?;
+        let mut resp = srq_uapi::ib_uverbs_query_srq_resp::new_zeroed();
+        let request =
+            srq_uapi::ib_uverbs_query_srq { srq_handle: self.handle, ..Default::default() };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        self.file.execute(VERB, &mut command)?;
+        drop(command);
+        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
+
+    /// Destroys the object, for everybody who has the file.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if it is gone already, `EBUSY` while something else depends on it; it comes back
+    /// with the error.
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        // Its own destruction would take "gone already" for success.
+        if let Err(error) = self.file.require(self.class.verb, self.kind, self.handle) {
+            return Err((self, error));
+        }
+        let mut object = Object::imported(self.file.clone(), self.class, self.handle, ());
+        match object.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn check_kind(&self, verb: &'static str, kind: ObjectKind) -> Result<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, format!("the object is a {}, not a {kind}", self.kind)))
+    }
+}
+
+impl fmt::Debug for ForeignObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignObject")
+            .field("device", &self.file.device.name())
+            .field("kind", &self.kind)
+            .field("handle", &self.handle)
+            .finish()
+    }
+}
+
+impl QpControl {
+    /// The exported form, for [`Context::foreign`]: others can query and destroy the queue pair, not
+    /// post to it.
+    pub fn export(&self) -> Envelope {
+        let proof = [self.qpn().0.into(), self.qp_type().0.into(), 0, 0];
+        Envelope::seal(self.qp.file(), ObjectKind::QP, self.handle(), proof)
+    }
+}
+
+impl CompletionQueue {
+    /// The exported form, for [`Context::foreign`]: others can destroy the queue, not poll it.
+    pub fn export(&self) -> Envelope {
+        Envelope::seal(self.inner.file(), ObjectKind::CQ, self.handle(), [0; 4])
+    }
+}
+
+impl SharedReceiveQueue {
+    /// The exported form, for [`Context::foreign`]: others can query and destroy the queue, not post
+    /// to it.
+    pub fn export(&self) -> Envelope {
+        Envelope::seal(self.inner.file(), ObjectKind::SRQ, self.handle(), [0; 4])
+    }
+}

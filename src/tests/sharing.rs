@@ -1,0 +1,291 @@
+//! Two contexts on one kernel file, as two processes have them.
+
+use super::Bench;
+use crate::uverbs::scripted::{Op, Script};
+use crate::{Access, Context, Envelope, Errno, MemoryRegion, ObjectKind, QpType};
+use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
+
+/// An exporter, and an importer that was told where its file comes from.
+fn shared() -> (Bench, Context) {
+    let bench = Bench::new();
+    let importer = bench.script.import("rxe0", Some(&bench.context.export())).unwrap();
+    (bench, importer)
+}
+
+fn destroyed(script: &Script, object: u16) -> usize {
+    script.log().iter().filter(|op| **op == Op::destroy(object)).count()
+}
+
+#[test]
+fn an_import_knows_what_the_exporter_knows() {
+    let (bench, importer) = shared();
+    assert_eq!(importer.completion_vectors(), bench.context.completion_vectors());
+    assert_eq!(importer.completion_vectors(), 2);
+    assert!(importer.file.optional_access);
+    assert_eq!(importer.file.origin, bench.context.file.origin);
+    // It is not told of a context that nobody asked for.
+    assert_eq!(bench.script.log().iter().filter(|op| **op == Op::GET_CONTEXT).count(), 1);
+    let untold = bench.script.import("rxe0", None).unwrap();
+    assert_eq!(untold.completion_vectors(), 1);
+}
+
+#[test]
+fn a_file_without_a_context_is_refused() {
+    let script = Script::new();
+    let error = script.import("rxe0", None).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_device", Errno::INVAL));
+    assert!(error.message().contains("nobody has established a context"), "{error}");
+    assert_eq!(script.left_at_close(), Some(vec![]));
+}
+
+#[test]
+fn an_envelope_of_something_else_imports_no_context() {
+    let bench = Bench::new();
+    let wrong = bench.pd.export().unwrap();
+    let error = bench.script.import("rxe0", Some(&wrong)).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    let other = Script::new();
+    let context = other.open("rxe0");
+    let told = Bench::new().context.export();
+    // The played devices differ in nothing but their files, of which a bare file does not tell.
+    assert!(other.import("rxe0", Some(&told)).is_ok());
+    drop(context);
+}
+
+#[test]
+fn importing_and_forgetting_destroys_nothing() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(4096).unwrap();
+    let before = bench.script.live();
+    for _ in 0..3 {
+        let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+        assert_eq!(pd.handle(), bench.pd.handle());
+        let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+        assert_eq!((imported.lkey(), imported.rkey()), (region.lkey(), region.rkey()));
+        assert_eq!((imported.addr(), imported.byte_len()), (region.addr(), region.byte_len()));
+        assert_eq!(imported.access(), region.access());
+        assert_eq!(imported.sge(5..9).unwrap(), region.sge(5..9).unwrap());
+        let (pd, error) = pd.unimport().unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("unimport_pd", Errno::BUSY));
+        imported.unimport().unwrap();
+        pd.unimport().unwrap();
+        let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+        drop(pd.import_mr(&region.export().unwrap()).unwrap());
+        drop(pd);
+    }
+    drop(importer);
+    assert_eq!(bench.script.live(), before);
+    assert_eq!(bench.script.complaints(), [""; 0]);
+}
+
+#[test]
+fn an_imported_domain_is_like_any_other() {
+    let (bench, importer) = shared();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let cq = importer.create_cq(4).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let region = pd.allocate::<u64>(8).unwrap();
+    assert!(bench.script.object(qp.handle()).stands_on.contains(&bench.pd.handle()));
+    assert_eq!(bench.script.object(region.handle()).stands_on, [bench.pd.handle()]);
+    let (pd, error) = pd.unimport().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(pd);
+    // What the importer made, the importer destroys, whatever it imported before.
+    drop((qp, region));
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_QP), 1);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
+}
+
+#[test]
+fn ownership_moves() {
+    let (bench, importer) = shared();
+    let pd = bench.context.alloc_pd().unwrap();
+    let region = pd.register(vec![7u8; 64], Access::LOCAL_WRITE).unwrap();
+    let (pd_handle, mr_handle) = (pd.handle(), region.handle());
+    let sent = region.release().unwrap();
+    let sent_pd = pd.release().unwrap();
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
+    let pd = importer.import_pd(&sent_pd).unwrap().into_owner().unwrap();
+    let region = pd.import_mr(&sent).unwrap().into_owner().unwrap();
+    assert_eq!((pd.handle(), region.handle()), (pd_handle, mr_handle));
+    region.destroy().unwrap();
+    drop(pd);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 1);
+    assert_eq!(bench.script.complaints(), [""; 0]);
+    assert_eq!(bench.context.leaked() + importer.leaked(), 0);
+}
+
+#[test]
+fn a_domain_that_is_released_stays_for_what_was_made_from_it() {
+    let (bench, _) = shared();
+    let pd = bench.context.alloc_pd().unwrap();
+    let handle = pd.handle();
+    let region = pd.allocate::<u8>(64).unwrap();
+    pd.release().unwrap();
+    drop(region);
+    assert!(bench.script.live().contains(&(UVERBS_OBJECT_PD, handle)));
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn a_bound_region_is_not_released() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::RC);
+    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let region = registration.allocate::<u8>(64).unwrap();
+    let mut window = bench.pd.alloc_mw(crate::WindowType::Two).unwrap();
+    window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
+    window.settle(crate::WcStatus::SUCCESS);
+    let (region, error) = region.release().unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("release_mr", Errno::BUSY));
+    drop(window);
+    drop(region);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn what_is_gone_is_not_imported() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let pd = bench.context.alloc_pd().unwrap();
+    let (sent_pd, sent) = (pd.export().unwrap(), region.export().unwrap());
+    drop((pd, region));
+    let error = importer.import_pd(&sent_pd).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::NOENT), "{error}");
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let error = pd.import_mr(&sent).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_mr", Errno::NOENT), "{error}");
+}
+
+#[test]
+fn what_vanishes_after_the_import_is_not_taken_over() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let gone = bench.context.alloc_pd().unwrap();
+    let imported = importer.import_pd(&gone.export().unwrap()).unwrap();
+    drop(gone);
+    let (imported, error) = imported.into_owner().unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error}");
+    drop(imported);
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+    drop(region);
+    assert_eq!(imported.into_owner().unwrap_err().1.errno(), Errno::NOENT);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn a_region_of_other_keys_is_stale() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let sent = region.export().unwrap();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let imported = pd.import_mr(&sent).unwrap();
+    bench.script.renumber(region.handle(), 0x4711);
+    let error = pd.import_mr(&sent).unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    assert_eq!(imported.into_owner().unwrap_err().1.errno(), Errno::STALE);
+}
+
+#[test]
+fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
+    let (bench, importer) = shared();
+    let other = Bench::new();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let region = other.pd.allocate::<u8>(64).unwrap();
+    let (alien_pd, alien) = (other.pd.export().unwrap(), region.export().unwrap());
+    let cq = bench.cq.export();
+    let asked = bench.script.log().len();
+    assert_eq!(importer.import_pd(&alien_pd).unwrap_err().errno(), Errno::XDEV);
+    assert_eq!(pd.import_mr(&alien).unwrap_err().errno(), Errno::XDEV);
+    assert_eq!(importer.foreign(&alien).unwrap_err().errno(), Errno::XDEV);
+    assert_eq!(importer.import_pd(&cq).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(pd.import_mr(&cq).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(bench.script.log().len(), asked, "the kernel was asked");
+}
+
+/// Bytes of which the check value is right and the rest whatever: nothing that the kernel has is
+/// made or destroyed, whatever is done with them.
+#[test]
+fn forged_envelopes_change_nothing() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let before = bench.script.live();
+    let mut accepted = 0;
+    for kind in 0..20 {
+        for handle in 0..20 {
+            let file = &importer.file;
+            let forged = Envelope::seal(file, ObjectKind(kind), handle, [0; 4]);
+            accepted += usize::from(importer.import_pd(&forged).is_ok());
+            accepted += usize::from(pd.import_mr(&forged).is_ok());
+            let _ = importer.foreign(&forged);
+        }
+    }
+    assert_eq!(accepted, 1, "the protection domain that is there");
+    assert_eq!(bench.script.live(), before);
+    drop(region);
+}
+
+#[test]
+fn foreign_queues_are_asked_about_and_destroyed() {
+    let (bench, importer) = shared();
+    let qp = bench.qp(QpType::RC);
+    let srq = bench.pd.create_srq(8).build().unwrap();
+    let found = importer.foreign(&qp.export()).unwrap();
+    assert_eq!((found.kind(), found.handle()), (ObjectKind::QP, qp.handle()));
+    assert_eq!(found.query_qp().unwrap().state, crate::QpState::RTS);
+    assert_eq!(found.query_srq().unwrap_err().errno(), Errno::INVAL);
+    let shared_queue = importer.foreign(&srq.export()).unwrap();
+    assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
+    // Something stands on it.
+    let cq = importer.foreign(&bench.cq.export()).unwrap();
+    let (cq, error) = cq.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(cq);
+    drop(shared_queue);
+    let again = importer.foreign(&qp.export()).unwrap();
+    found.destroy().unwrap();
+    assert_eq!(again.destroy().unwrap_err().1.errno(), Errno::NOENT);
+    // The owner finds it gone and is content.
+    drop((qp, srq));
+    assert_eq!(bench.context.leaked(), 0);
+}
+
+#[test]
+fn events_go_to_whoever_made_the_object() {
+    let (bench, importer) = shared();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let cq = importer.create_cq(4).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let srq = pd.create_srq(4).build().unwrap();
+    let fd = |context: &Context| {
+        use std::os::fd::AsRawFd;
+        Some(context.events_fd().as_raw_fd())
+    };
+    for handle in [cq.handle(), qp.handle(), srq.handle()] {
+        assert_eq!(bench.script.object(handle).events, fd(&importer));
+    }
+    assert_eq!(bench.script.object(bench.cq.handle()).events, fd(&bench.context));
+    assert_ne!(fd(&importer), fd(&bench.context));
+}
+
+#[test]
+fn imports_of_a_forked_parent_are_left_alone() {
+    let (bench, importer) = shared();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let region: MemoryRegion = bench.pd.allocate(64).unwrap();
+    let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+    let mut parts = Some((pd, imported));
+    crate::mem::fork::in_child(|| {
+        let (pd, imported) = parts.take().unwrap();
+        assert!(imported.into_owner().unwrap_err().1.is_forked());
+        assert!(pd.export().unwrap_err().is_forked());
+        let (pd, error) = pd.unimport().unwrap_err();
+        assert!(error.is_forked());
+        drop(pd);
+    });
+}

@@ -1,0 +1,108 @@
+//! XRC domains, on a played kernel that has them.
+
+use super::Bench;
+use crate::uverbs::scripted::{Op, Script};
+use crate::{Context, Errno, XrcDomain};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use std::os::fd::OwnedFd;
+use uverbs_uapi::object::UVERBS_OBJECT_XRCD;
+
+fn device() -> (Script, Context) {
+    let script = Script::new();
+    let context = script.open("rxe0");
+    script.allow_xrc();
+    (script, context)
+}
+
+fn file() -> OwnedFd {
+    memfd_create("domain", MemfdFlags::CLOEXEC).expect("a file")
+}
+
+fn number(script: &Script, domain: &XrcDomain) -> u32 {
+    script.object(domain.handle()).number
+}
+
+#[test]
+fn private_domains_are_always_new() {
+    let (script, context) = device();
+    let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
+    let domains =
+        flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open().expect("a domain"));
+    let mut numbers = domains.each_ref().map(|domain| number(&script, domain)).to_vec();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4);
+}
+
+/// Every row of the table for a file that has no domain, and for one that has.
+#[test]
+fn files_name_domains() {
+    let (script, context) = device();
+    let file = file();
+    let by_file = || context.open_xrcd().file(&file);
+    for flags in [OFlags::empty(), OFlags::EXCL] {
+        let error = by_file().raw_flags(flags.bits()).open().unwrap_err();
+        assert_eq!(error.kernel_errno(), Some(Errno::AGAIN));
+        assert!(error.message().contains("no XRC domain"), "{error}");
+    }
+    drop(by_file().create_new().open().unwrap());
+    let first = by_file().create().open().unwrap();
+    for flags in [OFlags::EXCL, OFlags::EXCL | OFlags::CREATE] {
+        let error = by_file().raw_flags(flags.bits()).open().unwrap_err();
+        assert_eq!((error.verb(), error.kernel_errno()), ("open_xrcd", Some(Errno::INVAL)));
+        assert!(error.message().contains("already"), "{error}");
+    }
+    assert!(by_file().create_new().open().is_err());
+    let second = by_file().open().unwrap();
+    let third = by_file().create().open().unwrap();
+    assert_ne!(first.handle(), second.handle());
+    for other in [&second, &third] {
+        assert_eq!(number(&script, &first), number(&script, other));
+    }
+    let other = super::xrc::file();
+    let elsewhere = context.open_xrcd().file(&other).create().open().unwrap();
+    assert_ne!(number(&script, &first), number(&script, &elsewhere));
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let (script, context) = device();
+    let path = rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    let error = context.open_xrcd().file(&path).create().open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::BADF));
+    assert!(error.message().contains("O_PATH"), "{error}");
+    script.refuse(Op::OPEN_XRCD, Errno::AGAIN);
+    let error = context.open_xrcd().open().unwrap_err();
+    assert!(error.message().contains("cgroup"), "{error}");
+    script.allow(Op::OPEN_XRCD);
+    let plain = Bench::new();
+    let error = plain.context.open_xrcd().open().unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("rxe0"), "{error}");
+}
+
+#[test]
+fn closing_destroys_or_gives_the_domain_back() {
+    let (script, context) = device();
+    let domain = context.open_xrcd().open().unwrap();
+    script.refuse_destroy(domain.handle(), Errno::BUSY);
+    let (domain, error) = domain.destroy().unwrap_err();
+    assert_eq!((error.verb(), error.kernel_errno()), ("close_xrcd", Some(Errno::BUSY)));
+    script.permit_destroy(domain.handle());
+    domain.destroy().unwrap();
+    assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
+    let domain = context.open_xrcd().open().unwrap();
+    drop(context);
+    drop(domain);
+    assert_eq!(script.left_at_close(), Some(vec![]));
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn foreign_domains_are_closed_by_their_handle() {
+    let (script, context) = device();
+    let importer = script.import("rxe0", Some(&context.export())).unwrap();
+    let domain = context.open_xrcd().open().unwrap();
+    let found = importer.foreign(&domain.export()).unwrap();
+    found.destroy().unwrap();
+    assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
+    assert_eq!(importer.foreign(&domain.export()).unwrap_err().errno(), Errno::NOENT);
+}

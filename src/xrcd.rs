@@ -1,0 +1,215 @@
+//! XRC domains: what XRC targets and the shared receive queues that they deliver to have in common,
+//! within a process or, by way of a file, among several.
+//!
+//! Pairs with `ib_uverbs_open_xrcd` in `core/uverbs_cmd.c`.
+
+use crate::context::Context;
+use crate::envelope::Envelope;
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::handles::ObjectKind;
+use crate::object::{Class, Object, destroy_sole};
+use crate::uverbs::invoke_write::write;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use uverbs_uapi::write::IB_USER_VERBS_CMD_OPEN_XRCD;
+use uverbs_uapi::xrcd::{ib_uverbs_open_xrcd, ib_uverbs_open_xrcd_resp};
+use zerocopy::FromZeros;
+
+const VERB: &str = "open_xrcd";
+
+/// The part of a domain that its targets and shared receive queues hold on to.
+#[derive(Debug)]
+pub(crate) struct XrcdInner {
+    pub(crate) object: Object,
+}
+
+impl XrcdInner {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        self.object.file()
+    }
+
+    pub(crate) fn handle(&self) -> u32 {
+        self.object.handle()
+    }
+}
+
+/// An XRC domain.
+///
+/// A message to an XRC target goes to whichever shared receive queue of the target's domain it
+/// names. Processes share a domain, and with it targets and queues, by opening it with the same
+/// file; the content of the file is of no concern.
+///
+/// Everything made in it keeps it alive. It is destroyed when the last process that has it open
+/// closes it. All methods may be called from any thread.
+#[doc(alias = "ibv_xrcd")]
+pub struct XrcDomain {
+    pub(crate) inner: Arc<XrcdInner>,
+}
+
+/// How to open an [`XrcDomain`]; started by [`Context::open_xrcd`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct XrcDomainOptions<'a> {
+    context: &'a Context,
+    file: Option<BorrowedFd<'a>>,
+    flags: OFlags,
+}
+
+impl Context {
+    /// Starts to describe an XRC domain; without any more it is private to its opener.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
+    /// let private = context.open_xrcd().open()?;
+    /// let shared = context.open_xrcd().file(file).create().open()?;
+    /// # drop((private, shared)); Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open_xrcd(&self) -> XrcDomainOptions<'_> {
+        XrcDomainOptions { context: self, file: None, flags: OFlags::empty() }
+    }
+}
+
+impl<'a> XrcDomainOptions<'a> {
+    /// Shares the domain by the inode of `file`: everybody who opens one on the same device with a
+    /// file of the same inode has the same domain.
+    ///
+    /// Any file will do, whatever it is and however it was opened, but with `O_PATH`. Who may open
+    /// the file may use the domain: permissions of the file are all that guards it. It may be closed
+    /// or unlinked afterwards, but after that nobody finds the domain by its path, and a new file
+    /// there is a new domain.
+    pub fn file(mut self, file: &'a impl AsFd) -> Self {
+        self.file = Some(file.as_fd());
+        self
+    }
+
+    /// Creates the domain if the file has none.
+    #[doc(alias = "O_CREAT")]
+    pub fn create(mut self) -> Self {
+        self.flags |= OFlags::CREATE;
+        self
+    }
+
+    /// Creates the domain, and fails if the file has one.
+    #[doc(alias = "O_EXCL")]
+    pub fn create_new(mut self) -> Self {
+        self.flags |= OFlags::CREATE | OFlags::EXCL;
+        self
+    }
+
+    /// Hands these flags of `open(2)` to the kernel as they are, in place of the above. It looks at
+    /// `O_CREAT` and `O_EXCL`, and at the latter also without the former.
+    pub fn raw_flags(mut self, oflags: u32) -> Self {
+        self.flags = OFlags::from_bits_retain(oflags);
+        self
+    }
+
+    /// Opens the domain.
+    ///
+    /// | file | has a domain on this device | flags | |
+    /// |---|---|---|---|
+    /// | none | | any | a new, private domain |
+    /// | any | no | without `create` | `EAGAIN` |
+    /// | any | no | `create`, `create_new` | a new domain |
+    /// | any | yes | `create_new` | `EINVAL` |
+    /// | any | yes | otherwise | that domain |
+    ///
+    /// # Errors
+    ///
+    /// Those of the table, which are the kernel's; `EAGAIN` also at a cgroup's limit; `EBADF` for a
+    /// file that was opened with `O_PATH`; `EOPNOTSUPP` where the device has no XRC domains, as rxe;
+    /// `ENOMEM`.
+    pub fn open(self) -> Result<XrcDomain> {
+        let file = &self.context.file;
+        let request = ib_uverbs_open_xrcd {
+            // All ones for none.
+            fd: self.file.map_or(-1, |file| file.as_raw_fd()) as u32,
+            oflags: self.flags.bits(),
+            ..Default::default()
+        };
+        let mut resp = ib_uverbs_open_xrcd_resp::new_zeroed();
+        let mut command = write(IB_USER_VERBS_CMD_OPEN_XRCD, &request).answer(&mut resp);
+        let opened = file.execute(VERB, &mut command);
+        drop(command);
+        opened.map_err(|error| self.explain(error))?;
+        let object = Object::new(file.clone(), Class::XRCD, resp.xrcd_handle, ());
+        Ok(XrcDomain { inner: Arc::new(XrcdInner { object }) })
+    }
+
+    /// The kernel's errnos are not those of `open(2)`.
+    fn explain(&self, error: Error) -> Error {
+        let device = self.context.device().name();
+        match (error.errno(), self.file) {
+            (Errno::AGAIN, Some(_)) if !self.flags.contains(OFlags::CREATE) => {
+                error.detail(format!(
+                    "the file has no XRC domain on {device}, and creating one was not asked for"
+                ))
+            }
+            (Errno::AGAIN, _) => {
+                error.detail("a cgroup's limit of RDMA objects is reached (rdma.max)")
+            }
+            (Errno::INVAL, Some(_)) if self.flags.contains(OFlags::EXCL) => error.detail(format!(
+                "the file has an XRC domain on {device} already, and a new one was asked for"
+            )),
+            (Errno::BADF, Some(file)) => error
+                .detail(format!("descriptor {} is open as a path only (O_PATH)", file.as_raw_fd())),
+            (Errno::OPNOTSUPP, _) => error.detail(format!("{device} has no XRC domains")),
+            _ => error,
+        }
+    }
+}
+
+impl XrcDomain {
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.inner.file().clone() }
+    }
+
+    /// The number by which the kernel knows this opening of the domain within its file.
+    pub fn handle(&self) -> u32 {
+        self.inner.handle()
+    }
+
+    /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
+    /// opening. To share the domain itself, open it with a [file](XrcDomainOptions::file).
+    pub fn export(&self) -> Envelope {
+        Envelope::seal(self.inner.file(), ObjectKind::XRCD, self.handle(), [0; 4])
+    }
+
+    /// Closes the domain and says whether that went well; dropping it does the same silently, as
+    /// soon as nothing made in it lives any more. The last one to close it destroys it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while something made in it lives, here or, for the last one who has it open, anywhere.
+    /// The domain comes back with the error.
+    #[doc(alias = "ibv_close_xrcd")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const VERB: &str = "close_xrcd";
+        const HELD: &str =
+            "a shared receive queue or a target of the XRC domain is still alive in this process";
+        destroy_sole(self.inner, VERB, HELD, |inner| {
+            inner.object.destroy().map_err(|error| match error.errno() {
+                Errno::BUSY => error.detail(
+                    "a shared receive queue or a target of the XRC domain is still alive, and nobody \
+                     else has the domain open",
+                ),
+                _ => error,
+            })
+        })
+        .map_err(|(inner, error)| (XrcDomain { inner }, error))
+    }
+}
+
+impl fmt::Debug for XrcDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcDomain")
+            .field("device", &self.inner.file().device.name())
+            .field("handle", &self.handle())
+            .finish()
+    }
+}

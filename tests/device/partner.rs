@@ -1,0 +1,517 @@
+//! A second process that shares a context with a test, as exporter or importer: this program once
+//! more, which does what it is told over a socket and answers over the same. Files travel along.
+//!
+//! It is started, not forked: what it knows of the other's memory it was told.
+
+use crate::pair::PATIENCE;
+use crate::pattern;
+use crate::verdict::{Stop, Verdict};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::IoSlice;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    sockopt,
+};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use uverbs::{
+    CompletionQueue, Context, Device, Envelope, EventType, Foreign, Imported, MemoryRegion, Notify,
+    ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
+};
+
+/// The first argument of a program that is to be a partner.
+const PARTNER: &str = "--partner";
+const MESSAGE: usize = 4096;
+/// Room for one file.
+const ROOM: usize = rustix::cmsg_space!(ScmRights(1));
+
+/// One end of the socket.
+#[derive(Debug)]
+struct Wire(OwnedFd);
+
+impl Wire {
+    fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
+        let mut room = [MaybeUninit::uninit(); ROOM];
+        let mut ancillary = SendAncillaryBuffer::new(&mut room);
+        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        if !files.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)), "there is room");
+        }
+        let slices = [IoSlice::new(line.as_bytes())];
+        sendmsg(&self.0, &slices, &mut ancillary, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// The next message; `None` when the other end is closed.
+    fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
+        let mut bytes = [0; MESSAGE];
+        let mut room = [MaybeUninit::uninit(); ROOM];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut room);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&self.0, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        if got == 0 {
+            return Ok(None);
+        }
+        let mut file = None;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                file = files.last();
+            }
+        }
+        Ok(Some((String::from_utf8(bytes[..got].to_vec())?, file)))
+    }
+}
+
+/// The partner that a test talks to. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Partner {
+    process: Child,
+    wire: Wire,
+}
+
+impl Partner {
+    /// Starts a partner.
+    pub(crate) fn start() -> Verdict<Partner> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        let process = Command::new(std::env::current_exe()?)
+            .arg(PARTNER)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::inherit())
+            .spawn()?;
+        Ok(Partner { process, wire: Wire(ours) })
+    }
+
+    /// Starts one that has imported `context`, a protection domain and a region of it.
+    pub(crate) fn importing(
+        context: &Context,
+        pd: &ProtectionDomain,
+        region: &MemoryRegion,
+    ) -> Verdict<Partner> {
+        let mut partner = Partner::start()?;
+        partner.import(context)?;
+        partner.ask(&format!("pd {}", print(&pd.export()?)), "pd")?;
+        partner.ask(&format!("mr {}", print(&region.export()?)), "mr")?;
+        Ok(partner)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Gives it a context.
+    pub(crate) fn import(&mut self, context: &Context) -> Verdict<String> {
+        self.tell_with(&format!("import {}", print(&context.export())), &context.share()?)?;
+        self.hear("imported")
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) -> Verdict {
+        self.wire.send(line, None)
+    }
+
+    pub(crate) fn tell_with(&mut self, line: &str, file: &OwnedFd) -> Verdict {
+        self.wire.send(line, Some(file))
+    }
+
+    /// Waits for its next answer, which must begin with `word`; answers the rest.
+    #[track_caller]
+    pub(crate) fn hear(&mut self, word: &str) -> Verdict<String> {
+        self.hear_with(word).map(|(rest, _)| rest)
+    }
+
+    /// As [`hear`](Self::hear), with the file that came along.
+    #[track_caller]
+    pub(crate) fn hear_with(&mut self, word: &str) -> Verdict<(String, Option<OwnedFd>)> {
+        let (line, file) = self
+            .wire
+            .receive()?
+            .ok_or_else(|| Stop::fail(format!("the partner left in place of {word:?}")))?;
+        match line.strip_prefix(word) {
+            Some(rest) => Ok((rest.trim().to_owned(), file)),
+            None => Err(Stop::fail(format!("the partner says {line:?} in place of {word:?}"))),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn ask(&mut self, line: &str, word: &str) -> Verdict<String> {
+        self.tell(line)?;
+        self.hear(word)
+    }
+
+    /// Kills it with a signal that it cannot catch, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Verdict {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Lets it leave in order.
+    pub(crate) fn dismiss(mut self) -> Verdict {
+        self.tell("leave")?;
+        self.hear("left")?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.process.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                return Err(Stop::fail("the partner does not leave"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// An envelope as a word.
+pub(crate) fn print(envelope: &Envelope) -> String {
+    envelope.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An envelope that came as a word.
+pub(crate) fn parse(word: &str) -> Verdict<Envelope> {
+    let digits: Vec<char> = word.chars().collect();
+    let bytes = digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16))
+        .collect::<Result<Vec<u8>, _>>()?;
+    Ok(Envelope::from_bytes(&bytes)?)
+}
+
+/// Two queue pairs of one process that are connected with each other: a way to reach memory that is
+/// only known by its keys.
+#[derive(Debug)]
+pub(crate) struct Loop {
+    left: QueuePair,
+    right: QueuePair,
+    cq: CompletionQueue,
+}
+
+impl Loop {
+    pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Loop> {
+        let cq = context.create_cq(64).build()?;
+        let make = || pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
+        let (left, right) = (make()?, make()?);
+        let gid = crate::pair::gid(context)?.index;
+        let (here, there) =
+            (left.endpoint(crate::pair::PORT, gid)?, right.endpoint(crate::pair::PORT, gid)?);
+        left.handshake(&there)?;
+        right.handshake(&here)?;
+        Ok(Loop { left, right, cq })
+    }
+
+    /// Copies by RDMA and answers how that ended.
+    pub(crate) fn write(&mut self, from: Sge, to: Remote) -> Verdict<WcStatus> {
+        self.post(from, to)?;
+        Ok(crate::pair::wait(&mut self.cq)?.status)
+    }
+
+    #[allow(unsafe_code, reason = "ringing is")]
+    fn post(&mut self, from: Sge, to: Remote) -> Verdict {
+        let mut batch = self.left.send_batch()?;
+        batch.push(SendWr::write(to, &[from]).signaled())?;
+        // SAFETY: the memory is registered, and nobody looks at it before the completion.
+        unsafe { batch.ring() }?;
+        Ok(())
+    }
+
+    /// Posts a receive that nobody will answer.
+    #[allow(unsafe_code, reason = "ringing is")]
+    fn receive(&mut self, into: Sge) -> Verdict {
+        let mut batch = self.right.recv_batch()?;
+        batch.push(Recv { wr_id: 0, sges: &[into] })?;
+        // SAFETY: as for sends.
+        unsafe { batch.ring() };
+        Ok(())
+    }
+}
+
+/// Is the partner, if that is what this program was started for.
+pub(crate) fn run() -> Option<ExitCode> {
+    if std::env::args().nth(1).as_deref() != Some(PARTNER) {
+        return None;
+    }
+    let wire = match rustix::io::dup(std::io::stdin()) {
+        Ok(fd) => Wire(fd),
+        Err(_) => return Some(ExitCode::FAILURE),
+    };
+    let mut desk = Desk::default();
+    loop {
+        match wire.receive() {
+            Ok(Some((line, file))) => {
+                if line == "leave" {
+                    drop(desk);
+                    let _ = wire.send("left", None);
+                    return Some(ExitCode::SUCCESS);
+                }
+                let (text, file) = match desk.obey(&line, file, &wire) {
+                    Ok(answer) => answer,
+                    Err(Stop::Fail(why)) => (format!("failed {line:.20}: {why}"), None),
+                    Err(Stop::Skip(_, why)) => (format!("lacking {why}"), None),
+                };
+                if wire.send(&text, file.as_ref()).is_err() {
+                    return Some(ExitCode::FAILURE);
+                }
+            }
+            _ => return Some(ExitCode::FAILURE),
+        }
+    }
+}
+
+/// What a partner has. Fields are dropped in this order.
+#[derive(Debug, Default)]
+struct Desk {
+    path: Option<Loop>,
+    imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
+    imported_pd: Option<Imported<ProtectionDomain>>,
+    own: Option<MemoryRegion>,
+    own_pd: Option<ProtectionDomain>,
+    context: Option<Context>,
+}
+
+fn missing(what: &str) -> Stop {
+    Stop::fail(format!("there is no {what} yet"))
+}
+
+/// An error of the library as an answer; it is what many tests are about.
+fn refused(error: &uverbs::Error) -> String {
+    format!("refused {} {}", error.verb(), error.errno().raw_os_error())
+}
+
+impl Desk {
+    fn context(&self) -> Verdict<&Context> {
+        self.context.as_ref().ok_or_else(|| missing("context"))
+    }
+
+    fn obey(
+        &mut self,
+        line: &str,
+        file: Option<OwnedFd>,
+        wire: &Wire,
+    ) -> Verdict<(String, Option<OwnedFd>)> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
+        let text = match (word, &numbers[..]) {
+            ("import", _) => {
+                let file = file.ok_or_else(|| missing("file"))?;
+                self.adopt(Context::import_exported(file, &parse(rest)?))
+            }
+            ("bare", _) => self.adopt(Context::import(file.ok_or_else(|| missing("file"))?)),
+            ("pd", _) => match self.context()?.import_pd(&parse(rest)?) {
+                Ok(pd) => {
+                    let text = format!("pd {}", pd.handle());
+                    self.imported_pd = Some(pd);
+                    text
+                }
+                Err(error) => refused(&error),
+            },
+            ("mr", _) => {
+                let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+                match pd.import_mr(&parse(rest)?) {
+                    Ok(region) => {
+                        let text = format!("mr {} {}", region.lkey().0, region.rkey().0);
+                        self.imported = Some(region);
+                        text
+                    }
+                    Err(error) => refused(&error),
+                }
+            }
+            ("foreign", _) => match self.context()?.foreign(&parse(rest)?) {
+                Ok(object) => match object.destroy() {
+                    Ok(()) => "destroyed".into(),
+                    Err((_, error)) => refused(&error),
+                },
+                Err(error) => refused(&error),
+            },
+            ("copy", [from, to, length]) => {
+                let status = self.copy(*from, *to, *length)?;
+                format!("copied {}", status.0)
+            }
+            ("flood", _) => self.flood(wire)?,
+            ("unimport", _) => {
+                self.path = None;
+                if let Some(Err((_, error))) = self.imported.take().map(Imported::unimport) {
+                    return Ok((refused(&error), None));
+                }
+                match self.imported_pd.take().map(Imported::unimport) {
+                    Some(Err((_, error))) => refused(&error),
+                    _ => "unimported".into(),
+                }
+            }
+            ("own", _) => self.own()?,
+            ("destroy", _) => {
+                self.path = None;
+                (self.own, self.imported) = (None, None);
+                (self.own_pd, self.imported_pd) = (None, None);
+                "destroyed".into()
+            }
+            ("export", [length]) => {
+                return self.export(&rest[rest.find(' ').unwrap_or(0)..], *length);
+            }
+            ("pattern", [seed, length]) => {
+                let region = self.own.as_ref().ok_or_else(|| missing("region of its own"))?;
+                let mut bytes = vec![0; *length];
+                region.copy_to(0, &mut bytes)?;
+                pattern::check(&bytes, *seed as u64);
+                "checked".into()
+            }
+            ("event", _) => self.event()?,
+            ("announce", _) => self.announce()?,
+            ("census", _) => {
+                let context = self.context()?;
+                let count = |kind| context.handles(kind).map(|handles| handles.len());
+                format!("census {} {}", count(ObjectKind::PD)?, count(ObjectKind::MR)?)
+            }
+            _ => return Err(Stop::fail(format!("{line:?} makes no sense"))),
+        };
+        Ok((text, None))
+    }
+
+    fn adopt(&mut self, context: uverbs::Result<Context>) -> String {
+        match context {
+            Ok(context) => {
+                let text = format!("imported {}", context.completion_vectors());
+                self.context = Some(context);
+                text
+            }
+            Err(error) => refused(&error),
+        }
+    }
+
+    /// Copies within the imported region.
+    fn copy(&mut self, from: usize, to: usize, length: usize) -> Verdict<WcStatus> {
+        let context = self.context.as_ref().ok_or_else(|| missing("context"))?;
+        let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+        let region = self.imported.as_ref().ok_or_else(|| missing("region"))?;
+        let path = match &mut self.path {
+            Some(path) => path,
+            None => self.path.insert(Loop::new(context, pd)?),
+        };
+        path.write(region.sge(from..from + length)?, region.remote(to)?)
+    }
+
+    /// Writes until it is killed.
+    fn flood(&mut self, wire: &Wire) -> Verdict<String> {
+        let context = self.context.as_ref().ok_or_else(|| missing("context"))?;
+        let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+        let region = self.imported.as_ref().ok_or_else(|| missing("region"))?;
+        let mut path = Loop::new(context, pd)?;
+        path.receive(region.sge(..64)?)?;
+        wire.send("flooding", None)?;
+        let half = region.byte_len() / 2;
+        loop {
+            for _ in 0..8 {
+                path.post(region.sge(..half)?, region.remote(half)?)?;
+            }
+            for _ in 0..8 {
+                let status = crate::pair::wait(&mut path.cq)?.status;
+                if status != WcStatus::SUCCESS {
+                    return Ok(format!("flood ended {}", status.0));
+                }
+            }
+        }
+    }
+
+    /// Takes over what was imported.
+    fn own(&mut self) -> Verdict<String> {
+        self.path = None;
+        if let Some(region) = self.imported.take() {
+            match region.into_owner() {
+                Ok(region) => region.destroy().map(drop).map_err(|(_, error)| error)?,
+                Err((_, error)) => return Ok(refused(&error)),
+            }
+        }
+        match self.imported_pd.take().map(Imported::into_owner) {
+            Some(Ok(pd)) => self.own_pd = Some(pd),
+            Some(Err((_, error))) => return Ok(refused(&error)),
+            None => {}
+        }
+        Ok("owned".into())
+    }
+
+    /// Opens a device, registers memory and shares it.
+    fn export(&mut self, device: &str, length: usize) -> Verdict<(String, Option<OwnedFd>)> {
+        let context = Context::open(&Device::by_name(device.trim())?)?;
+        let pd = context.alloc_pd()?;
+        let region = pd.allocate::<u8>(length)?;
+        let text = format!(
+            "exported {} {} {}",
+            print(&context.export()),
+            print(&pd.export()?),
+            print(&region.export()?)
+        );
+        let file = context.share()?;
+        (self.own, self.own_pd, self.context) = (Some(region), Some(pd), Some(context));
+        Ok((text, Some(file)))
+    }
+
+    /// Makes a shared receive queue raise its event, and waits for it.
+    fn event(&mut self) -> Verdict<String> {
+        let context = self.context()?;
+        let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+        let mut srq = pd.create_srq(8).build()?;
+        let memory = pd.allocate::<u8>(64)?;
+        #[allow(unsafe_code, reason = "ringing is")]
+        {
+            let mut batch = srq.batch()?;
+            batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
+            // SAFETY: nothing else uses the memory.
+            unsafe { batch.ring() };
+        }
+        srq.set_limit(1)?;
+        let cq = context.create_cq(8).build()?;
+        let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
+        let (mut left, right) = (make()?, make()?);
+        let gid = crate::pair::gid(context)?.index;
+        let (here, there) =
+            (left.endpoint(crate::pair::PORT, gid)?, right.endpoint(crate::pair::PORT, gid)?);
+        left.handshake(&there)?;
+        right.handshake(&here)?;
+        let mut batch = left.send_batch()?;
+        batch.push(SendWr::send(&[]).signaled())?;
+        #[allow(unsafe_code, reason = "ringing is")]
+        // SAFETY: the request names no memory.
+        unsafe { batch.ring() }?;
+        let event = context.next_event(Some(PATIENCE))?;
+        let ours = event.is_some_and(|event| {
+            event.kind == EventType::SRQ_LIMIT_REACHED
+                && event.source == uverbs::EventSource::Srq(srq.key())
+        });
+        Ok(if ours { "event".into() } else { format!("other event {event:?}") })
+    }
+
+    /// Lets a completion be announced at a channel of its own.
+    fn announce(&mut self) -> Verdict<String> {
+        let context = self.context()?;
+        let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+        let channel = context.create_comp_channel()?;
+        let mut cq = context.create_cq(8).channel(&channel).build()?;
+        cq.req_notify(Notify::Next)?;
+        let mut qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        qp.modify(
+            &uverbs::QpAttr::new()
+                .state(uverbs::QpState::INIT)
+                .port(1)
+                .pkey_index(0)
+                .qkey(crate::pair::QKEY),
+        )?;
+        #[allow(unsafe_code, reason = "ringing is")]
+        {
+            let mut batch = qp.recv_batch()?;
+            batch.push(Recv { wr_id: 1, sges: &[] })?;
+            // SAFETY: the request names no memory.
+            unsafe { batch.ring() };
+        }
+        qp.modify(&uverbs::QpAttr::new().state(uverbs::QpState::ERR))?;
+        let key = channel.wait(Some(PATIENCE))?;
+        Ok(if key == Some(cq.key()) { "announced".into() } else { format!("other key {key:?}") })
+    }
+}
