@@ -61,7 +61,7 @@ impl<S: Sharing> SendQueue<S> {
     }
 
     /// Shows what was pushed to the device, and makes the device look.
-    #[inline]
+    #[inline(always)]
     fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);

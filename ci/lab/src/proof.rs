@@ -5,8 +5,10 @@
 //! its remaining cases along as failures.
 
 mod case;
+mod conversation;
 mod doorbells;
 mod ethernet;
+mod faults;
 mod figures;
 mod machines;
 mod perftest;
@@ -60,6 +62,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.extend(machines::run(proof));
     }
     reports.extend(soak::run(proof));
+    reports.extend(faults::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }
