@@ -215,7 +215,7 @@ impl CompletionQueue {
     /// [`PollError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
         if self.epoch.is_over() {
             return Err(PollError::Forked);
@@ -364,7 +364,7 @@ impl Completions<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[doc(alias = "ibv_next_poll")]
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
-    #[inline]
+    #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
         let wc = self.cq.ring.next()?;
         self.consumed = true;

@@ -3,6 +3,7 @@
 
 mod access;
 mod ah;
+pub mod aio;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
@@ -41,6 +42,13 @@ mod tests;
 mod uverbs;
 mod wr;
 mod xrcd;
+
+/// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+pub mod allocator {
+    pub use crate::mem::allocator::{
+        Arena, HugePages, NumaNode, Pages, SharedBuffer, SharedMemory,
+    };
+}
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};

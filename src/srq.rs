@@ -6,6 +6,7 @@ use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
 use crate::mem::pointer::OutPointer;
+use crate::mem::slots::Reclaim;
 use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
@@ -19,7 +20,7 @@ use crate::xrcd::{XrcDomain, XrcdInner};
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use uverbs_uapi::object::UVERBS_OBJECT_SRQ;
 use uverbs_uapi::rxe::{mminfo, rxe_modify_srq_cmd};
 use uverbs_uapi::srq as uapi;
@@ -39,6 +40,8 @@ pub(crate) struct SrqInner {
     pd: Arc<PdInner>,
     /// Of a queue in an XRC domain.
     xrc: Option<Xrc>,
+    /// What is lent to its receives; see [`owned`](crate::owned).
+    pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 
 /// What a shared receive queue of an XRC domain has besides: its own number, and completions.
@@ -77,7 +80,16 @@ impl SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        if self.file().epoch.is_over() || self.destroy().is_ok() {
+        let lent = self.lent.take();
+        if self.destroy().is_ok() {
+            if let Some(lent) = lent {
+                lent.reclaim_all();
+            }
+            return;
+        }
+        // The device may still write what is lent.
+        std::mem::forget(lent);
+        if self.file().epoch.is_over() {
             return;
         }
         self.object.abandon();
@@ -226,7 +238,14 @@ impl SrqBuilder {
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner { object, slots, registration, pd, xrc }),
+            inner: Arc::new(SrqInner {
+                object,
+                slots,
+                registration,
+                pd,
+                xrc,
+                lent: OnceLock::new(),
+            }),
             ring,
             max_wr: granted.max_wr,
             max_sge: granted.max_sge,

@@ -8,6 +8,7 @@
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, Turns};
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 /// Bits of a ticket that say which slot; the rest count how often the slot was used.
@@ -38,8 +39,9 @@ pub(crate) struct Slots<P> {
 unsafe impl<P: Send> Send for Slots<P> {}
 // SAFETY: `&Slots` only moves payloads in and out, which needs `P: Send` and no more.
 unsafe impl<P: Send> Sync for Slots<P> {}
-impl<P> std::panic::UnwindSafe for Slots<P> {}
-impl<P> std::panic::RefUnwindSafe for Slots<P> {}
+// Payloads are taken out whole before they are dropped: a panic leaves nothing half done.
+impl<P> UnwindSafe for Slots<P> {}
+impl<P> RefUnwindSafe for Slots<P> {}
 
 impl<P> Slots<P> {
     /// How many can be lent at once.
@@ -84,6 +86,18 @@ impl<P> Slots<P> {
                 }
             }
         }
+    }
+}
+
+/// A table whose payloads are of no interest any more.
+pub(crate) trait Reclaim: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// Drops everything that is lent.
+    fn reclaim_all(&self);
+}
+
+impl<P: Send> Reclaim for Slots<P> {
+    fn reclaim_all(&self) {
+        self.reclaim(drop);
     }
 }
 

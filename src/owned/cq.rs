@@ -115,7 +115,7 @@ impl<T> OwnedCompletionQueue<T> {
         let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, &domain));
         let recv = match (&recvs, srq) {
             (Some(recvs), _) => recvs.lent().clone(),
-            (None, Some(srq)) => srq.keeper.lent.clone(),
+            (None, Some(srq)) => srq.lent().clone(),
             (None, None) => sends.lent().clone(),
         };
         let route = Arc::new(Route {
@@ -126,7 +126,7 @@ impl<T> OwnedCompletionQueue<T> {
             dead: AtomicBool::new(false),
         });
         self.routes.add(route.clone());
-        Ok(OwnedQueuePair::new(qp, route, sends, recvs, srq.map(|srq| srq.keeper.clone())))
+        Ok(OwnedQueuePair::new(qp, route, sends, recvs))
     }
 
     /// Answers the queue pair's protection domain.
@@ -157,7 +157,7 @@ impl<T> OwnedCompletionQueue<T> {
         }
         // Receives of a shared queue count once, whoever takes them.
         let caps = qp.caps();
-        let mut tables: Vec<_> = srq.map(|srq| &srq.keeper.lent).into_iter().collect();
+        let mut tables: Vec<_> = srq.map(|srq| srq.lent()).into_iter().collect();
         let mut needed = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
         for route in self.routes.iter() {
             needed += route.depth;

@@ -5,7 +5,6 @@ use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
 use super::route::{Entry, Lent, Route, recv_id, send_id};
-use super::srq::Keeper;
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
@@ -28,8 +27,6 @@ pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     sends: Desk<T>,
     /// `None` when receives come from a shared receive queue.
     recvs: Option<Desk<T>>,
-    /// After the queue pair, which takes from it.
-    _srq: Option<Arc<Keeper<T>>>,
 }
 
 impl<T, S: Sharing> OwnedQueuePair<T, S> {
@@ -38,9 +35,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         route: Arc<Route<T>>,
         sends: Desk<T>,
         recvs: Option<Desk<T>>,
-        srq: Option<Arc<Keeper<T>>>,
     ) -> Self {
-        OwnedQueuePair { qp, route, sends, recvs, _srq: srq }
+        OwnedQueuePair { qp, route, sends, recvs }
     }
 
     /// Starts a batch of sends. What is pushed to it reaches the device when it is rung; what a
@@ -282,8 +278,18 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     /// memory comes back with the error.
     #[inline]
     pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
+        self.push_any(memory, tag)
+    }
+
+    /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
+    #[inline]
+    pub(crate) fn push_any<L: Lend>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         let OwnedRecvBatch { draft, batch } = self;
-        let known = if draft.knows(&memory) { Ok(()) } else { Err(PostError::ForeignMemory) };
+        let known = match () {
+            () if !draft.knows(&memory) => Err(PostError::ForeignMemory),
+            () if !memory.is_writable() => Err(PostError::ReadOnly),
+            () => Ok(()),
+        };
         let place = known.and_then(|()| draft.place()).and_then(|place| {
             let sge = named(&memory);
             batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;

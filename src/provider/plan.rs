@@ -342,9 +342,9 @@ impl ResizePlan {
         source: Source<'_>,
     ) -> Result<ResizePlan> {
         Ok(match (provider, ring) {
-            (Provider::Mlx5(_), CqRing::Mlx5(ring)) => {
+            (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
                 let size = ring.element_size() as u32;
-                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(cqe, size, source)?)
+                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(context, cqe, size, source)?)
             }
             _ => ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() },
         })

@@ -176,8 +176,10 @@ pub(crate) struct Cursor {
     pub(crate) last: u32,
     /// The size of the newest request, in the ring's units.
     pub(crate) size: u32,
-    /// What the next request has to wait for.
-    pub(crate) fence: u8,
+    /// The first word of the newest request.
+    pub(crate) word: u64,
+    /// Flags of the next request, as they lie there.
+    pub(crate) flags: u64,
 }
 
 /// The producer's side of a send queue.
@@ -200,7 +202,13 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            SendRing::Rxe(ring) => ring.push(cursor, wr),
+            // Copies, lest the other arm keeps them in memory for this one.
+            SendRing::Rxe(ring) => {
+                let mut copy = *cursor;
+                ring.push(&mut copy, &{ *wr })?;
+                *cursor = copy;
+                Ok(())
+            }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
         }
     }
@@ -257,8 +265,8 @@ impl RecvRing {
     pub(crate) fn close(&mut self) {
         match self {
             RecvRing::Rxe(ring) => ring.close(),
-            RecvRing::Mlx5(ring) => ring.close(),
-            RecvRing::Mlx5Shared(ring) => ring.close(),
+            // Those of mlx5 never move.
+            RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
         }
     }
 

@@ -42,6 +42,58 @@ pub struct Endpoint {
     pub qkey: Qkey,
 }
 
+impl Endpoint {
+    /// How long [`to_bytes`](Self::to_bytes) is.
+    pub const BYTES: usize = 40;
+
+    /// For peers that agree on no other format: the same on every machine.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let Endpoint { qpn, psn, gid, lid, mtu, rd_atomic, qkey } = self;
+        let mut bytes = [0; Self::BYTES];
+        let fields: [&[u8]; 8] = [
+            &MAGIC,
+            &qpn.0.to_be_bytes(),
+            &psn.0.to_be_bytes(),
+            &gid.0,
+            &lid.to_be_bytes(),
+            &[mtu.0],
+            &[*rd_atomic],
+            &qkey.0.to_be_bytes(),
+        ];
+        // Four bytes are left for what peers will have to know one day.
+        for (place, byte) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
+            *place = *byte;
+        }
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) made of an endpoint; `None` for anything else.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Endpoint> {
+        fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+            let (field, behind) = rest.split_first_chunk()?;
+            *rest = behind;
+            Some(*field)
+        }
+        let mut rest = bytes.as_slice();
+        if take(&mut rest)? != MAGIC {
+            return None;
+        }
+        let endpoint = Endpoint {
+            qpn: Qpn(u32::from_be_bytes(take(&mut rest)?)),
+            psn: Psn(u32::from_be_bytes(take(&mut rest)?)),
+            gid: Gid(take(&mut rest)?),
+            lid: u16::from_be_bytes(take(&mut rest)?),
+            mtu: Mtu(u8::from_be_bytes(take(&mut rest)?)),
+            rd_atomic: u8::from_be_bytes(take(&mut rest)?),
+            qkey: Qkey(u32::from_be_bytes(take(&mut rest)?)),
+        };
+        (endpoint.qpn.0 >> 24 == 0 && endpoint.psn.0 >> 24 == 0).then_some(endpoint)
+    }
+}
+
+/// How the bytes of an endpoint begin.
+const MAGIC: [u8; 4] = *b"uvb1";
+
 /// What a queue pair remembers of the endpoint that it gave out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {

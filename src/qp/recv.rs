@@ -38,7 +38,7 @@ impl RecvQueue {
     ///
     /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), [`PostError::Forked`] in a
     /// child of the process that created the queue pair.
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         if self.qp.file().epoch.is_over() {
             return Err(PostError::Forked);
@@ -60,7 +60,7 @@ pub struct RecvBatch<'q> {
 }
 
 impl<'q> RecvBatch<'q> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(ring: &'q mut RecvRing) -> Self {
         let cursor = ring.cursor();
         RecvBatch { ring, cursor, count: 0 }
@@ -71,7 +71,7 @@ impl<'q> RecvBatch<'q> {
     /// # Errors
     ///
     /// A [`PostError`] that says what was wrong; the batch is as it was.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, recv: Recv<'_>) -> Result<(), PostError> {
         self.ring.push(&mut self.cursor, &recv)?;
         self.count += 1;
@@ -101,14 +101,14 @@ impl<'q> RecvBatch<'q> {
     /// or the memory's region is destroyed, and must not be borrowed meanwhile: the device writes
     /// it.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn ring(self) {
         self.ring_lent();
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_lent(self) {
         if self.count > 0 {
             self.ring.publish(self.cursor);

@@ -47,7 +47,7 @@ impl<S: Sharing> SendQueue<S> {
     /// [`PostError::State`] before the queue pair is ready to send, [`PostError::Forked`] in a
     /// child of the process that created it.
     #[doc(alias = "ibv_wr_start")]
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
@@ -61,7 +61,7 @@ impl<S: Sharing> SendQueue<S> {
     }
 
     /// Shows what was pushed to the device, and makes the device look.
-    #[inline]
+    #[inline(always)]
     fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
@@ -88,7 +88,7 @@ impl<S: Sharing> SendBatch<'_, S> {
     ///
     /// A [`PostError`] that says what was wrong. The batch is as it was and may be rung without
     /// the request.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         let inline = matches!(wr.payload, Payload::Inline(_));
         let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
@@ -131,14 +131,14 @@ impl SendBatch<'_, Shared> {
     /// and are sent with the next batch.
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn ring(self) -> Result<(), PostError> {
         self.ring_lent()
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_lent(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());
@@ -164,14 +164,14 @@ impl SendBatch<'_, Exclusive> {
     /// in it and are sent with the next batch.
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         self.ring_lent(td)
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let own = self.queue.qp.pd().and_then(|pd| pd.td.as_ref());
         if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {

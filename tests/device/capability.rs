@@ -67,10 +67,14 @@ capabilities! {
     ReregTranslation = "rereg_translation";
     /// Time: long runs are wanted.
     Soak = "soak";
+    /// Draining a send queue without ending it.
+    Sqd = "sqd";
     /// Shared receive queues.
     Srq = "srq";
     /// An event when few receives are left.
     SrqLimit = "srq_limit";
+    /// Making a shared receive queue larger or smaller.
+    SrqResize = "srq_resize";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
     /// Extended reliable connections: initiators, targets and their domains.

@@ -3,6 +3,7 @@
 use crate::capability::Capability;
 use crate::verdict::{Stop, Verdict, require};
 use std::env::var;
+use uverbs::device::DriverId;
 use uverbs::{Context, Device};
 
 /// The device under test. It must be named: the suite is no guest to be had by accident on a
@@ -37,6 +38,12 @@ pub(crate) fn second() -> Verdict<Device> {
             Err(Stop::Skip(Capability::TwoDevices, why))
         }
     }
+}
+
+/// Skips tests that drain a send queue without ending it, which the driver of mlx5 does not offer.
+pub(crate) fn drainable() -> Verdict {
+    let mlx5 = device().driver() == Some(DriverId::MLX5);
+    require(!mlx5, Capability::Sqd, "the driver knows no way from RTS to SQD")
 }
 
 /// Skips tests that take their time.

@@ -1,8 +1,9 @@
 //! A second process: this program once more, which does with one queue pair what it is told over
 //! its standard input, and answers over its standard output.
 //!
-//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`.
+//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`, `lent`.
 
+use crate::lent::Far;
 use crate::pair::{Address, Config, PATIENCE, Side};
 use crate::verdict::{Stop, Verdict};
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
@@ -168,7 +169,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
-fn answer(line: &str) {
+pub(crate) fn answer(line: &str) {
     println!("{line}");
     let _ = stdout().flush();
 }
@@ -176,8 +177,13 @@ fn answer(line: &str) {
 /// Does what it is told until nobody tells it anything any more.
 fn obey() -> Verdict {
     let mut side: Option<Side> = None;
+    let mut far = Far::default();
     for line in stdin().lines() {
         let line = line?;
+        if let Some(line) = line.strip_prefix("lent ") {
+            far.obey(line)?;
+            continue;
+        }
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let numbers: Vec<u64> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
         match (word, &mut side, &numbers[..]) {

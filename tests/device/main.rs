@@ -6,6 +6,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "tokio")]
+mod r#async;
 mod atomics;
 mod capability;
 mod context;
@@ -18,6 +20,7 @@ mod fork;
 mod handshake;
 mod helper;
 mod leaks;
+mod lent;
 mod limits;
 mod mcast;
 mod mlx5;
@@ -25,6 +28,7 @@ mod modify;
 mod mr;
 mod mr_peer;
 mod mw;
+mod owned;
 mod pair;
 mod partner;
 mod pattern;
@@ -36,6 +40,7 @@ mod qp;
 mod rc;
 mod reset;
 mod root;
+mod scope;
 mod sharing;
 mod srq;
 mod uc;
@@ -63,6 +68,8 @@ fn main() -> ExitCode {
         }
     }
     let modules = [
+        #[cfg(feature = "tokio")]
+        r#async::trials(),
         atomics::trials(),
         context::trials(),
         cq::trials(),
@@ -79,6 +86,7 @@ fn main() -> ExitCode {
         mr::trials(),
         mr_peer::trials(),
         mw::trials(),
+        owned::trials(),
         pd::trials(),
         peers::trials(),
         port::trials(),
@@ -87,6 +95,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        scope::trials(),
         sharing::trials(),
         srq::trials(),
         uc::trials(),

@@ -1,6 +1,7 @@
 //! Resetting queue pairs: what was posted is forgotten, what completed is discarded, and the rings
 //! work on from where they were.
 
+use crate::env::drainable;
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, trials};
 use uverbs::{Access, Errno, QpAttr, QpState, QpType, SendWr, WcOpcode, WcStatus};
@@ -140,6 +141,7 @@ fn failed_pair_is_reset() -> Verdict {
 
 /// The second time there is something to drain, which never ends.
 fn drained_pair_is_reset() -> Verdict {
+    drainable()?;
     let mut pair = Pair::new(Config { timeout: 20, ..Config::rc() })?;
     for round in 0..4 {
         pair.message(round, 100)?;

@@ -52,6 +52,8 @@ pub(crate) fn supported<T>(answer: uverbs::Result<T>, capability: Capability) ->
 pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> Trial {
     // The crate is called `device`, after the test target.
     let module = module.strip_prefix("device::").unwrap_or(module);
+    // One is called as a word of the language.
+    let module = module.strip_prefix("r#").unwrap_or(module);
     let name = format!("{module}::{name}");
     Trial::ignorable_test(name.clone(), move || {
         let _guard = watchdog::watch(&name);

@@ -52,6 +52,36 @@ impl Buffer {
         Ok(Self { shift, offset, len, pages })
     }
 
+    /// `len` bytes of this buffer from byte `at`.
+    ///
+    /// # Errors
+    /// If they are not all in it.
+    pub fn part(&self, at: u64, len: u64) -> Result<Self, Refused> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return refuse!(BadParam, "{len:#x} bytes at {at:#x} of {:#x}", self.len);
+        }
+        let offset = self.offset + at;
+        let first = offset >> self.shift;
+        let pages = (offset + len).div_ceil(1 << self.shift) - first;
+        let pages = self.pages.iter().skip(first as usize).take(pages as usize).copied().collect();
+        Ok(Self { shift: self.shift, offset: offset & ((1 << self.shift) - 1), len, pages })
+    }
+
+    /// Guest address of a word of `len` bytes, aligned to its size, at byte `at`.
+    ///
+    /// # Errors
+    /// If it is not aligned, or not in the buffer.
+    pub fn address(&self, at: u64, len: u64) -> Result<u64, Refused> {
+        let word = self.part(at, len)?;
+        if word.offset % len != 0 {
+            return refuse!(BadParam, "a word of {len} bytes at {at:#x}");
+        }
+        match word.pages.first() {
+            Some(page) => Ok(page.saturating_add(word.offset)),
+            None => refuse!(BadParam, "no page at {at:#x}"),
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -120,6 +150,25 @@ mod tests {
         memory.read(0x1000, &mut byte).unwrap();
         assert_eq!(byte[0], data[64]);
         assert!(buffer.read(&memory, 8185, &mut [0; 8]).is_err());
+    }
+
+    #[test]
+    fn a_part_is_the_same_memory() {
+        let memory = GuestMemory::plain(0, 1 << 16).unwrap();
+        let list: Vec<u8> =
+            [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
+        let whole = Buffer::new(0, 0, 3 << 12, &list).unwrap();
+        let data: Vec<u8> = (0..3 << 12).map(|n: u32| (n / 5) as u8).collect();
+        whole.write(&memory, 0, &data).unwrap();
+        let part = whole.part(0xff8, 0x1010).unwrap();
+        let mut back = vec![0; 0x1010];
+        part.read(&memory, 0, &mut back).unwrap();
+        assert_eq!(back, data[0xff8..0x2008]);
+        assert!(part.read(&memory, 0x1009, &mut [0; 8]).is_err());
+        assert_eq!(part.address(8, 8).unwrap(), 0x1000);
+        assert_eq!(part.address(0, 8).unwrap(), 0x3ff8);
+        assert!(part.address(4, 8).is_err() && part.address(0x1010, 8).is_err());
+        assert!(whole.part(1, 3 << 12).is_err() && whole.part(u64::MAX, 2).is_err());
     }
 
     #[test]

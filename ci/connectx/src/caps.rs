@@ -30,6 +30,10 @@ const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
 const TLP_EMULATION: u16 = 0x2a;
 
+/// Groups that are known and in which nothing is offered: page faults, IPoIB, switching between
+/// virtual functions and its flow tables, vectors, quality of service, debugging.
+const EMPTY: [u16; 7] = [0x2, 0x5, 0x8, 0x9, 0xa, 0xc, 0xd];
+
 /// `general_obj_types` bit of virtio network queues, without which VAR pages are not offered.
 const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
 
@@ -141,6 +145,14 @@ fn general(options: &Options) -> Vec<u8> {
         (general::eth_net_offloads, ethernet.into()),
         (general::nic_flow_table, ethernet.into()),
         (general::max_tc, 1),
+        // Counters.
+        (general::max_qp_cnt, 255),
+        (general::out_of_seq_cnt, 1),
+        (general::retransmission_q_counters, 1),
+        (general::enhanced_error_q_counters, 1),
+        (general::modify_rq_counter_set_id, 1),
+        (general::vport_counters, 1),
+        (general::max_flow_counter_15_0, 0xffff),
         (general::log_max_current_uc_list, 7),
         (general::log_max_current_mc_list, 7),
         (general::log_max_vlan_list, 5),
@@ -201,6 +213,7 @@ fn flow_tables() -> Vec<u8> {
         let mut table = cap.sub_mut(table);
         for (field, value) in [
             (flow_table_prop_layout::ft_support, 1),
+            (flow_table_prop_layout::flow_counter, 1),
             (flow_table_prop_layout::flow_modify_en, 1),
             (flow_table_prop_layout::modify_root, 1),
             (flow_table_prop_layout::identified_miss_table_mode, 1),
@@ -208,6 +221,7 @@ fn flow_tables() -> Vec<u8> {
             (flow_table_prop_layout::log_max_ft_size, 16),
             (flow_table_prop_layout::max_ft_level, 64),
             (flow_table_prop_layout::log_max_ft_num, 8),
+            (flow_table_prop_layout::log_max_flow_counter, 16),
             (flow_table_prop_layout::log_max_destination, 4),
             (flow_table_prop_layout::log_max_flow, 16),
         ] {
@@ -262,6 +276,9 @@ impl Caps {
         add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
         add(TLP_EMULATION, tlp());
+        for kind in EMPTY {
+            add(kind, vec![0; GROUP]);
+        }
         if options.port_type == PortType::Ethernet {
             add(ETHERNET, ethernet());
             add(ROCE, roce());

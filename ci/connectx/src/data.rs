@@ -3,7 +3,7 @@
 //! [`doorbell`] hears of new work, [`ring`] finds it and [`wqe`] reads it; `send` carries it out on
 //! the requester's side as a [`message`], `respond` on the other side, with [`receive`] for the
 //! receives that it uses; `complete` says how it ended. `ethernet` does the same for frames, with
-//! `frame` for what is in one. `memory` is what their keys lead to.
+//! `frame` for what is in one and `steer` for where it goes. `memory` is what their keys lead to.
 
 mod complete;
 pub mod doorbell;
@@ -15,5 +15,6 @@ pub mod receive;
 mod respond;
 pub mod ring;
 pub(crate) mod send;
+mod steer;
 mod umr;
 pub mod wqe;

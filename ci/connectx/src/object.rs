@@ -1,5 +1,6 @@
 //! The objects that commands make: one kind per file, all of them in [`Objects`].
 
+pub mod counter;
 pub mod cq;
 pub mod domain;
 pub mod eq;
@@ -13,6 +14,7 @@ pub mod srq;
 pub mod steering;
 pub mod uar;
 pub mod uctx;
+pub mod umem;
 
 use crate::table::Table;
 
@@ -20,11 +22,12 @@ use crate::table::Table;
 pub struct Objects {
     pub(crate) uars: Table<uar::Uar>,
     pub(crate) uctxs: Table<uctx::Uctx>,
-    pub(crate) umems: Table<uctx::Umem>,
+    pub(crate) umems: Table<umem::Umem>,
     pub(crate) pds: Table<domain::Domain>,
     pub(crate) xrcds: Table<domain::Domain>,
     pub(crate) transport_domains: Table<domain::Domain>,
-    pub(crate) counters: Table<domain::Domain>,
+    pub(crate) counters: Table<counter::CounterSet>,
+    pub(crate) flow_counters: Table<crate::port::Traffic>,
     pub(crate) mkeys: Table<mkey::Mkey>,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
@@ -52,6 +55,7 @@ impl Objects {
             xrcds: Table::new("XRC domain", 1..=0xffff),
             transport_domains: Table::new("transport domain", 1..=0xff),
             counters: Table::new("counter set", 1..=0xff),
+            flow_counters: Table::new("flow counter", 1..=0xffff),
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
@@ -80,6 +84,7 @@ impl Objects {
             (self.xrcds.kind(), self.xrcds.len()),
             (self.transport_domains.kind(), self.transport_domains.len()),
             (self.counters.kind(), self.counters.len()),
+            (self.flow_counters.kind(), self.flow_counters.len()),
             (self.mkeys.kind(), self.mkeys.len()),
             (self.eqs.kind(), self.eqs.len()),
             (self.cqs.kind(), self.cqs.len()),

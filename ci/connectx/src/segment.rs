@@ -15,7 +15,10 @@ const CMDQ_HIGH: u64 = 0x10;
 const CMDQ_LOW: u64 = 0x14;
 const DOORBELL: u64 = 0x18;
 const INITIALIZING: u64 = 0x1fc;
+const HEALTH_SEVERITY: u64 = 0x238;
 const HEALTH_SYNDROME: u64 = 0x23c;
+/// In the word of the severity: firmware asks to be reset.
+const REQUIRES_RESET: u32 = 1 << 31;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
@@ -25,15 +28,21 @@ const HEALTH_COUNTER: u64 = 0x1010;
 pub enum Interface {
     /// The driver is in charge.
     Full = 0,
-    /// Nothing works: what the driver finds after a function-level reset.
+    /// Nothing works: what the driver finds after a reset.
     Disabled = 1,
 }
+
+/// Written as the state of the interface, this asks firmware to begin anew.
+const SOFTWARE_RESET: u32 = 7;
+/// In the word that says whether firmware is still starting: it can be asked to begin anew.
+const RESET_SUPPORTED: u32 = 1 << 30;
 
 /// The registers.
 pub struct Segment {
     queue: u64,
     interface: Interface,
     health: u32,
+    severity: u32,
 }
 
 /// What a write to the segment asks for.
@@ -43,18 +52,21 @@ pub enum Effect {
     None,
     /// Run the commands in these slots.
     Commands(u32),
+    /// Begin anew: the driver takes firmware for sick.
+    Reset,
 }
 
 impl Segment {
     /// As after power on.
     pub fn new() -> Self {
-        Self { queue: 0, interface: Interface::Full, health: 0 }
+        Self { queue: 0, interface: Interface::Full, health: 0, severity: 0 }
     }
 
-    /// As after a function-level reset: the driver is not told of one, so it must find the
-    /// interface disabled, or its commands would time out. Writing the queue's address ends that.
+    /// As after a function-level reset, or one of the firmware: the driver is not told of the first
+    /// and waits for the second, so it must find the interface disabled, or its commands would time
+    /// out. Writing the queue's address ends that.
     pub fn after_reset() -> Self {
-        Self { queue: 0, interface: Interface::Disabled, health: 0 }
+        Self { queue: 0, interface: Interface::Disabled, health: 0, severity: 0 }
     }
 
     /// Address of the command queue, if the driver has set one.
@@ -62,9 +74,11 @@ impl Segment {
         (self.queue != 0 && self.interface == Interface::Full).then_some(self.queue)
     }
 
-    /// Sets the health syndrome that the driver polls; 0 is healthy.
-    pub fn set_health(&mut self, syndrome: u8) {
+    /// Sets the health syndrome that the driver polls; 0 is healthy. If it is `fatal`, firmware asks
+    /// to be reset.
+    pub fn set_health(&mut self, syndrome: u8, fatal: bool) {
         self.health = u32::from(syndrome) << 16;
+        self.severity = if fatal { REQUIRES_RESET } else { 0 };
     }
 
     /// The word at `offset`, a multiple of 4, `now` nanoseconds after the start.
@@ -74,8 +88,9 @@ impl Segment {
             0x4 => CMDIF_REV,
             CMDQ_HIGH => (self.queue >> 32) as u32,
             CMDQ_LOW => self.queue as u32 | (self.interface as u32) << 8 | QUEUE_SHAPE,
-            INITIALIZING => 0,
+            INITIALIZING => RESET_SUPPORTED,
             HEALTH_SYNDROME => self.health,
+            HEALTH_SEVERITY => self.severity,
             TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
             TIMER_LOW => (now / NS_PER_TICK) as u32,
             // Moves with time as long as the device is healthy.
@@ -89,6 +104,7 @@ impl Segment {
     pub fn write(&mut self, offset: u64, value: u32) -> Effect {
         match offset {
             CMDQ_HIGH => self.queue = self.queue & 0xffff_ffff | u64::from(value) << 32,
+            CMDQ_LOW if value >> 8 & 7 == SOFTWARE_RESET => return Effect::Reset,
             CMDQ_LOW => {
                 self.queue = self.queue & !0xffff_ffff | u64::from(value & !0xfff);
                 self.interface = if value >> 8 & 7 == Interface::Full as u32 {

@@ -33,15 +33,20 @@ impl<T> Table<T> {
         Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new() }
     }
 
-    /// The number that the next object gets. Numbers are reused as late as possible, so that a
-    /// stale one does not soon mean something else.
+    /// Whether one more object fits; for commands that would have to undo something if not.
     ///
     /// # Errors
     /// If all numbers are taken.
-    pub fn free_number(&self, taken: impl Fn(u32) -> bool) -> Result<u32, Refused> {
+    pub fn room(&self) -> Result<(), Refused> {
+        self.free_number().map(|_| ())
+    }
+
+    /// The number that the next object gets. Numbers are reused as late as possible, so that a
+    /// stale one does not soon mean something else.
+    fn free_number(&self) -> Result<u32, Refused> {
         let candidates = (self.next..=*self.numbers.end()).chain(*self.numbers.start()..self.next);
         for number in candidates {
-            if !self.rows.contains_key(&number) && !taken(number) {
+            if !self.rows.contains_key(&number) {
                 return Ok(number);
             }
         }
@@ -61,7 +66,7 @@ impl<T> Table<T> {
     /// # Errors
     /// If all numbers are taken.
     pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, Refused> {
-        let number = self.free_number(|_| false)?;
+        let number = self.free_number()?;
         self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
         self.rows.insert(number, Row { value, holders: 0, owner });
         Ok(number)
@@ -84,6 +89,11 @@ impl<T> Table<T> {
         }
     }
 
+    /// The context that made an object; the kernel if there is none.
+    pub fn owner(&self, number: u32) -> u32 {
+        self.rows.get(&number).map_or(KERNEL, |row| row.owner)
+    }
+
     /// Whether a context may build on an object: if it is its own, or shared.
     ///
     /// # Errors
@@ -104,11 +114,6 @@ impl<T> Table<T> {
             return Ok(());
         }
         self.allow(uid, number)
-    }
-
-    /// Whether an object was made by a user's context.
-    pub fn is_users(&self, number: u32) -> bool {
-        self.rows.get(&number).is_some_and(|row| !matches!(row.owner, KERNEL | SHARED))
     }
 
     /// Removes what a context leaves behind and nobody holds; says how many there were.

@@ -31,6 +31,9 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("lab", Has::Always, Has::Always),
     // Software devices, made and removed on network interfaces.
     ("links", Has::Always, Has::Never),
+    // What the driver of the other does not offer.
+    ("sqd", Has::Always, Has::Never),
+    ("srq_resize", Has::Always, Has::Never),
     ("loopback", Has::Always, Has::Always),
     ("mw1", Has::Always, Has::Always),
     ("mw2", Has::Always, Has::Always),

@@ -170,8 +170,10 @@ impl Workspace {
     ) -> Result<PathBuf> {
         let mut arguments =
             vec!["test".to_owned(), "--no-run".into(), "--test".into(), test.into()];
-        if self.package(package).is_some_and(|package| package.features.contains_key("cli")) {
-            arguments.extend(["--features".into(), "cli".into()]);
+        for feature in ["cli", "tokio"] {
+            if self.package(package).is_some_and(|package| package.features.contains_key(feature)) {
+                arguments.extend(["--features".into(), feature.into()]);
+            }
         }
         self.build(package, &arguments, test, profile)
     }

@@ -7,14 +7,18 @@ use super::Mlx5;
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
 use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
+use uverbs_uapi::device::{ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp};
 use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
     mlx5_ib_alloc_uctx_v2_flags, mlx5_lib_caps, mlx5_user_cmds_supp_uhw,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
+use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
+use zerocopy::FromZeros;
 
 const VERB: &str = "open_device";
 
@@ -69,7 +73,15 @@ impl Opening {
 
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
         let devx = self.request.flags != 0;
-        Mlx5::new(Limits::new(&self.response, devx)?, kernel, epoch)
+        let mut limits = Limits::new(&self.response, devx)?;
+        // The only limit that the driver does not tell beside the context.
+        let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
+        let request = ib_uverbs_ex_query_device::default();
+        kernel
+            .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
+            .map_err(|errno| Error::from_kernel(VERB, errno))?;
+        limits.max_cqe = device.base.max_cqe;
+        Mlx5::new(limits, kernel, epoch)
     }
 }
 
@@ -88,6 +100,8 @@ pub(crate) struct Limits {
     pub(crate) max_recv_wr: u32,
     /// Receives in a shared receive queue.
     pub(crate) max_srq_recv_wr: u32,
+    /// Entries of a completion queue, as they may be asked for.
+    pub(crate) max_cqe: u32,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
     /// Whether queue pairs can tell which options of connections they take.
@@ -98,8 +112,6 @@ pub(crate) struct Limits {
     pub(crate) clock_info_versions: u8,
     /// Whether timestamps can be taken of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
-    /// Whether the kernel resolves hardware addresses for address handles.
-    pub(crate) resolves_ah: bool,
     /// How many headers of a raw packet must be inline.
     pub(crate) eth_min_inline: u8,
     /// Whether commands to the firmware may be made up here.
@@ -132,6 +144,9 @@ impl Limits {
         let mask = mlx5_ib_alloc_ucontext_resp_mask::from_bits_retain(resp.comp_mask);
         let has = |bit| mask.contains(bit);
         let uhw = mlx5_user_cmds_supp_uhw::from_bits_retain(resp.cmds_supp_uhw);
+        if !uhw.contains(mlx5_user_cmds_supp_uhw::MLX5_USER_CMDS_SUPP_UHW_CREATE_AH) {
+            return refuse("the driver does not resolve addresses (Linux 4.11)".into());
+        }
         Ok(Limits {
             bf_reg_size: resp.bf_reg_size,
             max_sq_desc_sz: resp.max_sq_desc_sz.into(),
@@ -139,6 +154,7 @@ impl Limits {
             max_send_wqebb: resp.max_send_wqebb,
             max_recv_wr: resp.max_recv_wr,
             max_srq_recv_wr: resp.max_srq_recv_wr,
+            max_cqe: 0,
             uars_per_page: resp.num_uars_per_page,
             ece: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE),
             clock_offset: has(
@@ -149,8 +165,6 @@ impl Limits {
             real_time: has(
                 mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS,
             ),
-            resolves_ah: uhw
-                .contains(mlx5_user_cmds_supp_uhw::MLX5_USER_CMDS_SUPP_UHW_CREATE_AH),
             eth_min_inline: resp.eth_min_inline,
             devx,
         })

@@ -8,7 +8,6 @@ use super::cqe::{COUNTER, INDEX, INVALID, Wc, opcode_of};
 use super::record::{Record, Source};
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
 use crate::mem::queue::{Element, Elements, QueueMemory};
 use crate::mem::register::Register;
 use std::sync::Arc;
@@ -84,10 +83,6 @@ impl CqRing {
         &self.members
     }
 
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.elements.epoch()
-    }
-
     /// Bytes of an element.
     pub(crate) fn element_size(&self) -> usize {
         self.elements.size()
@@ -95,7 +90,7 @@ impl CqRing {
 
     /// How many completions fit.
     pub(crate) fn capacity(&self) -> u32 {
-        self.elements.count() - 1
+        self.elements.count()
     }
 
     /// Reads what the control path wrote, if it wrote anything: one load otherwise.
@@ -220,6 +215,12 @@ impl CqRing {
         let held = self.arming.hold();
         self.arming.doorbell((u64::from(word) << 32 | u64::from(self.cqn)).to_be());
         drop(held);
+    }
+
+    /// Pretends to be another queue, of which `consumer` completions were consumed.
+    #[cfg(test)]
+    pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
+        (self.cqn, self.consumer) = (cqn, consumer);
     }
 
     /// Elements from the next to consume on that are ours.

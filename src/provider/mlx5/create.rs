@@ -96,7 +96,7 @@ pub(crate) struct CqPlan {
 
 impl CqPlan {
     pub(crate) fn new(context: &Mlx5, ask: CqAsk, source: Source<'_>) -> Result<CqPlan> {
-        let size = CqSize::new(ask.cqe, ask.cqe_size)
+        let size = CqSize::new(&context.limits, ask.cqe, ask.cqe_size)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let (memory, elements) = completions(size, &source)?;
         let record = record(context, &source)?;
@@ -161,9 +161,14 @@ pub(crate) struct ResizePlan {
 }
 
 impl ResizePlan {
-    pub(crate) fn new(cqe: u32, cqe_size: u32, source: Source<'_>) -> Result<ResizePlan> {
-        let size =
-            CqSize::new(cqe, cqe_size).map_err(|detail| Error::invalid(source.verb, detail))?;
+    pub(crate) fn new(
+        context: &Mlx5,
+        cqe: u32,
+        cqe_size: u32,
+        source: Source<'_>,
+    ) -> Result<ResizePlan> {
+        let size = CqSize::new(&context.limits, cqe, cqe_size)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
         let (memory, elements) = completions(size, &source)?;
         let request = abi::mlx5_ib_resize_cq {
             buf_addr: memory.addr(),

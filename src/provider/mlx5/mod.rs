@@ -19,6 +19,8 @@ pub(crate) mod rq;
 pub(crate) mod size;
 pub(crate) mod sq;
 pub(crate) mod srq;
+#[cfg(all(test, not(loom)))]
+mod tests;
 pub(crate) mod uar;
 pub(crate) mod umr;
 pub(crate) mod wqe;

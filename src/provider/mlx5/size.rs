@@ -13,8 +13,6 @@ type Result<T> = std::result::Result<T, String>;
 
 /// Bytes of a basic block of a send queue.
 const BLOCK: u64 = 64;
-/// Entries of a completion queue.
-const MAX_CQE: u64 = 1 << 24;
 
 const CTRL: u64 = size_of::<wqe::mlx5_wqe_ctrl_seg>() as u64;
 const RADDR: u64 = size_of::<wqe::mlx5_wqe_raddr_seg>() as u64;
@@ -41,14 +39,14 @@ pub(crate) struct CqSize {
 }
 
 impl CqSize {
-    pub(crate) fn new(cqe: u32, cqe_size: u32) -> Result<CqSize> {
+    pub(crate) fn new(limits: &Limits, cqe: u32, cqe_size: u32) -> Result<CqSize> {
         if cqe_size != 64 && cqe_size != 128 {
             return Err(format!("completions of {cqe_size} bytes; there are 64 and 128"));
         }
-        let entries = (u64::from(cqe) + 1).next_power_of_two();
-        if entries > MAX_CQE {
-            return Err(format!("{cqe} entries; the maximum is {}", MAX_CQE - 1));
+        if cqe > limits.max_cqe {
+            return Err(format!("{cqe} entries; the maximum is {}", limits.max_cqe));
         }
+        let entries = (u64::from(cqe) + 1).next_power_of_two();
         Ok(CqSize { entries: entries as u32, cqe: cqe_size })
     }
 
@@ -95,8 +93,7 @@ impl SqSize {
             0 => 0,
             bytes => overhead + (INLINE + u64::from(bytes)).next_multiple_of(16),
         };
-        // A request that would just fit may not do so in whole blocks.
-        let request = gathered.max(inline).next_multiple_of(BLOCK);
+        let request = gathered.max(inline).max(fixed(qp_type)).next_multiple_of(BLOCK);
         if request > largest {
             return Err(format!(
                 "{} entries and {} bytes inline make requests of {request} bytes; the maximum is \
@@ -127,18 +124,25 @@ impl SqSize {
     }
 }
 
-/// What precedes the payload in the largest request that a queue pair of this type takes.
+/// What precedes the payload of the requests that have the longest head and carry any payload.
 fn overhead(qp_type: QpType) -> u64 {
-    let rdma = CTRL + RADDR;
-    // Atomics name one entry of 8 bytes, which counts as payload.
-    let atomic = CTRL + RADDR + ATOMIC.max(MASKED_ATOMIC);
-    let umr = CTRL + UMR_CTRL + MKEY + KLMS;
-    let connected = rdma.max(atomic).max(umr);
     match qp_type {
         QpType::UD => CTRL + AV,
         QpType::RAW_PACKET => CTRL + ETH,
-        QpType::XRC_INI | QpType::XRC_TGT => connected + XRC,
-        _ => connected,
+        QpType::XRC_INI | QpType::XRC_TGT => CTRL + XRC + RADDR,
+        _ => CTRL + RADDR,
+    }
+}
+
+/// The largest request whose size does not depend on what the user asks for.
+fn fixed(qp_type: QpType) -> u64 {
+    // An atomic has one entry, of 8 bytes. Binding a window changes a key by a list of four.
+    let atomic = RADDR + MASKED_ATOMIC.max(ATOMIC) + DATA;
+    let binding = UMR_CTRL + MKEY + KLMS;
+    match qp_type {
+        QpType::UD | QpType::RAW_PACKET => BLOCK,
+        QpType::XRC_INI | QpType::XRC_TGT => CTRL + (XRC + atomic).max(binding),
+        _ => CTRL + atomic.max(binding),
     }
 }
 
@@ -220,5 +224,101 @@ impl SrqSize {
 
     pub(crate) fn bytes(&self) -> usize {
         (self.entries as usize) << self.stride_log
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a ConnectX says of itself.
+    const LIMITS: Limits = Limits {
+        bf_reg_size: 512,
+        max_sq_desc_sz: 512,
+        max_rq_desc_sz: 512,
+        max_send_wqebb: 1 << 15,
+        max_recv_wr: 1 << 15,
+        max_srq_recv_wr: 1 << 15,
+        max_cqe: (1 << 22) - 1,
+        uars_per_page: 1,
+        ece: false,
+        clock_offset: None,
+        clock_info_versions: 0,
+        real_time: false,
+        eth_min_inline: 0,
+        devx: false,
+    };
+
+    fn cap(max_send_wr: u32, max_send_sge: u32, max_inline_data: u32) -> ib_uverbs_qp_cap {
+        ib_uverbs_qp_cap {
+            max_send_wr,
+            max_recv_wr: max_send_wr,
+            max_send_sge,
+            max_recv_sge: max_send_sge,
+            max_inline_data,
+        }
+    }
+
+    #[test]
+    fn completion_queues_have_one_entry_more_in_a_power_of_two() {
+        let entries = |cqe| CqSize::new(&LIMITS, cqe, 64).map(|size| size.entries);
+        assert_eq!([1, 2, 3, 4, 127, 128].map(entries), [2, 4, 4, 8, 128, 256].map(Ok));
+        assert_eq!(entries(LIMITS.max_cqe), Ok(1 << 22));
+        assert!(entries(LIMITS.max_cqe + 1).unwrap_err().contains("4194303"));
+        assert!(entries(u32::MAX).unwrap_err().contains("4294967295"));
+        assert_eq!(CqSize::new(&LIMITS, 3, 128).unwrap().bytes(), 512);
+        assert!(CqSize::new(&LIMITS, 3, 32).unwrap_err().contains("32 bytes"));
+    }
+
+    #[test]
+    fn send_queues_hold_what_was_asked_for() {
+        let size = |qp_type, cap: &_| SqSize::new(&LIMITS, qp_type, cap);
+        // Bindings are the largest requests, 192 bytes.
+        let rc = SqSize { blocks: 4, max_post: 1, max_sge: 1, max_inline: 156 };
+        assert_eq!(size(QpType::RC, &cap(1, 1, 0)), Ok(rc));
+        let rc = SqSize { blocks: 64, max_post: 21, max_sge: 3, max_inline: 156 };
+        assert_eq!(size(QpType::RC, &cap(16, 3, 100)), Ok(rc));
+        let ud = SqSize { blocks: 2, max_post: 1, max_sge: 2, max_inline: 60 };
+        assert_eq!(size(QpType::UD, &cap(1, 2, 0)), Ok(ud));
+        let inline = size(QpType::UC, &cap(10, 1, 220)).unwrap();
+        assert_eq!((inline.max_post, inline.max_inline), (16, 220));
+        let all = [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::RAW_PACKET];
+        for qp_type in all {
+            for (wr, sge, inline) in [(1, 1, 0), (7, 5, 64), (100, 20, 300), (8, 25, 8)] {
+                let size = size(qp_type, &cap(wr, sge, inline)).unwrap();
+                assert!(size.blocks.is_power_of_two() && size.max_post >= wr, "{size:?}");
+                assert!(size.max_inline >= inline && size.max_sge == sge, "{size:?}");
+                let request = overhead(qp_type) + DATA * u64::from(sge);
+                assert!(u64::from(size.max_post) * request <= size.bytes() as u64, "{size:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_device_cannot_is_refused_with_its_limit() {
+        let refusal = |cap: &_| SqSize::new(&LIMITS, QpType::RC, cap).unwrap_err();
+        SqSize::new(&LIMITS, QpType::RC, &cap(1, 30, 476)).unwrap();
+        assert_eq!(refusal(&cap(1, 31, 0)), "31 entries in a send; the maximum is 30 for type RC");
+        assert_eq!(refusal(&cap(1, 1, 477)), "477 bytes inline; the maximum is 476 for type RC");
+        let many = refusal(&cap(u32::MAX, 1, 0));
+        assert!(many.starts_with("4294967295 sends of 192 bytes; the maximum is 10922"), "{many}");
+        let receives = |cap: &_| RqSize::new(&LIMITS, cap).unwrap_err();
+        assert_eq!(receives(&cap(32769, 1, 0)), "32769 receives; the maximum is 32768");
+        assert_eq!(receives(&cap(1, 33, 0)), "33 entries in a receive; the maximum is 32");
+        let shared = |wr, sge| SrqSize::new(&LIMITS, wr, sge).unwrap_err();
+        assert_eq!(shared(32768, 1), "32768 receives; the maximum is 32767");
+        assert_eq!(shared(1, 32), "32 entries in a receive; the maximum is 31");
+    }
+
+    #[test]
+    fn receive_queues_are_powers_of_two() {
+        let size = |wr, sge| RqSize::new(&LIMITS, &cap(wr, sge, 0)).unwrap();
+        assert_eq!(size(1, 1), RqSize { entries: 4, stride_log: 4, max_sge: 1 });
+        assert_eq!(size(5, 3), RqSize { entries: 8, stride_log: 6, max_sge: 4 });
+        assert_eq!(size(5, 3).bytes(), 512);
+        assert_eq!(RqSize::new(&LIMITS, &cap(0, 1, 0)).unwrap().bytes(), 0);
+        let size = |wr, sge| SrqSize::new(&LIMITS, wr, sge).unwrap();
+        assert_eq!(size(1, 1), SrqSize { entries: 2, stride_log: 5, max_sge: 1 });
+        assert_eq!(size(100, 4), SrqSize { entries: 128, stride_log: 7, max_sge: 7 });
     }
 }

@@ -152,13 +152,8 @@ impl SrqRing {
         self.capacity
     }
 
-    /// Takes no more requests.
-    pub(crate) fn close(&mut self) {
-        (self.capacity, self.free) = (0, 0);
-    }
-
     /// Where the next receive goes, after what came back was put at the end of the list.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cursor(&mut self) -> Cursor {
         if !self.units.epoch().is_over() {
             self.collect();
@@ -179,7 +174,7 @@ impl SrqRing {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.units.epoch().is_over() {
@@ -197,7 +192,7 @@ impl SrqRing {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
         if self.units.epoch().is_over() {
             return;

@@ -111,6 +111,9 @@ fn run(
         ALLOC_Q_COUNTER => device.alloc_q_counter(uid),
         DEALLOC_Q_COUNTER => device.dealloc_q_counter(uid, input),
         QUERY_Q_COUNTER => device.query_q_counter(input),
+        ALLOC_FLOW_COUNTER => device.alloc_flow_counter(uid, input),
+        DEALLOC_FLOW_COUNTER => device.dealloc_flow_counter(uid, input),
+        QUERY_FLOW_COUNTER => device.query_flow_counter(uid, input),
         CREATE_UCTX => device.create_uctx(input),
         DESTROY_UCTX => device.destroy_uctx(input),
         CREATE_UMEM => device.create_umem(uid, input),
@@ -179,7 +182,7 @@ fn run(
         SET_FLOW_TABLE_ROOT => device.set_flow_table_root(input),
         CREATE_FLOW_GROUP => device.create_flow_group(input),
         DESTROY_FLOW_GROUP => device.destroy_flow_group(input),
-        SET_FLOW_TABLE_ENTRY => device.set_fte(input),
+        SET_FLOW_TABLE_ENTRY => device.set_fte(uid, input),
         DELETE_FLOW_TABLE_ENTRY => device.delete_fte(input),
 
         _ => refuse!(BadOp, "not modelled"),

@@ -106,6 +106,7 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
+        self.count(qpn, |set| set.count_send_error(cause.syndrome));
         self.complete(cqn, cqe.bytes(), false);
     }
 
@@ -179,6 +180,7 @@ impl Device {
         cause: Syndromes,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
+        self.count(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
         cqe.put8(54, cause.vendor);

@@ -30,11 +30,13 @@ type Place = (u32, u64);
 /// What was seen that a correct driver does not do.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
-    /// BlueFlame copies that never came to their end: another write to the register cut in.
+    /// Pieces of BlueFlame copies that never came to their end: another write to the register cut
+    /// in.
     pub torn: u64,
-    /// Doorbells whose doorbell record does not cover the request they name.
+    /// Doorbells whose doorbell record does not cover the request they name, or was not armed as
+    /// they say.
     pub record_behind: u64,
-    /// BlueFlame data that is not what the ring holds.
+    /// BlueFlame data, or the eight bytes of a doorbell, that are not what the ring holds.
     pub differs: u64,
     /// Writes of a copy that came after a pause too long to wait for, so that it counted as a
     /// doorbell. This is the host's doing, not the driver's.
@@ -178,7 +180,11 @@ impl Device {
         let Some(burst) = self.doorbells.bursts.remove(&place) else { return };
         if !burst.start.is_multiple_of(BUFFER) || burst.bytes.len() < 8 {
             log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
-            self.doorbells.faults.stray += 1;
+            // What does not begin with a buffer is the rest of a copy that another one cut.
+            match burst.start.is_multiple_of(BUFFER) {
+                true => self.doorbells.faults.stray += 1,
+                false => self.doorbells.faults.torn += 1,
+            }
             return;
         }
         let whole = burst.whole();
@@ -217,12 +223,17 @@ impl Device {
         }
         // One that was carried out already, because a record told of it before its doorbell came, may
         // have been overwritten.
-        if let Some(data) = data.filter(|_| ring.pending(index)) {
+        if ring.pending(index) {
+            let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
+            let copy = data.as_ref().unwrap_or(&words);
             let stored = ring.read(&self.memory, index, usize::from(blocks));
-            if stored.is_ok_and(|stored| data.get(..stored.len()) != Some(&stored[..])) {
+            let same = |stored: Vec<u8>| copy.iter().zip(&stored).all(|(copy, own)| copy == own);
+            if !stored.is_ok_and(same) {
                 self.doorbells.faults.differs += 1;
             }
-            ring.set_data(index, data);
+            if let Some(data) = data {
+                ring.set_data(index, data);
+            }
         }
         self.wake(number);
     }
@@ -267,6 +278,22 @@ mod tests {
             device.settle();
             let want = Faults { stray: 2, torn: 1, ..Faults::default() };
             assert_eq!(device.doorbell_faults(), want);
+        }
+    }
+
+    /// What two processors do to one register that they do not lock: words of one copy among those
+    /// of another, in the same buffer or in the other one.
+    #[test]
+    fn copies_that_cut_into_each_other_are_torn() {
+        for other in [0, BUFFER] {
+            let mut device = Device::new(Options::default(), 1);
+            for word in 0..8 {
+                let bytes = if word == 0 { [0, 0, 0, 0x0a, 0, 0, 0x40, 2] } else { [0; 8] };
+                device.uar_write(20, SEND + word * 8, &bytes);
+                device.uar_write(20, SEND + other + word * 8, &bytes);
+            }
+            device.settle();
+            assert!(device.doorbell_faults().torn > 0, "{:?}", device.doorbell_faults());
         }
     }
 

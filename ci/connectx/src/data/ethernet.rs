@@ -9,6 +9,7 @@ use super::frame::{self, Parts};
 use super::message::Syndrome;
 use super::wqe::{Control, Gather, Segments, op};
 use crate::device::Device;
+use crate::object::flow::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
 use crate::object::raw::State;
 use crate::object::steering::Tis;
@@ -104,7 +105,15 @@ impl Device {
         }
         match frames {
             Ok(frames) if frames.is_empty() => Outgoing::Done,
-            Ok(frames) => {
+            Ok(mut frames) => {
+                let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
+                frames.retain(|frame| {
+                    if !steered {
+                        return true;
+                    }
+                    let headers = Parts::find(frame).as_match(frame);
+                    !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
+                });
                 for frame in &frames {
                     self.port.sent.add(frame.len());
                 }
@@ -185,7 +194,7 @@ impl Device {
             return;
         }
         let parts = Parts::find(frame);
-        let verdict = self.steer(&parts.as_match(frame));
+        let verdict = self.steer(NIC_RECEIVE, &parts.as_match(frame), frame.len());
         let mut taken = false;
         for tirn in verdict.tirs {
             let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
@@ -233,7 +242,7 @@ impl Device {
             Ok(None) => {
                 let set = rq.context.get32(rqc::counter_set_id);
                 if let Ok(set) = self.objects.counters.get_mut(set) {
-                    set.out_of_buffer += 1;
+                    set.out_of_buffer = set.out_of_buffer.wrapping_add(1);
                 }
                 return false;
             }

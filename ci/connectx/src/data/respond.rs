@@ -9,11 +9,12 @@ use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
 use crate::device::Device;
 use crate::fault::Side;
-use crate::object::domain::Domain;
+use crate::object::counter::CounterSet;
 use crate::object::eq::event;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
 use crate::record::Source;
+use crate::table::KERNEL;
 
 /// Bytes in front of a datagram's data.
 const ROUTE: usize = 40;
@@ -68,6 +69,7 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
+                self.count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
                 // Something before it is missing; the sender will come again.
                 return Answer::Lost;
             }
@@ -84,6 +86,7 @@ impl Device {
 
     /// A request that was carried out before, and whose answer was lost.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
+        self.count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
             Action::Read { .. } => self.act(qpn, message),
             Action::Atomic { .. } => {
@@ -119,7 +122,9 @@ impl Device {
                 if len > 0 && self.write_pieces(place, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.count(qpn, |set| set.writes += 1);
+                self.count(qpn, |set| {
+                    set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
+                });
                 if message.immediate.is_some() {
                     return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
                 }
@@ -131,7 +136,9 @@ impl Device {
                 }
                 match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.count(qpn, |set| set.reads += 1);
+                        self.count(qpn, |set| {
+                            set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
+                        });
                         Answer::Data(data)
                     }
                     Err(_) => self.access_error(qpn),
@@ -145,7 +152,9 @@ impl Device {
                 let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
-                self.count(qpn, |set| set.atomics += 1);
+                self.count(qpn, |set| {
+                    set.rx_atomic_requests = set.rx_atomic_requests.wrapping_add(1)
+                });
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
                 }
@@ -154,7 +163,8 @@ impl Device {
         }
     }
 
-    fn count(&mut self, qpn: u32, change: impl Fn(&mut Domain)) {
+    /// Counts something in the set of a queue pair.
+    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         let set = qp.context.get32(qpc::counter_set_id);
         if let Ok(set) = self.objects.counters.get_mut(set) {
@@ -168,6 +178,9 @@ impl Device {
     }
 
     fn access_error(&mut self, qpn: u32) -> Answer {
+        self.count(qpn, |set| {
+            set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
+        });
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
         Answer::AccessError
     }
@@ -196,7 +209,7 @@ impl Device {
         let receive = match peeked {
             Some(Ok(Some(receive))) => receive,
             Some(Ok(None)) | None => {
-                self.count(qpn, |set| set.out_of_buffer += 1);
+                self.count(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
                 return Some(Answer::NotReady(rnr));
             }
             Some(Err(why)) => {
@@ -210,7 +223,7 @@ impl Device {
         if let Some(queue) = self.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
-        let user = self.objects.qps.is_users(qpn);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
         let answer = match self.faults.request(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);

@@ -13,6 +13,7 @@ use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
 use crate::record::{Counter, Entry};
+use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -91,7 +92,7 @@ impl Device {
             bytes: &bytes[..],
         };
         self.recorder.add(self.now, &request);
-        let user = self.objects.qps.is_users(qpn);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
         if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
             self.fail(qpn, &control, cause);
             return Next::Done;
@@ -445,20 +446,26 @@ impl Device {
         let outcome = match answer {
             Answer::NotReady(code) => {
                 qp.retries += 1;
-                if rnr_retries != FOREVER && qp.retries > rnr_retries {
-                    Err(Syndrome::ReceiverNotReady)
-                } else {
-                    qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
+                qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                self.count(qpn, |set| {
+                    set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, rnr_timer(code));
                 }
+                Err(Syndrome::ReceiverNotReady)
             }
             Answer::Lost => {
                 qp.retries += 1;
-                if qp.retries > retries {
-                    Err(Syndrome::RetriesExceeded)
-                } else {
+                let exceeded = qp.retries > retries;
+                self.count(qpn, |set| {
+                    set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
+                });
+                if !exceeded {
                     return self.wake_after(qpn, timeout);
                 }
+                Err(Syndrome::RetriesExceeded)
             }
             Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Answer::AccessError => Err(Syndrome::RemoteAccess),

@@ -80,6 +80,9 @@ impl Device {
         let new = Bits::<mkc, _>::new(&context[..]);
         let kernel = service == Service::Umr;
         let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
+        if mkey.is_device_memory() && mask & 0b100_0001 != 0 {
+            return Err("device memory stays where it is".into());
+        }
         if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
             return Err("the key is free".into());
         }

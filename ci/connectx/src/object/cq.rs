@@ -5,9 +5,10 @@
 use uverbs_uapi::mlx5::prm::cqc::{
     cqc, create_cq_in, create_cq_out, destroy_cq_in, modify_cq_in, query_cq_in, query_cq_out,
 };
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use super::eq::event;
+use super::umem::{QueueMemory, Request};
 use crate::buffer::Buffer;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
@@ -17,6 +18,9 @@ use crate::record::{Counter, Entry};
 pub struct Cq {
     pub(crate) context: Bits<cqc, Vec<u8>>,
     buffer: Buffer,
+    /// Guest address of the doorbell record.
+    record: u64,
+    umems: Vec<u32>,
     log_size: u32,
     /// 64, or 128 with the entry proper in the second half.
     entry: u64,
@@ -41,6 +45,12 @@ enum Arm {
     Solicited,
 }
 
+/// Where in CREATE_CQ the memory of the queue and of its record are named, which the kernel's
+/// description leaves out: only user contexts use it.
+const CQ_UMEM_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
+const CQ_UMEM: Field<create_cq_in> = Field::new(0x2c0, 0x20);
+const RECORD_UMEM: Field<cqc> = Field::new(0x20, 0x20);
+
 /// `modify_field_select` bits of MODIFY_CQ.
 const MODIFY_PERIOD: u64 = 1;
 const MODIFY_COUNT: u64 = 2;
@@ -62,9 +72,6 @@ impl Device {
     pub(crate) fn create_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_cq_in, _>::new(input);
         let context = Bits::<cqc, _>::new(input.sub(create_cq_in::cq_context).bytes().to_vec());
-        if input.is_set(create_cq_in::cq_umem_valid) {
-            return refuse!(BadParam, "a CQ in a umem is not modelled");
-        }
         if context.is_set(cqc::cqe_comp_en) {
             return refuse!(BadParam, "CQE compression is not modelled");
         }
@@ -77,19 +84,25 @@ impl Device {
             1 | PADDED => 128,
             other => return refuse!(BadParam, "cqe_sz {other}"),
         };
-        let buffer = Buffer::new(
-            context.get(cqc::log_page_size),
-            context.get(cqc::page_offset),
-            entry << log_size,
-            input.tail(create_cq_in::pas),
-        )?;
         let eqn = context.get32(cqc::c_eqn_or_apu_element) & 0xff;
         let uar = context.get32(cqc::uar_page);
-        if context.get(cqc::dbr_addr) % 8 != 0 {
-            return refuse!(BadParam, "doorbell record at {:#x}", context.get(cqc::dbr_addr));
-        }
+        self.objects.cqs.room()?;
         self.objects.eqs.get(eqn)?;
         self.objects.uars.allow(uid, uar)?;
+        let QueueMemory { buffer, record, umems } = self.queue_memory(
+            uid,
+            &Request {
+                queue: input
+                    .is_set(create_cq_in::cq_umem_valid)
+                    .then(|| (input.get32(CQ_UMEM), input.get(CQ_UMEM_OFFSET))),
+                record: context.is_set(cqc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
+                record_address: context.get(cqc::dbr_addr),
+                log_page_size: context.get(cqc::log_page_size),
+                page_offset: context.get(cqc::page_offset),
+                len: entry << log_size,
+                pages: input.tail(create_cq_in::pas),
+            },
+        )?;
         self.objects.uars.hold(uar)?;
         self.objects.eqs.hold(eqn)?;
         let number = self.objects.cqs.insert_owned(
@@ -97,6 +110,8 @@ impl Device {
             Cq {
                 context,
                 buffer,
+                record,
+                umems,
                 log_size,
                 entry,
                 producer: 0,
@@ -124,6 +139,7 @@ impl Device {
         }
         self.objects.uars.release(cq.uar);
         self.objects.eqs.release(cq.eqn);
+        self.release_umems(&cq.umems);
         Ok(vec![])
     }
 
@@ -184,7 +200,7 @@ impl Device {
             cq.entry << log_size,
             input.tail(modify_cq_in::pas),
         )?;
-        let consumer = self.memory.read_be32(cq.context.get(cqc::dbr_addr));
+        let consumer = self.memory.read_be32(cq.record);
         let waiting = consumer.map(|consumer| cq.producer.wrapping_sub(consumer) & PRODUCER_MASK);
         // The marker comes after what waits, and both have to fit the new buffer.
         let least = log_size.min(cq.log_size);
@@ -230,7 +246,7 @@ impl Device {
         if cq.failed {
             return false;
         }
-        let record = self.memory.read_be32(cq.context.get(cqc::dbr_addr));
+        let record = self.memory.read_be32(cq.record);
         let consumer = match record {
             Ok(word) => word & PRODUCER_MASK,
             Err(_) => return self.fail_cq(number, WRITE_FAULT),
@@ -345,19 +361,21 @@ impl Device {
         let number = number & 0xff_ffff;
         let Ok(cq) = self.objects.cqs.get_mut(number) else {
             log::debug!("doorbell of CQ {number:#x} which does not exist");
+            self.doorbells.faults.stray += 1;
             return;
         };
         if cq.uar != uar {
             log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
+            self.doorbells.faults.stray += 1;
             return;
         }
-        if self.recorder.on()
-            && let record = cq.context.get(cqc::dbr_addr)
-            && let Ok(seen) = self.memory.read_be32(record)
+        let record = cq.context.get(cqc::dbr_addr);
+        if let Ok(seen) = self.memory.read_be32(record)
             && let Ok(armed) = self.memory.read_be32(record + 4)
         {
             self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
             self.recorder.saw(self.now, Counter::Arm, number, armed);
+            self.doorbells.faults.record_behind += u64::from(is_behind(armed, command));
         }
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;
@@ -373,5 +391,31 @@ impl Device {
         if behind != 0 && behind < PRODUCER_MASK / 2 {
             self.moderate(number, behind);
         }
+    }
+}
+
+/// Whether the arm word of a record is older than the doorbell that came after it. It may be newer:
+/// the next doorbell is on its way then.
+fn is_behind(record: u32, doorbell: u32) -> bool {
+    // The upper four bits count events, modulo 4.
+    let serial = (record >> 28).wrapping_sub(doorbell >> 28) & 3;
+    let consumer = record.wrapping_sub(doorbell) & PRODUCER_MASK;
+    serial > 1 || serial == 0 && consumer > PRODUCER_MASK / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_arm_word_is_told_from_a_newer_one() {
+        assert!(!is_behind(0x1000_0005, 0x1000_0005));
+        assert!(!is_behind(0x1000_0006, 0x1000_0005));
+        assert!(!is_behind(0x2000_0000, 0x1000_0005));
+        assert!(!is_behind(0x0000_0001, 0x30ff_ffff));
+        assert!(!is_behind(0x1000_0000, 0x10ff_ffff));
+        assert!(is_behind(0x1000_0004, 0x1000_0005));
+        assert!(is_behind(0x1000_0005, 0x2000_0005));
+        assert!(is_behind(0x3000_0005, 0x0000_0005));
     }
 }

@@ -18,25 +18,27 @@ use crate::device::Device;
 /// Bytes of a match: outer headers and misc, the parts that are compared.
 const COMPARED: usize = 0x80;
 /// Bytes of a whole match.
-const MATCH: usize = 0x200;
+pub(crate) const MATCH: usize = 0x200;
 
 /// Actions of an entry.
 const ALLOW: u64 = 1;
 const DROP: u64 = 2;
 const FORWARD: u64 = 4;
+const COUNT: u64 = 8;
 
 /// Kinds of destinations.
 const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 
-/// Receive tables; the others are kept but see no frames.
+/// Tables of received frames, and of those that are sent; the others are kept but see no frames.
 pub(crate) const NIC_RECEIVE: u64 = 0;
+pub(crate) const NIC_TRANSMIT: u64 = 1;
 
 /// A flow table.
 pub struct FlowTable {
     kind: u64,
     log_size: u64,
-    miss: Option<u32>,
+    pub(crate) miss: Option<u32>,
     groups: BTreeMap<u32, Group>,
     entries: BTreeMap<u32, Entry>,
 }
@@ -46,11 +48,14 @@ struct Group {
     mask: Vec<u8>,
 }
 
-struct Entry {
+/// What becomes of frames with these headers.
+pub(crate) struct Entry {
     value: Vec<u8>,
     action: u64,
-    flow_tag: u32,
-    to: Vec<Destination>,
+    pub(crate) flow_tag: u32,
+    pub(crate) to: Vec<Destination>,
+    /// Numbers of the counters that count them.
+    pub(crate) counters: Vec<u32>,
 }
 
 /// Where an entry sends a frame.
@@ -60,17 +65,17 @@ pub(crate) enum Destination {
     Tir(u32),
 }
 
+impl Entry {
+    /// Whether frames end here.
+    pub(crate) fn drops(&self) -> bool {
+        self.action & DROP != 0
+    }
+}
+
 /// Where each kind of table begins.
 #[derive(Default)]
 pub struct Roots {
-    tables: BTreeMap<u64, u32>,
-}
-
-/// What the tables say of a frame.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    pub(crate) tirs: Vec<u32>,
-    pub(crate) flow_tag: u32,
+    pub(crate) tables: BTreeMap<u64, u32>,
 }
 
 impl Device {
@@ -198,22 +203,39 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn set_fte(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn set_fte(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<set_fte_in, _>::new(input);
         let number = input.get32(set_fte_in::table_id);
         let kind = input.get(set_fte_in::table_type);
         let index = input.get32(set_fte_in::flow_index);
         let context = input.sub(set_fte_in::flow_context);
         let action = context.get(flow_context::action);
-        if action & !(ALLOW | DROP | FORWARD) != 0 {
+        if action & !(ALLOW | DROP | FORWARD | COUNT) != 0 {
             return refuse!(BadParam, "flow action {action:#x} is not modelled");
         }
         let list = input.bytes().get(set_fte_in::SIZE..).unwrap_or_default();
         let (list, _) = list.as_chunks::<8>();
         let count = context.get(flow_context::destination_list_size) as usize;
-        let Some(list) = list.get(..count) else {
-            return refuse!(BadInputLength, "{count} destinations, {} listed", list.len());
+        let counters = context.get(flow_context::flow_counter_list_size) as usize;
+        let Some((list, counters)) =
+            list.get(..count + counters).and_then(|list| list.split_at_checked(count))
+        else {
+            return refuse!(
+                BadInputLength,
+                "{count} destinations and {counters} counters, {} listed",
+                list.len()
+            );
         };
+        let counters: Vec<u32> = counters
+            .iter()
+            .map(|entry| u32::from_be_bytes([entry[0], entry[1], entry[2], entry[3]]))
+            .collect();
+        if (action & COUNT != 0) == counters.is_empty() {
+            return refuse!(BadParam, "action {action:#x} with {} counters", counters.len());
+        }
+        for counter in &counters {
+            self.objects.flow_counters.allow(uid, *counter)?;
+        }
         let mut to = Vec::new();
         for entry in list {
             let entry = Bits::<dest_format, _>::new(&entry[..]);
@@ -238,7 +260,12 @@ impl Device {
         if !grouped {
             return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
         }
-        table.entries.insert(index, Entry { value, action, flow_tag, to });
+        let entry = Entry { value, action, flow_tag, to, counters };
+        let old = table.entries.insert(index, entry);
+        self.hold_for_entry(number, index);
+        if let Some(old) = old {
+            self.release_for_entry(&old);
+        }
         Ok(vec![])
     }
 
@@ -247,49 +274,46 @@ impl Device {
         let number = input.get32(delete_fte_in::table_id);
         let index = input.get32(delete_fte_in::flow_index);
         let table = self.flow_table(input.get(delete_fte_in::table_type), number)?;
-        if table.entries.remove(&index).is_none() {
+        let Some(entry) = table.entries.remove(&index) else {
             return refuse!(BadIndex, "flow table {number} has no entry {index}");
-        }
+        };
+        self.release_for_entry(&entry);
         Ok(vec![])
     }
 
-    /// Runs a frame, described in the form of a match, through the receive tables.
-    pub(crate) fn steer(&self, headers: &[u8; MATCH]) -> Verdict {
-        let mut verdict = Verdict::default();
-        let Some(root) = self.objects.flow_roots.tables.get(&NIC_RECEIVE) else { return verdict };
-        let mut tables = vec![*root];
-        // Tables may point at one another in a circle; a frame passes each table once at most.
-        let mut left = self.objects.flow_tables.len();
-        while let Some(number) = tables.pop() {
-            let Ok(table) = self.objects.flow_tables.get(number) else { continue };
-            if left == 0 {
-                log::warn!("flow tables form a circle through {number}");
-                break;
-            }
-            left -= 1;
-            let Some(entry) = table.find(headers) else {
-                tables.extend(table.miss);
-                continue;
-            };
-            if entry.action & DROP != 0 {
-                continue;
-            }
-            if entry.flow_tag != 0 {
-                verdict.flow_tag = entry.flow_tag;
-            }
-            for to in &entry.to {
-                match to {
-                    Destination::Table(table) => tables.push(*table),
-                    Destination::Tir(tir) => verdict.tirs.push(*tir),
-                }
+    /// Holds what an entry sends to, and counts by. All of it has been found before.
+    fn hold_for_entry(&mut self, number: u32, index: u32) {
+        let Ok(table) = self.objects.flow_tables.get(number) else { return };
+        let Some(entry) = table.entries.get(&index) else { return };
+        let (to, counters) = (entry.to.clone(), entry.counters.clone());
+        let tables = to.iter().map(|to| match to {
+            Destination::Table(table) => self.objects.flow_tables.hold(*table),
+            Destination::Tir(tir) => self.objects.tirs.hold(*tir),
+        });
+        let held: Result<(), Refused> = tables.collect();
+        let counted: Result<(), Refused> =
+            counters.iter().map(|counter| self.objects.flow_counters.hold(*counter)).collect();
+        if let Err(refused) = held.and(counted) {
+            log::error!("{refused}");
+        }
+    }
+
+    fn release_for_entry(&mut self, entry: &Entry) {
+        for to in &entry.to {
+            match to {
+                Destination::Table(table) => self.objects.flow_tables.release(*table),
+                Destination::Tir(tir) => self.objects.tirs.release(*tir),
             }
         }
-        verdict
+        for counter in &entry.counters {
+            self.objects.flow_counters.release(*counter);
+        }
     }
 }
 
 impl FlowTable {
-    fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
+    /// The entry for a frame, described in the form of a match.
+    pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
         self.entries.iter().find_map(|(index, entry)| {
             let group = self.groups.values().find(|group| group.range.contains(index))?;
             let same = headers

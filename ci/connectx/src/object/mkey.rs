@@ -11,6 +11,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use super::Objects;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::table::{KERNEL, SHARED};
 
 /// `qpn` of a key that is not bound to one queue pair.
 pub(crate) const ANY_QP: u64 = 0xff_ffff;
@@ -74,6 +75,11 @@ impl Mkey {
         self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
     }
 
+    /// Whether it is of device memory, which it holds.
+    pub(crate) fn is_device_memory(&self) -> bool {
+        self.mode() == DEVICE_MEMORY
+    }
+
     pub(crate) fn is_free(&self) -> bool {
         self.context.is_set(mkc::free)
     }
@@ -123,7 +129,7 @@ impl Objects {
             return Err(format!("key {key:#x} does not allow {right:?}"));
         }
         // Addresses of device memory begin at zero; the start is where it lies in BAR0.
-        let device_memory = mkey.mode() == DEVICE_MEMORY;
+        let device_memory = mkey.is_device_memory();
         let start = if device_memory { 0 } else { context.get(mkc::start_addr) };
         let whole = context.is_set(mkc::length64) && !device_memory;
         let offset = address.wrapping_sub(start);
@@ -338,6 +344,9 @@ impl Device {
         if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
             return refuse!(BadParam, "mkey access mode {mode} is not modelled");
         }
+        if mode == PHYSICAL && !matches!(uid, KERNEL | SHARED) {
+            return refuse!(BadParam, "context {uid} may not name physical addresses");
+        }
         let room = Mkey::octowords(&context);
         let actual = input.get(create_mkey_in::translations_octword_actual_size);
         if room > 1 << 22 || actual > room {
@@ -353,20 +362,11 @@ impl Device {
         let mut translation = list.to_vec();
         // Work requests replace entries in units of 64 bytes, padded if need be.
         translation.resize((room as usize * 16).next_multiple_of(64), 0);
-        let held =
-            (mode == DEVICE_MEMORY).then(|| (context.get(mkc::start_addr), context.get(mkc::len)));
-        if let Some((start, len)) = held {
-            self.objects.memic.hold(start, len)?;
+        self.objects.mkeys.room()?;
+        if mode == DEVICE_MEMORY {
+            self.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
         }
-        let number = match self.objects.mkeys.insert_owned(uid, Mkey { context, translation }) {
-            Ok(number) => number,
-            Err(refused) => {
-                if let Some((start, len)) = held {
-                    self.objects.memic.release(start, len);
-                }
-                return Err(refused);
-            }
-        };
+        let number = self.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
         let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
         out.set(create_mkey_out::mkey_index, number.into());
         Ok(out.into_inner())
@@ -376,7 +376,7 @@ impl Device {
         let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
         self.objects.mkeys.own(uid, number)?;
         let mkey = self.objects.mkeys.remove(number)?;
-        if mkey.mode() == DEVICE_MEMORY {
+        if mkey.is_device_memory() {
             let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
             self.objects.memic.release(start, len);
         }

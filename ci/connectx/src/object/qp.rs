@@ -10,7 +10,7 @@ use uverbs_uapi::mlx5::prm::qpc::{
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use super::srq::Kind;
-use crate::buffer::Buffer;
+use super::umem::{QueueMemory, Request};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::{Order, ReceiveQueue};
 use crate::data::ring::SendRing;
@@ -88,11 +88,15 @@ pub struct Qp {
     pub(crate) srqn: Option<u32>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
+    umems: Vec<u32>,
     /// How often the message under way was tried again.
     pub(crate) retries: u8,
     /// The answer to the last atomic, for a request that is repeated.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
+
+/// Where the memory of the doorbell record is named, which the kernel's description leaves out.
+const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
 
 /// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and what each lets a transition change.
 const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
@@ -252,9 +256,6 @@ impl Device {
         let input = Bits::<create_qp_in, _>::new(input);
         let context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
         let service = Service::new(context.get(qpc::st))?;
-        if input.is_set(create_qp_in::wq_umem_valid) || context.is_set(qpc::dbr_umem_valid) {
-            return refuse!(BadParam, "a QP in a umem is not modelled");
-        }
         if context.is_set(qpc::wq_signature) {
             return refuse!(BadParam, "WQE signatures are not modelled");
         }
@@ -264,20 +265,6 @@ impl Device {
         let rq_bytes = if rq_type == RQ_OWN { 1u64 << (log_rq + log_stride) } else { 0 };
         let sq_bytes =
             if context.is_set(qpc::no_sq) { 0 } else { 64u64 << context.get(qpc::log_sq_size) };
-        let buffer = Buffer::new(
-            context.get(qpc::log_page_size),
-            context.get(qpc::page_offset),
-            rq_bytes + sq_bytes,
-            input.tail(create_qp_in::pas),
-        )?;
-        let record = context.get(qpc::dbr_addr);
-        let receive = (rq_type == RQ_OWN)
-            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
-        let send = (sq_bytes > 0)
-            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
-        if record % 8 != 0 && (receive.is_some() || send.is_some()) {
-            return refuse!(BadParam, "doorbell record at {record:#x}");
-        }
         let srqn = match rq_type {
             RQ_OWN | RQ_NONE => None,
             RQ_SHARED => Some(context.get32(qpc::srqn_rmpn_xrqn)),
@@ -293,7 +280,7 @@ impl Device {
         for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
             self.objects.cqs.allow_lent(uid, cqn)?;
         }
-        if send.is_some() {
+        if sq_bytes > 0 {
             self.objects.uars.allow(uid, uar)?;
         }
         if service == Service::Xrc {
@@ -302,7 +289,27 @@ impl Device {
         if let Some(srqn) = srqn {
             self.objects.srqs.allow_lent(uid, srqn)?;
         }
+        self.objects.qps.room()?;
+        let QueueMemory { buffer, record, umems } = self.queue_memory(
+            uid,
+            &Request {
+                queue: input.is_set(create_qp_in::wq_umem_valid).then(|| {
+                    (input.get32(create_qp_in::wq_umem_id), input.get(create_qp_in::wq_umem_offset))
+                }),
+                record: context.is_set(qpc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
+                record_address: context.get(qpc::dbr_addr),
+                log_page_size: context.get(qpc::log_page_size),
+                page_offset: context.get(qpc::page_offset),
+                len: rq_bytes + sq_bytes,
+                pages: input.tail(create_qp_in::pas),
+            },
+        )?;
+        let receive = (rq_type == RQ_OWN)
+            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
+        let send = (sq_bytes > 0)
+            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
         let qp = Qp {
+            umems,
             service,
             state: State::Reset,
             context,
@@ -353,6 +360,7 @@ impl Device {
         self.objects.qps.own(uid, number)?;
         let qp = self.objects.qps.remove(number)?;
         self.hold_for_qp(&qp, false);
+        self.release_umems(&qp.umems);
         Ok(vec![])
     }
 

@@ -9,8 +9,7 @@ use uverbs_uapi::mlx5::prm::rqc::{
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use super::srq::receive_queue;
-use crate::buffer::Buffer;
+use super::umem::{QueueMemory, Request};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::ReceiveQueue;
 use crate::data::ring::SendRing;
@@ -43,6 +42,7 @@ impl State {
 pub struct Sq {
     pub(crate) state: State,
     pub(crate) ring: SendRing,
+    umems: Vec<u32>,
     pub(crate) context: Bits<sqc, Vec<u8>>,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
@@ -52,6 +52,7 @@ pub struct Sq {
 pub struct Rq {
     pub(crate) state: State,
     pub(crate) queue: ReceiveQueue,
+    umems: Vec<u32>,
     pub(crate) context: Bits<rqc, Vec<u8>>,
     pub(crate) pd: u32,
 }
@@ -67,16 +68,6 @@ impl Device {
         if log_size > 15 || log_stride != 6 || context.is_set(sqc::hairpin) {
             return refuse!(BadParam, "SQ of 2^{log_size} strides of 2^{log_stride} bytes");
         }
-        if queue.is_set(wq::wq_umem_valid) {
-            return refuse!(BadParam, "a queue in a umem is not modelled");
-        }
-        let buffer = Buffer::new(
-            queue.get(wq::log_wq_pg_sz),
-            queue.get(wq::page_offset),
-            64 << log_size,
-            pas,
-        )?;
-        let ring = SendRing::new(buffer, 0, log_size, queue.get(wq::dbr_addr) + 4);
         let uar = queue.get32(wq::uar_page);
         let pd = queue.get32(wq::pd);
         let cqn = context.get32(sqc::cqn);
@@ -90,6 +81,10 @@ impl Device {
             self.objects.tises.allow_lent(uid, tisn)?;
         }
         self.objects.cqs.allow_lent(uid, cqn)?;
+        self.objects.sqs.room()?;
+        let request = Request::of_work_queue(&queue, 64 << log_size, pas);
+        let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
+        let ring = SendRing::new(buffer, 0, log_size, record + 4);
         self.objects.cqs.hold(cqn)?;
         self.objects.uars.hold(uar)?;
         if context.is_set(sqc::tis_lst_sz) {
@@ -98,7 +93,7 @@ impl Device {
         let number = self
             .objects
             .sqs
-            .insert_owned(uid, Sq { state: State::Reset, ring, context, uar, pd })?;
+            .insert_owned(uid, Sq { state: State::Reset, ring, umems, context, uar, pd })?;
         let mut out = Bits::<create_sq_out, _>::new(vec![0; create_sq_out::SIZE]);
         out.set(create_sq_out::sqn, number.into());
         Ok(out.into_inner())
@@ -134,6 +129,7 @@ impl Device {
         let number = Bits::<destroy_sq_in, _>::new(input).get32(destroy_sq_in::sqn);
         self.objects.sqs.own(uid, number)?;
         let sq = self.objects.sqs.remove(number)?;
+        self.release_umems(&sq.umems);
         self.objects.cqs.release(sq.context.get32(sqc::cqn));
         self.objects.uars.release(sq.uar);
         if sq.context.is_set(sqc::tis_lst_sz) {
@@ -151,16 +147,19 @@ impl Device {
             return refuse!(BadParam, "RQ memory type {}", context.get(rqc::mem_rq_type));
         }
         let queue_context = context.sub(rqc::wq);
-        let queue = receive_queue(&queue_context, pas)?;
         let pd = queue_context.get32(wq::pd);
         // A queue that never touches memory is made without.
         if pd != 0 {
             self.objects.pds.allow(uid, pd)?;
         }
         self.objects.cqs.allow_lent(uid, context.get32(rqc::cqn))?;
+        self.objects.rqs.room()?;
+        let (queue, umems) = self.receive_queue_of(uid, &queue_context, pas)?;
         self.objects.cqs.hold(context.get32(rqc::cqn))?;
-        let number =
-            self.objects.rqs.insert_owned(uid, Rq { state: State::Reset, queue, context, pd })?;
+        let number = self
+            .objects
+            .rqs
+            .insert_owned(uid, Rq { state: State::Reset, queue, umems, context, pd })?;
         let mut out = Bits::<create_rq_out, _>::new(vec![0; create_rq_out::SIZE]);
         out.set(create_rq_out::rqn, number.into());
         Ok(out.into_inner())
@@ -209,6 +208,7 @@ impl Device {
         let number = Bits::<destroy_rq_in, _>::new(input).get32(destroy_rq_in::rqn);
         self.objects.rqs.own(uid, number)?;
         let rq = self.objects.rqs.remove(number)?;
+        self.release_umems(&rq.umems);
         self.objects.cqs.release(rq.context.get32(rqc::cqn));
         Ok(vec![])
     }

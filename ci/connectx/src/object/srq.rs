@@ -10,6 +10,7 @@ use uverbs_uapi::mlx5::prm::srqc::{
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use super::eq::event;
+use super::umem::{QueueMemory, Request};
 use crate::buffer::Buffer;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::{Order, ReceiveQueue};
@@ -26,6 +27,7 @@ const READY: u64 = 1;
 pub struct Srq {
     pub(crate) kind: Kind,
     pub(crate) queue: ReceiveQueue,
+    umems: Vec<u32>,
     pub(crate) pd: u32,
     /// Below how many posted receives an event is due; 0 is never.
     pub(crate) limit: u16,
@@ -47,45 +49,42 @@ pub enum Kind {
     },
 }
 
-/// Reads a work queue's buffer, order and place of its doorbell record.
-pub(crate) fn receive_queue(
-    context: &Bits<wq, &[u8]>,
-    pas: &[u8],
-) -> Result<ReceiveQueue, Refused> {
-    let log_size = context.get32(wq::log_wq_sz);
-    let log_stride = context.get32(wq::log_wq_stride);
-    if log_size > 15 || !(4..=10).contains(&log_stride) {
-        return refuse!(BadParam, "log_wq_sz {log_size}, log_wq_stride {log_stride}");
-    }
-    if context.is_set(wq::wq_umem_valid) || context.is_set(wq::dbr_umem_valid) {
-        return refuse!(BadParam, "a queue in a umem is not modelled");
-    }
-    let order = match context.get(wq::wq_type) {
-        WQ_LINKED => Order::Linked,
-        WQ_CYCLIC => Order::Cyclic,
-        other => return refuse!(BadParam, "wq_type {other} is not modelled"),
-    };
-    let buffer = Buffer::new(
-        context.get(wq::log_wq_pg_sz),
-        context.get(wq::page_offset),
-        1 << (log_size + log_stride),
-        pas,
-    )?;
-    Ok(ReceiveQueue::new(buffer, log_size, log_stride, order, context.get(wq::dbr_addr)))
-}
-
 impl Device {
+    /// Reads a work queue's buffer, order and place of its doorbell record; holds what it answers
+    /// besides.
+    pub(crate) fn receive_queue_of(
+        &mut self,
+        uid: u32,
+        context: &Bits<wq, &[u8]>,
+        pages: &[u8],
+    ) -> Result<(ReceiveQueue, Vec<u32>), Refused> {
+        let log_size = context.get32(wq::log_wq_sz);
+        let log_stride = context.get32(wq::log_wq_stride);
+        if log_size > 15 || !(4..=10).contains(&log_stride) {
+            return refuse!(BadParam, "log_wq_sz {log_size}, log_wq_stride {log_stride}");
+        }
+        let order = match context.get(wq::wq_type) {
+            WQ_LINKED => Order::Linked,
+            WQ_CYCLIC => Order::Cyclic,
+            other => return refuse!(BadParam, "wq_type {other} is not modelled"),
+        };
+        let request = Request::of_work_queue(context, 1 << (log_size + log_stride), pages);
+        let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
+        Ok((ReceiveQueue::new(buffer, log_size, log_stride, order, record), umems))
+    }
+
     pub(crate) fn create_rmp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_rmp_in, _>::new(input);
         let context = input.sub(create_rmp_in::ctx);
         let pas = input.bytes().get(create_rmp_in::SIZE..).unwrap_or_default();
         let wq_context = context.sub(rmpc::wq);
-        let queue = receive_queue(&wq_context, pas)?;
         let pd = wq_context.get32(wq::pd);
         let limit = wq_context.get(wq::lwm) as u16;
         self.objects.pds.allow(uid, pd)?;
+        self.objects.srqs.room()?;
+        let (queue, umems) = self.receive_queue_of(uid, &wq_context, pas)?;
         self.objects.pds.hold(pd)?;
-        let srq = Srq { kind: Kind::Pool, queue, pd, limit };
+        let srq = Srq { kind: Kind::Pool, queue, umems, pd, limit };
         let number = self.objects.srqs.insert_owned(uid, srq)?;
         let mut out = Bits::<create_rmp_out, _>::new(vec![0; create_rmp_out::SIZE]);
         out.set(create_rmp_out::rmpn, number.into());
@@ -142,6 +141,7 @@ impl Device {
         self.pool(uid, number)?;
         let srq = self.objects.srqs.remove(number)?;
         self.objects.pds.release(srq.pd);
+        self.release_umems(&srq.umems);
         Ok(vec![])
     }
 
@@ -174,7 +174,8 @@ impl Device {
         self.objects.xrcds.hold(xrcd)?;
         let kind = Kind::Xrc { xrcd, cqn, user_index };
         let limit = context.get(xrc_srqc::lwm) as u16;
-        let number = self.objects.srqs.insert_owned(uid, Srq { kind, queue, pd, limit })?;
+        let number =
+            self.objects.srqs.insert_owned(uid, Srq { kind, queue, umems: vec![], pd, limit })?;
         let mut out = Bits::<create_xrc_srq_out, _>::new(vec![0; create_xrc_srq_out::SIZE]);
         out.set(create_xrc_srq_out::xrc_srqn, number.into());
         Ok(out.into_inner())

@@ -85,7 +85,12 @@ impl Device {
         if context.is_set(tirc::packet_merge_mask) || context.is_set(tirc::tls_en) {
             return refuse!(BadParam, "LRO and TLS are not modelled");
         }
-        self.objects.transport_domains.allow_lent(uid, context.get32(tirc::transport_domain))?;
+        // Without a domain it hears every sender.
+        let domain = context.get32(tirc::transport_domain);
+        if domain != 0 {
+            self.objects.transport_domains.allow_lent(uid, domain)?;
+        }
+        self.objects.tirs.room()?;
         match context.get(tirc::disp_type) {
             DIRECT => {
                 self.objects.rqs.allow(uid, context.get32(tirc::inline_rqn))?;
@@ -97,7 +102,9 @@ impl Device {
             }
             other => return refuse!(BadParam, "TIR disp_type {other}"),
         }
-        self.objects.transport_domains.hold(context.get32(tirc::transport_domain))?;
+        if domain != 0 {
+            self.objects.transport_domains.hold(domain)?;
+        }
         let number = self.objects.tirs.insert_owned(uid, Tir { context })?;
         let mut out = Bits::<create_tir_out, _>::new(vec![0; create_tir_out::SIZE]);
         out.set(create_tir_out::tirn, number.into());

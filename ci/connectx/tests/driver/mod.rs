@@ -72,6 +72,11 @@ impl Driver {
         self.next - 4096
     }
 
+    /// The page that was handed out last.
+    pub(crate) fn last_page(&self) -> u64 {
+        self.next - 4096
+    }
+
     /// Runs a command whose opcode is filled in here.
     pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut input = input.to_vec();

@@ -1,13 +1,34 @@
 //! The command line of both programs.
 
 use crate::Failure;
-use crate::path::{self, Path};
+use crate::control::{self, Control, LIST};
+use crate::scale::{self, Scale};
 use std::process::ExitCode;
 
 /// What a program measures with.
 pub trait Side {
-    /// Its data path.
-    type Path: Path;
+    /// Its control path.
+    type Control: Control;
+    /// Its many objects.
+    type Scale: Scale;
+
+    /// Measures the data path, with `alone` under a thread domain.
+    fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
+}
+
+/// How the data path is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds<'a> {
+    /// On which device.
+    pub device: &'a str,
+    /// Under a thread domain.
+    pub alone: bool,
+    /// How often.
+    pub runs: u32,
+    /// A nanosecond must be an instruction, and a run where it is not does not count.
+    pub counting: bool,
+    /// Only operations whose name contains this.
+    pub only: &'a str,
 }
 
 /// Does what the arguments say.
@@ -25,13 +46,26 @@ pub fn main<S: Side>() -> ExitCode {
 
 fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
     match *words {
-        ["path", device, how, runs, clock, ref only @ ..] => path::measure::<S::Path>(
-            device,
-            how == "alone",
-            runs.parse()?,
-            clock == "counting",
-            only.first().copied().unwrap_or_default(),
-        ),
-        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION]".into()),
+        ["path", device, how, runs, clock, ref only @ ..] => {
+            let alone = how == "alone";
+            let only = only.first().copied().unwrap_or_default();
+            let counting = clock == "counting";
+            S::path(alone, &Rounds { device, alone, runs: runs.parse()?, counting, only })
+        }
+        ["control", device, runs, ref only @ ..] => {
+            let only = only.first().copied().unwrap_or_default();
+            control::measure::<S::Control>(device, runs.parse()?, only)
+        }
+        ["perform", device, thing, count] => {
+            control::perform::<S::Control>(device, thing, count.parse()?)
+        }
+        [LIST] => {
+            println!("{}", S::Control::list()?);
+            Ok(())
+        }
+        ["first", device] => S::Control::first(device),
+        ["scale", device] => scale::measure::<S::Scale>(device),
+        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
+             perform DEVICE THING COUNT, list, first DEVICE, or scale DEVICE".into()),
     }
 }

@@ -3,6 +3,7 @@
 //! A side does the same operation so often that starting and stopping the clock weighs nothing.
 //! Queues are brought back to rest between runs, outside the time that is taken.
 
+use crate::command::Rounds;
 use crate::sample::Sample;
 use crate::{Failure, clock};
 use std::time::Instant;
@@ -44,6 +45,8 @@ pub mod place {
 pub const RECEIVED: u32 = 512;
 /// The identifier of the request after which a lane is at rest.
 pub const LAST: u64 = u64::MAX;
+/// Rounds to linger after the last write of a filling has arrived, so that its completion follows.
+pub const AFTERWARDS: u32 = 50_000;
 /// How long the device may take to settle, in seconds.
 pub const SETTLING: u64 = 60;
 /// Runs that may be thrown away for each that counts.
@@ -172,15 +175,9 @@ pub trait Path: Sized {
     fn fill(&mut self) -> Result<(), Failure>;
 }
 
-/// Measures the operations whose name contains `only`, `runs` times, and prints each sample. With
-/// `counting` a nanosecond must be an instruction, and a run where it is not does not count.
-pub fn measure<P: Path>(
-    device: &str,
-    alone: bool,
-    runs: u32,
-    counting: bool,
-    only: &str,
-) -> Result<(), Failure> {
+/// Measures what the rounds ask for, and prints each sample.
+pub fn measure<P: Path>(rounds: &Rounds<'_>) -> Result<(), Failure> {
+    let Rounds { device, alone, runs, counting, only } = *rounds;
     let mut side = P::open(device, alone)?;
     for &(name, operation) in Operation::ALL.iter().filter(|(name, _)| name.contains(only)) {
         for (way, way_name) in P::WAYS.iter().enumerate() {

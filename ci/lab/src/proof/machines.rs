@@ -94,7 +94,7 @@ fn exchanges(proof: &Proof<'_>, wanted: &[&Exchange], reports: &mut Vec<Report>)
         let Exchange { name, server, ready, client, check } = exchange;
         script(
             &mut far,
-            &format!("cd /tmp; timeout 90 {server} >server 2>&1 & until_true '{ready}'"),
+            &format!("cd /tmp; setsid timeout 90 {server} >server 2>&1 & until_true '{ready}'"),
         )?;
         let outcome = script(&mut near, &format!("cd /tmp; timeout 60 sh -c '{client}'"))
             .and_then(|_| script(&mut far, &format!("cd /tmp; until_true '{check}'")));

@@ -12,6 +12,7 @@ super::layouts! {
         flow_tag: 0x48, 0x18;
         action: 0x70, 0x10;
         destination_list_size: 0x88, 0x18;
+        flow_counter_list_size: 0xa8, 0x18;
         match_value: 0x200, 0x1000 of fte_match_param;
     }
     dest_format[0x40] {
@@ -89,5 +90,22 @@ super::layouts! {
         table_type: 0x80, 0x8;
         table_id: 0xa8, 0x18;
         flow_index: 0x100, 0x20;
+    }
+    alloc_flow_counter_in[0x80] {
+        flow_counter_bulk: 0x78, 0x8;
+    }
+    alloc_flow_counter_out[0x80] {
+        flow_counter_id: 0x40, 0x20;
+    }
+    dealloc_flow_counter_in[0x80] {
+        flow_counter_id: 0x40, 0x20;
+    }
+    query_flow_counter_in[0x100] {
+        clear: 0xc0, 0x1;
+        num_of_counters: 0xd0, 0x10;
+        flow_counter_id: 0xe0, 0x20;
+    }
+    query_flow_counter_out[0x80] {
+
     }
 }

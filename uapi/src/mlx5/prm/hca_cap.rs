@@ -22,11 +22,17 @@ super::layouts! {
         log_max_ra_req_qp: 0x14a, 0x6;
         log_max_ra_res_qp: 0x15a, 0x6;
         gid_table_size: 0x170, 0x10;
+        out_of_seq_cnt: 0x180, 0x1;
+        vport_counters: 0x181, 0x1;
+        retransmission_q_counters: 0x182, 0x1;
+        modify_rq_counter_set_id: 0x184, 0x1;
+        max_qp_cnt: 0x186, 0xa;
         pkey_table_size: 0x190, 0x10;
         ib_virt: 0x1a2, 0x1;
         nic_flow_table: 0x1a6, 0x1;
         device_memory: 0x1a8, 0x1;
         local_ca_ack_delay: 0x1ab, 0x5;
+        enhanced_error_q_counters: 0x1b1, 0x1;
         port_type: 0x1b6, 0x2;
         num_ports: 0x1b8, 0x8;
         log_max_msg: 0x1c3, 0x5;
@@ -57,11 +63,13 @@ super::layouts! {
         log_bf_reg_size: 0x26b, 0x5;
         max_wqe_sz_sq: 0x290, 0x10;
         max_wqe_sz_rq: 0x2b0, 0x10;
+        max_flow_counter_31_16: 0x2c0, 0x10;
         max_qp_mcg: 0x2e7, 0x19;
         log_max_mcg: 0x318, 0x8;
         log_max_transport_domain: 0x323, 0x5;
         log_max_pd: 0x32b, 0x5;
         log_max_xrcd: 0x33b, 0x5;
+        max_flow_counter_15_0: 0x350, 0x10;
         log_max_rq: 0x363, 0x5;
         log_max_sq: 0x36b, 0x5;
         log_max_tir: 0x373, 0x5;
@@ -121,6 +129,7 @@ super::layouts! {
     }
     flow_table_prop_layout[0x200] {
         ft_support: 0x0, 0x1;
+        flow_counter: 0x2, 0x1;
         flow_modify_en: 0x3, 0x1;
         modify_root: 0x4, 0x1;
         identified_miss_table_mode: 0x5, 0x1;
@@ -128,6 +137,7 @@ super::layouts! {
         log_max_ft_size: 0x22, 0x6;
         max_ft_level: 0x38, 0x8;
         log_max_ft_num: 0x78, 0x8;
+        log_max_flow_counter: 0x90, 0x8;
         log_max_destination: 0x98, 0x8;
         log_max_flow: 0xb8, 0x8;
     }

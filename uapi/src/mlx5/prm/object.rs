@@ -63,6 +63,7 @@ super::layouts! {
     }
     umem[0x100] {
         log_page_size: 0x9b, 0x5;
+        page_offset: 0xa0, 0x20;
         num_of_mtt: 0xc0, 0x40;
     }
 }

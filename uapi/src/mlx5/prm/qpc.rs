@@ -57,6 +57,8 @@ super::layouts! {
     }
     create_qp_in[0x880] {
         qpc: 0xc0, 0x740 of qpc;
+        wq_umem_offset: 0x800, 0x40;
+        wq_umem_id: 0x840, 0x20;
         wq_umem_valid: 0x860, 0x1;
         pas: 0x880, 0x0 tail;
     }

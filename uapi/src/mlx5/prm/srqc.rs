@@ -35,6 +35,9 @@ super::layouts! {
         log_wq_sz: 0x11b, 0x5;
         dbr_umem_valid: 0x120, 0x1;
         wq_umem_valid: 0x121, 0x1;
+        dbr_umem_id: 0x140, 0x20;
+        wq_umem_id: 0x160, 0x20;
+        wq_umem_offset: 0x180, 0x40;
     }
     create_xrc_srq_in[0x880] {
         xrc_srq_context_entry: 0x80, 0x200 of xrc_srqc;

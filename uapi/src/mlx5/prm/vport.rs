@@ -109,6 +109,20 @@ super::layouts! {
         rx_read_requests: 0xc0, 0x20;
         rx_atomic_requests: 0x100, 0x20;
         out_of_buffer: 0x180, 0x20;
+        out_of_sequence: 0x1c0, 0x20;
+        duplicate_request: 0x200, 0x20;
+        rnr_nak_retry_err: 0x240, 0x20;
+        local_ack_timeout_err: 0x300, 0x20;
+        req_rnr_retries_exceeded: 0x380, 0x20;
+        resp_local_length_error: 0x3c0, 0x20;
+        resp_cqe_error: 0x480, 0x20;
+        req_cqe_error: 0x4a0, 0x20;
+        req_remote_invalid_request: 0x500, 0x20;
+        req_remote_access_errors: 0x540, 0x20;
+        resp_remote_access_errors: 0x560, 0x20;
+        req_transport_retries_exceeded: 0x5a0, 0x20;
+        resp_cqe_flush_error: 0x5e0, 0x20;
+        req_cqe_flush_error: 0x600, 0x20;
     }
     roce_addr_layout[0x100] {
         source_l3_address: 0x0, 0x80 bytes;

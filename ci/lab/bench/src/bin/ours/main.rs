@@ -1,1 +1,30 @@
-fn main() {}
+//! What this workspace's library needs for the operations that `cargo ci bench` compares. Pairs
+//! with `bench-theirs`.
+
+mod control;
+mod path;
+mod scale;
+
+use lab_bench::command::{self, Rounds};
+use lab_bench::{Failure, path as data_path};
+use std::process::ExitCode;
+use uverbs::{Exclusive, Shared};
+
+fn main() -> ExitCode {
+    command::main::<Ours>()
+}
+
+/// This workspace.
+struct Ours;
+
+impl command::Side for Ours {
+    type Control = control::Ours;
+    type Scale = scale::Ours;
+
+    fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
+        match alone {
+            true => data_path::measure::<path::Ours<Exclusive>>(rounds),
+            false => data_path::measure::<path::Ours<Shared>>(rounds),
+        }
+    }
+}

@@ -4,11 +4,14 @@
 //! it. Nothing of rdma-core is compiled or linked.
 
 mod abi;
+mod control;
 mod endpoint;
 mod path;
+mod scale;
 mod verbs;
 
-use lab_bench::command;
+use lab_bench::command::{self, Rounds};
+use lab_bench::{Failure, path as data_path};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -19,5 +22,10 @@ fn main() -> ExitCode {
 struct Theirs;
 
 impl command::Side for Theirs {
-    type Path = path::Theirs;
+    type Control = control::Theirs;
+    type Scale = scale::Theirs;
+
+    fn path(_: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
+        data_path::measure::<path::Theirs>(rounds)
+    }
 }

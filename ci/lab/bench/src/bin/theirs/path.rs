@@ -10,8 +10,8 @@ use crate::verbs::{Made, Verbs, done};
 use lab_bench::Failure;
 use lab_bench::clock::linger;
 use lab_bench::path::{
-    INLINE, LAST, Lane, Operation, Path, RECEIVED, RUN, Request, SEGMENT, SEGMENTS, SENDS,
-    SETTLING, WORDS, place,
+    AFTERWARDS, BATCH, INLINE, LAST, Lane, Operation, POLLED, Path, RECEIVED, RUN, Request,
+    SEGMENT, SEGMENTS, SENDS, SETTLING, WORDS, place,
 };
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
@@ -109,14 +109,14 @@ impl Theirs {
         }
     }
 
-    fn post_classic(&self, lane: Lane, request: Request, batch: u32) -> Result<(), Failure> {
+    fn post_classic<const N: usize>(&self, lane: Lane, request: Request) -> Result<(), Failure> {
         let data = [0x5a; INLINE as usize];
         let mut sges = [Sge::default(); SEGMENTS];
-        let mut wrs = vec![self.request(request, &mut sges, &data); batch as usize];
+        let mut wrs = [self.request(request, &mut sges, &data); N];
         link(&mut wrs, |wr, next| wr.next = next);
         let qp = self.ends(lane).qp.as_ptr();
         let mut id = 0;
-        for _ in 0..RUN / batch {
+        for _ in 0..RUN / N as u32 {
             for wr in &mut wrs {
                 id += 1;
                 wr.wr_id = id;
@@ -126,22 +126,22 @@ impl Theirs {
         Ok(())
     }
 
-    fn post_extended(&self, lane: Lane, request: Request, batch: u32) -> Result<(), Failure> {
+    fn post_extended<const N: u32>(&self, lane: Lane, request: Request) -> Result<(), Failure> {
         let qp = self.ends(lane).extended.as_ptr();
         let (lkey, rkey) = key(&self.mr);
         let (source, target) = (self.at(place::SOURCE), self.at(place::TARGET));
         match request {
-            Request::Write => build(qp, batch, complete, |qp| {
+            Request::Write => build::<N>(qp, complete, |qp| {
                 call!(qp.wr_rdma_write, rkey, target);
                 call!(qp.wr_set_sge, lkey, source, SEGMENT);
             }),
-            Request::Read => build(qp, batch, complete, |qp| {
+            Request::Read => build::<N>(qp, complete, |qp| {
                 call!(qp.wr_rdma_read, rkey, target);
                 call!(qp.wr_set_sge, lkey, source, SEGMENT);
             }),
             Request::FetchAdd => {
                 let (counter, fetched) = (self.at(place::COUNTER), self.at(place::FETCHED));
-                build(qp, batch, complete, |qp| {
+                build::<N>(qp, complete, |qp| {
                     call!(qp.wr_atomic_fetch_add, rkey, counter, 1);
                     call!(qp.wr_set_sge, lkey, fetched, 8);
                 })
@@ -149,7 +149,7 @@ impl Theirs {
             Request::Gather => {
                 let mut sges = [Sge::default(); SEGMENTS];
                 self.request(request, &mut sges, &[]);
-                build(qp, batch, complete, |qp| {
+                build::<N>(qp, complete, |qp| {
                     call!(qp.wr_send);
                     call!(qp.wr_set_sge_list, SEGMENTS, sges.as_ptr());
                 })
@@ -157,7 +157,7 @@ impl Theirs {
             Request::Inline(length) => {
                 let mut data = [0x5a_u8; INLINE as usize];
                 let data = data.as_mut_ptr().cast::<c_void>();
-                build(qp, batch, complete, |qp| {
+                build::<N>(qp, complete, |qp| {
                     call!(qp.wr_send);
                     call!(qp.wr_set_inline_data, data, length as usize);
                 })
@@ -165,7 +165,7 @@ impl Theirs {
             Request::Datagram => {
                 let ah = self.ah.as_ptr();
                 let qpn = endpoint::qpn(&self.datagrams.qp);
-                build(qp, batch, complete, |qp| {
+                build::<N>(qp, complete, |qp| {
                     call!(qp.wr_send);
                     call!(qp.wr_set_ud_addr, ah, qpn, QKEY);
                     call!(qp.wr_set_sge, lkey, source, SEGMENT);
@@ -198,7 +198,7 @@ impl Theirs {
 }
 
 /// The local and the remote key of a region.
-fn key(mr: &Made<Mr>) -> (u32, u32) {
+pub(crate) fn key(mr: &Made<Mr>) -> (u32, u32) {
     // SAFETY: it is not deregistered, and the key does not change.
     let lkey = unsafe { (*mr.as_ptr()).lkey };
     // SAFETY: as above.
@@ -207,7 +207,7 @@ fn key(mr: &Made<Mr>) -> (u32, u32) {
 }
 
 /// Chains requests.
-fn link<T>(wrs: &mut [T], set: impl Fn(&mut T, *mut T)) {
+pub(crate) fn link<T>(wrs: &mut [T], set: impl Fn(&mut T, *mut T)) {
     let start = wrs.as_mut_ptr();
     let last = wrs.len() - 1;
     for (place, wr) in wrs.iter_mut().enumerate() {
@@ -240,7 +240,7 @@ macro_rules! call {
 use call;
 
 #[inline]
-fn post_send(qp: *mut Qp, wr: *mut SendWr) -> c_int {
+pub(crate) fn post_send(qp: *mut Qp, wr: *mut SendWr) -> c_int {
     let mut bad = null_mut();
     through_context!(qp, post_send, wr, &mut bad)
 }
@@ -258,7 +258,7 @@ fn post_srq_recv(srq: *mut Srq, wr: *mut RecvWr) -> c_int {
 }
 
 #[inline]
-fn poll_cq(cq: *mut CqEx, wc: *mut Wc, count: c_int) -> c_int {
+pub(crate) fn poll_cq(cq: *mut CqEx, wc: *mut Wc, count: c_int) -> c_int {
     through_context!(cq.cast::<Cq>(), poll_cq, count, wc)
 }
 
@@ -273,18 +273,17 @@ fn abort(qp: *mut QpEx) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Builds `RUN` requests, `batch` between a start and an end.
+/// Builds `RUN` requests, `N` between a start and an end.
 #[inline]
-fn build(
+fn build<const N: u32>(
     qp: *mut QpEx,
-    batch: u32,
     end: impl Fn(*mut QpEx) -> Result<(), Failure>,
     each: impl Fn(*mut QpEx),
 ) -> Result<(), Failure> {
     let mut id = 0;
-    for _ in 0..RUN / batch {
+    for _ in 0..RUN / N {
         call!(qp.wr_start);
-        for _ in 0..batch {
+        for _ in 0..N {
             id += 1;
             // SAFETY: the queue pair is not destroyed, and nobody else uses it.
             unsafe { (*qp).wr_id = id };
@@ -297,7 +296,83 @@ fn build(
     Ok(())
 }
 
-fn success(wc: &Wc) -> Result<(), Failure> {
+/// Hands over `RUN` receives, `N` at once.
+#[inline]
+fn receive<const N: usize>(
+    sge: &mut Sge,
+    post: impl Fn(*mut RecvWr) -> c_int,
+) -> Result<(), Failure> {
+    let mut wrs = [RecvWr { wr_id: 0, next: null_mut(), sg_list: sge, num_sge: 1 }; N];
+    link(&mut wrs, |wr, next| wr.next = next);
+    let mut id = 0;
+    for _ in 0..RUN / N as u32 {
+        for wr in &mut wrs {
+            id += 1;
+            wr.wr_id = id;
+        }
+        done("post_recv", post(wrs.as_mut_ptr()))?;
+    }
+    Ok(())
+}
+
+/// Takes `RUN` completions by the classic interface, at most `N` at once.
+#[inline]
+fn poll_classic<const N: usize>(cq: *mut CqEx) -> Result<u32, Failure> {
+    let (mut found, mut sum) = (0, 0);
+    let mut wcs = [Wc::default(); N];
+    for _ in 0..RUN / N as u32 {
+        let count = poll_cq(cq, wcs.as_mut_ptr(), N as c_int);
+        if count < 0 {
+            return Err("poll_cq failed".into());
+        }
+        for wc in wcs.iter().take(count as usize) {
+            if wc.status != 0 {
+                success(wc)?;
+            }
+            sum += wc.wr_id + u64::from(wc.opcode);
+        }
+        found += count as u32;
+    }
+    black_box(sum);
+    Ok(found)
+}
+
+/// Takes `RUN` completions by the extended interface, at most `N` at once.
+#[inline]
+fn poll_extended<const N: u32>(cq: *mut CqEx) -> Result<u32, Failure> {
+    let (mut found, mut sum) = (0, 0);
+    let mut attr = PollAttr { comp_mask: 0 };
+    for _ in 0..RUN / N {
+        let mut answer = call!(cq.start_poll, &mut attr);
+        if answer == ENOENT {
+            continue;
+        }
+        for turn in 1..=N {
+            done("poll", answer)?;
+            // SAFETY: the queue is not destroyed, and nobody else uses it.
+            let status = unsafe { (*cq).status };
+            // SAFETY: as above.
+            let id = unsafe { (*cq).wr_id };
+            if status != 0 {
+                return Err(format!("request {id} completed with status {status}").into());
+            }
+            sum += id + u64::from(call!(cq.read_opcode));
+            found += 1;
+            if turn == N {
+                break;
+            }
+            answer = call!(cq.next_poll);
+            if answer == ENOENT {
+                break;
+            }
+        }
+        call!(cq.end_poll);
+    }
+    black_box(sum);
+    Ok(found)
+}
+
+pub(crate) fn success(wc: &Wc) -> Result<(), Failure> {
     match wc.status {
         0 => Ok(()),
         status => Err(format!("request {} completed with status {status}", wc.wr_id).into()),
@@ -355,91 +430,48 @@ impl Path for Theirs {
         request: Request,
         batch: u32,
     ) -> Result<(), Failure> {
-        match way {
-            CLASSIC => self.post_classic(lane, request, batch),
-            _ => self.post_extended(lane, request, batch),
+        match (way, batch) {
+            (CLASSIC, 1) => self.post_classic::<1>(lane, request),
+            (CLASSIC, BATCH) => self.post_classic::<{ BATCH as usize }>(lane, request),
+            (_, 1) => self.post_extended::<1>(lane, request),
+            (_, BATCH) => self.post_extended::<BATCH>(lane, request),
+            (_, other) => Err(format!("no batches of {other}").into()),
         }
     }
 
     fn build(&mut self, _: usize) -> Result<(), Failure> {
         let (lkey, rkey) = key(&self.mr);
         let (source, target) = (self.at(place::SOURCE), self.at(place::TARGET));
-        build(self.own.extended.as_ptr(), 1, abort, |qp| {
+        build::<1>(self.own.extended.as_ptr(), abort, |qp| {
             call!(qp.wr_rdma_write, rkey, target);
             call!(qp.wr_set_sge, lkey, source, SEGMENT);
         })
     }
 
     fn receive(&mut self, lane: Lane, batch: u32) -> Result<(), Failure> {
-        let mut sge = self.sge(place::INBOX, RECEIVED);
-        let wr = RecvWr { wr_id: 0, next: null_mut(), sg_list: &raw mut sge, num_sge: 1 };
-        let mut wrs = vec![wr; batch as usize];
-        link(&mut wrs, |wr, next| wr.next = next);
         let peer = self.ends(lane).peer.as_ref().ok_or("the lane takes no receives")?.as_ptr();
         let srq = self.srq.as_ptr();
-        let mut id = 0;
-        let mut each = |post: &dyn Fn(*mut RecvWr) -> c_int| -> Result<(), Failure> {
-            for _ in 0..RUN / batch {
-                for wr in &mut wrs {
-                    id += 1;
-                    wr.wr_id = id;
-                }
-                done("post_recv", post(wrs.as_mut_ptr()))?;
+        let mut sge = self.sge(place::INBOX, RECEIVED);
+        match (lane, batch) {
+            (Lane::Shared, 1) => receive::<1>(&mut sge, |wr| post_srq_recv(srq, wr)),
+            (Lane::Shared, BATCH) => {
+                receive::<{ BATCH as usize }>(&mut sge, |wr| post_srq_recv(srq, wr))
             }
-            Ok(())
-        };
-        match lane {
-            Lane::Shared => each(&|wr| post_srq_recv(srq, wr)),
-            _ => each(&|wr| post_recv(peer, wr)),
+            (_, 1) => receive::<1>(&mut sge, |wr| post_recv(peer, wr)),
+            (_, BATCH) => receive::<{ BATCH as usize }>(&mut sge, |wr| post_recv(peer, wr)),
+            (_, other) => Err(format!("no batches of {other}").into()),
         }
     }
 
     fn poll(&mut self, way: usize, batch: u32) -> Result<u32, Failure> {
         let cq = self.own.send_cq.as_ptr();
-        let (mut found, mut sum) = (0, 0);
-        if way == CLASSIC {
-            let mut wcs = vec![Wc::default(); batch as usize];
-            for _ in 0..RUN / batch {
-                let count = poll_cq(cq, wcs.as_mut_ptr(), batch as c_int);
-                for wc in &wcs[..usize::try_from(count)?] {
-                    if wc.status != 0 {
-                        success(wc)?;
-                    }
-                    sum += wc.wr_id + u64::from(wc.opcode);
-                }
-                found += count as u32;
-            }
-        } else {
-            let mut attr = PollAttr { comp_mask: 0 };
-            for _ in 0..RUN / batch {
-                let mut answer = call!(cq.start_poll, &mut attr);
-                if answer == ENOENT {
-                    continue;
-                }
-                for turn in 1.. {
-                    done("poll", answer)?;
-                    // SAFETY: the queue is not destroyed, and nobody else uses it.
-                    let status = unsafe { (*cq).status };
-                    // SAFETY: as above.
-                    let id = unsafe { (*cq).wr_id };
-                    if status != 0 {
-                        return Err(format!("request {id} completed with status {status}").into());
-                    }
-                    sum += id + u64::from(call!(cq.read_opcode));
-                    found += 1;
-                    if turn == batch {
-                        break;
-                    }
-                    answer = call!(cq.next_poll);
-                    if answer == ENOENT {
-                        break;
-                    }
-                }
-                call!(cq.end_poll);
-            }
+        match (way, batch) {
+            (CLASSIC, 1) => poll_classic::<1>(cq),
+            (CLASSIC, POLLED) => poll_classic::<{ POLLED as usize }>(cq),
+            (_, 1) => poll_extended::<1>(cq),
+            (_, POLLED) => poll_extended::<POLLED>(cq),
+            (_, other) => Err(format!("no polls of {other}").into()),
         }
-        black_box(sum);
-        Ok(found)
     }
 
     fn poll_empty(&mut self, way: usize) -> Result<u32, Failure> {
@@ -503,7 +535,7 @@ impl Path for Theirs {
             }
         }
         // The completion follows what was written.
-        linger(200_000);
+        linger(AFTERWARDS);
         Ok(())
     }
 }

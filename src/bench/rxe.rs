@@ -1,7 +1,5 @@
-//! rxe's queues in plain memory, for `benches/`: what it costs to write requests and to read
-//! completions when no kernel is involved. No part of the API.
-//!
-//! The kernel's end is played by writing an index to the file that a queue is mapped from.
+//! rxe's queues. The kernel's end is played by writing an index to the file that a queue is mapped
+//! from.
 
 use crate::completion::Completion;
 use crate::mem::fork::Epoch;

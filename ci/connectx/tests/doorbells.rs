@@ -1,0 +1,170 @@
+//! Drivers that lost a lock or a barrier: each leaves its mark in the counts of doorbells.
+
+mod driver;
+
+use connectx::data::doorbell::Faults;
+use connectx::function::Region;
+use driver::{Driver, Queue};
+
+const SEND: u64 = 0x800;
+const BUFFER: u64 = 0x100;
+
+struct Bench {
+    driver: Driver,
+    queue: Queue,
+    cqn: u32,
+    consumer: u64,
+}
+
+/// The parts of posting one request, in the order in which each driver does them.
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    Request,
+    Record,
+    Doorbell,
+    BlueFlame,
+}
+use Step::{BlueFlame, Doorbell, Record, Request};
+
+impl Bench {
+    fn new() -> Self {
+        let mut driver = Driver::new();
+        driver.address();
+        let eqn = driver.eq();
+        let (cqn, _) = driver.cq(eqn);
+        // Its doorbell record comes last.
+        let consumer = driver.last_page();
+        let queue = driver.qp(0, cqn);
+        let peer = driver.qp(0, cqn);
+        driver.connect(&queue, &peer);
+        Self { driver, queue, cqn, consumer }
+    }
+
+    /// A request that does nothing, at a block.
+    fn request(&self, index: u16) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..4].copy_from_slice(&(u32::from(index) << 8).to_be_bytes());
+        bytes[4..8].copy_from_slice(&(self.queue.number << 8 | 1).to_be_bytes());
+        bytes
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let page = u64::from(self.driver.uar) * 4096;
+        self.driver.fabric.function(0).write(Region::Bar0, page + offset, bytes);
+    }
+
+    /// Posts the request of a block step by step; the device looks after each doorbell.
+    fn post(&mut self, index: u16, steps: &[Step]) {
+        let request = self.request(index);
+        for step in steps {
+            match step {
+                Request => {
+                    let at = self.queue.sends + u64::from(index) * 64;
+                    self.driver.memory().write(at, &request).unwrap();
+                }
+                Record => {
+                    let at = self.queue.record + 4;
+                    let posted = u32::from(index + 1).to_be_bytes();
+                    self.driver.memory().write(at, &posted).unwrap();
+                }
+                Doorbell => self.write(SEND, &request[..8]),
+                BlueFlame => self.copy(SEND, &request),
+            }
+            if matches!(step, Doorbell | BlueFlame) {
+                self.driver.fabric.function(0).device_mut().settle();
+            }
+        }
+    }
+
+    fn copy(&mut self, offset: u64, request: &[u8; 64]) {
+        for (at, word) in (offset..).step_by(8).zip(request.chunks(8)) {
+            self.write(at, word);
+        }
+    }
+
+    fn faults(&mut self) -> Faults {
+        self.driver.fabric.function(0).device().doorbell_faults()
+    }
+
+    fn arm(&mut self, word: u32, record: u32) {
+        let at = self.consumer + 4;
+        self.driver.memory().write(at, &record.to_be_bytes()).unwrap();
+        let doorbell = [word.to_be_bytes(), self.cqn.to_be_bytes()].concat();
+        self.write(0x20, &doorbell);
+    }
+}
+
+#[test]
+fn a_driver_in_order_leaves_no_mark() {
+    let mut bench = Bench::new();
+    bench.post(0, &[Request, Record, Doorbell]);
+    bench.driver.run();
+    bench.post(1, &[Request, Record, BlueFlame]);
+    bench.post(2, &[Request, Record, BlueFlame]);
+    bench.driver.run();
+    bench.arm(0x1000_0001, 0x1000_0001);
+    assert_eq!(bench.faults(), Faults::default());
+}
+
+#[test]
+fn a_doorbell_before_its_record_is_counted() {
+    for ring in [Doorbell, BlueFlame] {
+        let mut bench = Bench::new();
+        bench.post(0, &[Request, ring, Record]);
+        assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+    }
+}
+
+#[test]
+fn a_doorbell_before_its_request_is_counted() {
+    for ring in [Doorbell, BlueFlame] {
+        let mut bench = Bench::new();
+        // The ring is empty, and the index of the first request is zero: make it the second.
+        bench.post(0, &[Request, Record, Doorbell]);
+        bench.driver.run();
+        bench.post(1, &[Record, ring, Request]);
+        assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+    }
+}
+
+#[test]
+fn a_copy_of_something_else_is_counted() {
+    let mut bench = Bench::new();
+    bench.post(0, &[Request, Record]);
+    let mut request = bench.request(0);
+    request[40] = 1;
+    bench.copy(SEND, &request);
+    assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+}
+
+#[test]
+fn two_copies_at_once_to_one_register_are_counted() {
+    let mut bench = Bench::new();
+    bench.post(0, &[Request, Record]);
+    bench.post(1, &[Request, Record]);
+    let (a, b) = (bench.request(0), bench.request(1));
+    for word in 0..8 {
+        let (at, part) = (word * 8, word as usize * 8..word as usize * 8 + 8);
+        bench.write(SEND + at, &a[part.clone()]);
+        bench.write(SEND + BUFFER + at, &b[part]);
+    }
+    bench.driver.fabric.function(0).device_mut().settle();
+    assert!(bench.faults().torn > 0, "{:?}", bench.faults());
+}
+
+#[test]
+fn an_arm_word_that_is_not_in_its_record_is_counted() {
+    let mut bench = Bench::new();
+    bench.arm(0x1000_0001, 0);
+    assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+}
+
+#[test]
+fn doorbells_that_are_nobodys_are_counted() {
+    let mut bench = Bench::new();
+    bench.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
+    bench.driver.fabric.function(0).device_mut().settle();
+    bench.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
+    bench.write(0x60, &[0; 8]);
+    assert_eq!(bench.faults(), Faults { stray: 3, ..Faults::default() });
+}

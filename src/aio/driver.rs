@@ -1,0 +1,338 @@
+//! The driver: what turns completions into futures that are ready.
+
+use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
+use super::table::{Table, Tag};
+use crate::channel::CompletionChannel;
+use crate::cq::Notify;
+use crate::error::{Error, Result};
+use crate::mem::sync::Mutex;
+use crate::owned::{Done, OwnedCompletionQueue, OwnedSharedReceiveQueue};
+use crate::pd::{ProtectionDomain, Sharing};
+use crate::qp::{QpType, QueuePairBuilder};
+use crate::srq::SrqBuilder;
+use rustix::io::Errno;
+use std::fmt;
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// Completions that are handled before other tasks get a turn.
+const ROUND: usize = 256;
+
+/// An event loop's knowledge of whether the channel of a completion queue is readable.
+///
+/// Implement it to bring a [`Driver`] into another event loop than tokio's: with the file that
+/// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not.
+pub trait Watch {
+    /// When the file may be readable, calls `read`, which reads one event, and forgets that it was
+    /// readable *before* that call: if more becomes readable during or after it, that counts. Else
+    /// lets `cx` be woken when the file becomes readable.
+    ///
+    /// The driver does not depend on how many events there are: after each it looks at all
+    /// completions, then arms, and then looks again.
+    ///
+    /// # Errors
+    ///
+    /// What `read` answers, or why the file cannot be watched; the driver ends with it.
+    fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>>;
+}
+
+/// What a driver and those who post have in common.
+pub(super) struct Core {
+    cq: Mutex<OwnedCompletionQueue<Tag>>,
+    channel: CompletionChannel,
+    /// Until the driver is gone.
+    tables: std::sync::Mutex<Option<Vec<Weak<Table>>>>,
+}
+
+impl Core {
+    fn cq(&self) -> crate::mem::sync::MutexGuard<'_, OwnedCompletionQueue<Tag>> {
+        self.cq.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Option<Vec<Weak<Table>>>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What keeps a driver at work: it ends with the last of those who hold this.
+pub(super) struct Hub {
+    core: Arc<Core>,
+    /// The driver's, to tell it.
+    waker: Arc<std::sync::Mutex<Option<Waker>>>,
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A completion queue whose requests are futures; clones are handles of the same.
+///
+/// A [`Driver`] works for it: spawn that on an event loop.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    hub: Arc<Hub>,
+}
+
+/// Looks for completions and makes futures ready. A future itself, which ends when nobody uses the
+/// queue any more, or with the error that made it give up.
+///
+/// While completions keep coming it looks for more without a system call, giving way to other tasks
+/// in between. When there are none it arms the queue, looks once more, and sleeps until its event
+/// loop finds the channel readable. Wakers are called after all locks are released. When it is
+/// dropped, all futures of the queue end with [`Cause::Undriven`](super::Cause::Undriven).
+#[must_use = "nothing happens unless it is polled"]
+pub struct Driver<W> {
+    core: Arc<Core>,
+    hub: Weak<Hub>,
+    waker: Arc<std::sync::Mutex<Option<Waker>>>,
+    watch: W,
+    armed: bool,
+    wake: Vec<Waker>,
+}
+
+impl CompletionQueue {
+    /// Makes the queue with room for `cqe` completions, and its driver, in an event loop that
+    /// `watch` knows.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
+    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `watch` answers.
+    pub fn new<W: Watch>(
+        context: &crate::Context,
+        cqe: u32,
+        watch: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(CompletionQueue, Driver<W>)> {
+        let channel = context.create_comp_channel()?;
+        let cq = context.create_cq(cqe).channel(&channel).build()?;
+        let watch = watch(channel.as_fd())?;
+        let cq = Mutex::new(OwnedCompletionQueue::new(cq));
+        let tables = std::sync::Mutex::new(Some(Vec::new()));
+        let core = Arc::new(Core { cq, channel, tables });
+        let waker = Arc::<std::sync::Mutex<Option<Waker>>>::default();
+        let hub = Arc::new(Hub { core: core.clone(), waker: waker.clone() });
+        let wake = Vec::with_capacity(ROUND);
+        let driver = Driver { core, hub: Arc::downgrade(&hub), waker, watch, armed: false, wake };
+        Ok((CompletionQueue { hub }, driver))
+    }
+
+    /// Makes a queue pair that completes here; `describe` says what it is to be like.
+    ///
+    /// ```no_run
+    /// # fn f(cq: &uverbs::aio::CompletionQueue, pd: &uverbs::ProtectionDomain)
+    /// # -> uverbs::Result<()> {
+    /// use uverbs::QpType;
+    /// let qp = cq.create_qp(pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QueuePairBuilder::build`] and [`OwnedCompletionQueue::adopt`].
+    pub fn create_qp(
+        &self,
+        pd: &ProtectionDomain,
+        qp_type: QpType,
+        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+    ) -> Result<QueuePair> {
+        self.create(pd, qp_type, (), None, describe)
+    }
+
+    /// As [`create_qp`](Self::create_qp), for a queue pair that takes its receives from `srq`.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_qp`](Self::create_qp).
+    pub fn create_qp_on(
+        &self,
+        pd: &ProtectionDomain,
+        qp_type: QpType,
+        srq: &SharedReceiveQueue,
+        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+    ) -> Result<QueuePair> {
+        self.create(pd, qp_type, (), Some(srq), describe)
+    }
+
+    /// As [`create_qp`](Self::create_qp), for a queue pair under a thread domain: one per worker
+    /// means that no worker waits for another's doorbell.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_qp`](Self::create_qp).
+    pub fn create_exclusive_qp(
+        &self,
+        pd: &ProtectionDomain<crate::Exclusive>,
+        td: &Arc<std::sync::Mutex<crate::ThreadDomain>>,
+        qp_type: QpType,
+        describe: impl FnOnce(QueuePairBuilder<crate::Exclusive>) -> QueuePairBuilder<crate::Exclusive>,
+    ) -> Result<QueuePair<crate::Exclusive>> {
+        self.create(pd, qp_type, td.clone(), None, describe)
+    }
+
+    fn create<S: Doorbell>(
+        &self,
+        pd: &ProtectionDomain<S>,
+        qp_type: QpType,
+        token: S::Token,
+        srq: Option<&SharedReceiveQueue>,
+        describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
+    ) -> Result<QueuePair<S>> {
+        let core = &self.hub.core;
+        let mut cq = core.cq();
+        let mut builder = describe(pd.create_qp(cq.queue(), cq.queue(), qp_type));
+        if let Some(srq) = srq {
+            builder = srq.with(|srq| builder.srq(srq.queue()));
+        }
+        let qp = builder.build()?;
+        let qp = match srq {
+            Some(srq) => srq.with(|srq| cq.adopt_on(qp, srq)),
+            None => cq.adopt(qp),
+        };
+        drop(cq);
+        let qp = qp.map_err(|failed| failed.error.in_verb("create_qp"))?;
+        let table = Table::new(Some(&qp));
+        self.enter(&table)?;
+        Ok(QueuePair::new(qp, token, table, self.hub.clone()))
+    }
+
+    /// Makes a shared receive queue whose queue pairs complete here.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SrqBuilder::build`](crate::SrqBuilder::build).
+    pub fn create_srq<S: Sharing>(
+        &self,
+        pd: &ProtectionDomain<S>,
+        max_wr: u32,
+        describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
+    ) -> Result<SharedReceiveQueue> {
+        let srq = describe(pd.create_srq(max_wr)).build()?;
+        let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.hub.clone());
+        self.enter(srq.table())?;
+        Ok(srq)
+    }
+
+    /// Lets the driver tell a table when it goes.
+    fn enter(&self, table: &Arc<Table>) -> Result<()> {
+        let mut tables = self.hub.core.tables();
+        let tables = tables.as_mut().ok_or_else(|| {
+            Error::new("create_qp", Errno::PIPE).detail("the completion queue's driver is gone")
+        })?;
+        tables.retain(|table| table.strong_count() > 0);
+        tables.push(Arc::downgrade(table));
+        Ok(())
+    }
+
+    /// Completions that concerned nobody; see [`OwnedCompletionQueue::strays`].
+    pub fn strays(&self) -> u64 {
+        self.hub.core.cq().strays()
+    }
+}
+
+impl AsFd for CompletionQueue {
+    /// The file that is readable when the driver has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.hub.core.channel.as_fd()
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.hub.core.cq().fmt(f)
+    }
+}
+
+impl<W> Driver<W> {
+    /// What knows the event loop.
+    pub fn watch_mut(&mut self) -> &mut W {
+        &mut self.watch
+    }
+}
+
+impl<W: Watch> Driver<W> {
+    /// Makes the futures of completed requests ready; how many.
+    fn sweep(&mut self) -> Result<usize> {
+        let mut cq = self.core.cq();
+        let completions = cq
+            .poll()
+            .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
+        let mut found = 0;
+        for Done { memory, tag: Tag { table, cell, side }, outcome } in completions.take(ROUND) {
+            table.complete(cell, side, memory, outcome, &mut self.wake);
+            found += 1;
+        }
+        drop(cq);
+        self.wake.drain(..).for_each(Waker::wake);
+        Ok(found)
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        loop {
+            if self.sweep()? > 0 {
+                // What was woken goes first: it may post, and complete before we sleep.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if self.hub.strong_count() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            if !self.armed {
+                self.core.cq().req_notify(Notify::Next)?;
+                self.armed = true;
+                continue;
+            }
+            let channel = &self.core.channel;
+            let mut read = || channel.try_next().map(drop);
+            match self.watch.poll_read(cx, &mut read) {
+                Poll::Ready(Ok(())) => self.armed = false,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl<W: Watch + Unpin> Future for Driver<W> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        {
+            // Before anything else, so that the last user's farewell is not missed.
+            let mut waker = this.waker.lock().unwrap_or_else(PoisonError::into_inner);
+            if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                *waker = Some(cx.waker().clone());
+            }
+        }
+        this.turn(cx)
+    }
+}
+
+impl<W> Drop for Driver<W> {
+    fn drop(&mut self) {
+        let tables = self.core.tables().take();
+        for table in tables.into_iter().flatten() {
+            if let Some(table) = table.upgrade() {
+                table.undrive();
+            }
+        }
+    }
+}
+
+impl<W> fmt::Debug for Driver<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("armed", &self.armed).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,130 @@
+//! A stream of messages.
+
+use super::op::{Finished, Op, OpError};
+use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
+use crate::owned::{Buffer, BufferPool, Outcome};
+use crate::pd::Shared;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A message that was received.
+#[derive(Debug)]
+pub struct Message {
+    /// What it says, and no more: as long as the message. Dropped, it goes back to its pool.
+    pub buffer: Buffer,
+    /// How it was received.
+    pub outcome: Outcome,
+}
+
+/// Messages in the order in which they arrive, received into buffers of a pool that are posted
+/// ahead of them.
+///
+/// A queue pair's messages are the inbox's alone; the receives of a shared receive queue may have
+/// several inboxes.
+pub struct Inbox<S: Doorbell = Shared> {
+    source: Source<S>,
+    pool: BufferPool,
+    depth: usize,
+    posted: VecDeque<Op<'static, Buffer>>,
+}
+
+enum Source<S: Doorbell> {
+    Own(QueuePair<S>),
+    Shared(SharedReceiveQueue),
+}
+
+impl<S: Doorbell> QueuePair<S> {
+    /// A stream of the messages to come, with up to `depth` receives posted ahead.
+    pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
+        let (source, pool) = (Source::Own(self.clone()), pool.clone());
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::with_capacity(depth) }
+    }
+}
+
+impl SharedReceiveQueue {
+    /// A stream of the messages to come, with up to `depth` receives posted ahead.
+    pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
+        let (source, pool) = (Source::Shared(self.clone()), pool.clone());
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::with_capacity(depth) }
+    }
+}
+
+impl<S: Doorbell> Inbox<S> {
+    /// Posts receives as far as there are buffers, and answers how many are posted.
+    ///
+    /// [`poll_next`](Self::poll_next) does that, too; call this before the peer may send, so that
+    /// its first message finds a receive. The queue pair must be past state
+    /// [`RESET`](crate::QpState::RESET).
+    pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
+        while self.posted.len() < self.depth {
+            let Some(buffer) = self.pool.take() else { break };
+            let mut op = match &self.source {
+                Source::Own(qp) => qp.recv(buffer),
+                Source::Shared(srq) => srq.recv(buffer),
+            };
+            // What is over at once failed, and is found by the next look.
+            let _ = op.poll_post(cx);
+            let posted = op.is_posted();
+            self.posted.push_back(op);
+            if !posted {
+                break;
+            }
+        }
+        self.posted.iter().filter(|op| op.is_posted()).count()
+    }
+
+    /// The next message, when there is one.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
+        self.refill(cx);
+        let ended = match &self.source {
+            // In the order in which they were posted.
+            Source::Own(_) => match self.posted.front_mut() {
+                Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
+                None => Poll::Pending,
+            },
+            // A queue pair that takes long to receive does not keep others waiting.
+            Source::Shared(_) => {
+                let ended =
+                    self.posted.iter_mut().enumerate().find_map(|(at, op)| {
+                        match Pin::new(op).poll(cx) {
+                            Poll::Ready(end) => Some((at, end)),
+                            Poll::Pending => None,
+                        }
+                    });
+                ended.map_or(Poll::Pending, Poll::Ready)
+            }
+        };
+        let Poll::Ready((at, end)) = ended else { return Poll::Pending };
+        self.posted.remove(at);
+        self.refill(cx);
+        Poll::Ready(end.map(|Finished { memory: mut buffer, outcome }| {
+            buffer.set_len(outcome.byte_len as usize);
+            Message { buffer, outcome }
+        }))
+    }
+
+    /// The next message. Nothing is lost if the future is dropped.
+    ///
+    /// While no receive is posted because the pool is empty, nothing arrives, and nobody notices
+    /// that there are buffers again: give a pool as many as are posted and held at once.
+    ///
+    /// # Errors
+    ///
+    /// [`OpError`] when the connection is broken.
+    pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+impl<S: Doorbell> fmt::Debug for Inbox<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("pool", &self.pool)
+            .field("depth", &self.depth)
+            .field("posted", &self.posted.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+//! Requests as futures, in any event loop.
+//!
+//! A [`CompletionQueue`] comes with a [`Driver`], which is spawned on an event loop that implements
+//! [`Watch`]; with the feature `tokio`, [`tokio`] does that. [`QueuePair`]s that are made on the
+//! queue answer a future for each request, which takes the memory that the request works on and
+//! gives it back; see [`owned`](crate::owned) for why that is sound whatever becomes of the future.
+//!
+//! - **Full queues** make futures wait, in line.
+//! - **A future that is dropped** before its request was posted takes it back. Afterwards the
+//!   request goes on, and its memory returns to its pool when it is over.
+//! - **Deadlines** are futures that are dropped: put them into the event loop's timeout. The
+//!   connection is as it was, and so is the request: [`QueuePair::abort`] ends both.
+//! - **A request that fails** breaks its connection. What was posted is flushed, what was not fails
+//!   with the first one's status.
+#![deny(unsafe_code)]
+
+mod driver;
+mod inbox;
+mod op;
+mod queue;
+mod table;
+#[cfg(feature = "tokio")]
+pub mod tokio;
+
+pub use driver::{CompletionQueue, Driver, Watch};
+pub use inbox::{Inbox, Message};
+pub use op::{AtomicOp, Cause, Finished, Op, OpError};
+pub use queue::{Doorbell, QueuePair, SharedReceiveQueue};

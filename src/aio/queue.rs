@@ -1,0 +1,281 @@
+//! Queue pairs and shared receive queues whose requests are futures.
+
+use super::driver::Hub;
+use super::op::{AtomicOp, Op, Queue, Request};
+use super::table::{Table, Tag};
+use crate::mem::sync::Mutex;
+use crate::owned::{
+    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue, Refused,
+};
+use crate::pd::{Exclusive, Shared, Sharing};
+use crate::qp::{QpAttr, QpControl, QpState};
+use crate::td::ThreadDomain;
+use crate::wr::{PostError, Remote, SendWr};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError};
+
+/// How a queue pair's batches are rung; see [`Sharing`].
+pub trait Doorbell: Sharing + Sized {
+    /// What it takes: nothing, or the thread domain that the queue pair was created under. Give
+    /// all queue pairs of one worker the same.
+    type Token: Send;
+
+    #[doc(hidden)]
+    fn ring<T>(
+        batch: OwnedSendBatch<'_, T, Self>,
+        token: &mut Self::Token,
+    ) -> Result<(), PostError>;
+}
+
+impl Doorbell for Shared {
+    type Token = ();
+
+    #[doc(hidden)]
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), PostError> {
+        batch.ring()
+    }
+}
+
+impl Doorbell for Exclusive {
+    type Token = Arc<std::sync::Mutex<ThreadDomain>>;
+
+    #[doc(hidden)]
+    fn ring<T>(
+        batch: OwnedSendBatch<'_, T, Self>,
+        token: &mut Self::Token,
+    ) -> Result<(), PostError> {
+        batch.ring(&mut token.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+struct Posting<S: Doorbell> {
+    qp: OwnedQueuePair<Tag, S>,
+    token: S::Token,
+}
+
+struct Inner<S: Doorbell> {
+    /// First, so that the queue pair goes with `posting`.
+    control: QpControl,
+    posting: Mutex<Posting<S>>,
+    table: Arc<Table>,
+    /// Keeps the driver at work.
+    _hub: Arc<Hub>,
+}
+
+impl<S: Doorbell> Queue for Inner<S> {
+    fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    fn post(
+        &self,
+        request: &Request<'_>,
+        memory: Memory,
+        tag: Tag,
+    ) -> Result<(), (Option<Memory>, PostError)> {
+        let mut posting = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Posting { qp, token } = &mut *posting;
+        match request {
+            Request::Send(wr) => {
+                let mut batch = match qp.send_batch() {
+                    Ok(batch) => batch,
+                    Err(error) => return Err((Some(memory), error)),
+                };
+                batch.push(*wr, memory, tag).map_err(refused)?;
+                match S::ring(batch, token) {
+                    Ok(()) => Ok(()),
+                    Err(PostError::Kernel(_)) => {
+                        // It stays in the queue, and nobody looks there: let it be flushed.
+                        let _ = self.control.modify(&QpAttr::new().state(QpState::ERR));
+                        Ok(())
+                    }
+                    Err(error) => Err((None, error)),
+                }
+            }
+            Request::Recv => {
+                let mut batch = match qp.recv_batch() {
+                    Ok(batch) => batch,
+                    Err(error) => return Err((Some(memory), error)),
+                };
+                batch.push_any(memory, tag).map_err(refused)?;
+                batch.ring();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn refused(refused: Refused<Memory, Tag>) -> (Option<Memory>, PostError) {
+    (Some(refused.memory), refused.error)
+}
+
+/// A queue pair whose requests are futures.
+///
+/// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of
+/// the same queue pair, for as many tasks as like; it lives as long as the last of them and of its
+/// futures. Requests are posted in the order in which their futures are first polled.
+pub struct QueuePair<S: Doorbell = Shared> {
+    inner: Arc<Inner<S>>,
+}
+
+impl<S: Doorbell> Clone for QueuePair<S> {
+    fn clone(&self) -> Self {
+        QueuePair { inner: self.inner.clone() }
+    }
+}
+
+impl<S: Doorbell> QueuePair<S> {
+    pub(super) fn new(
+        qp: OwnedQueuePair<Tag, S>,
+        token: S::Token,
+        table: Arc<Table>,
+        hub: Arc<Hub>,
+    ) -> Self {
+        let control = QpControl { qp: (*qp).qp.clone() };
+        let posting = Mutex::new(Posting { qp, token });
+        QueuePair { inner: Arc::new(Inner { posting, table, control, _hub: hub }) }
+    }
+
+    /// Any request, on `memory`; its number is not used, and it names no memory itself.
+    pub fn post<'a, L: Lend>(&self, wr: SendWr<'a>, memory: L) -> Op<'a, L> {
+        Op::new(self.inner.clone(), Request::Send(wr), memory)
+    }
+
+    /// Sends a message for the peer's next receive.
+    pub fn send<L: Lend>(&self, memory: L) -> Op<'static, L> {
+        self.post(SendWr::send(&[]), memory)
+    }
+
+    /// Sends a short message, which is copied when it is posted; at most what the queue pair was
+    /// created for ([`max_inline_data`](crate::QpCaps::max_inline_data)).
+    pub fn send_inline<'a>(&self, bytes: &'a [u8]) -> Op<'a, ()> {
+        self.post(SendWr::send(&[]).inline(bytes), ())
+    }
+
+    /// Receives a message; [`Outcome::byte_len`](crate::owned::Outcome::byte_len) tells how long
+    /// it is.
+    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
+        Op::new(self.inner.clone(), Request::Recv, memory)
+    }
+
+    /// Reads from the peer as many bytes as `memory` holds.
+    pub fn read<L: LendMut>(&self, remote: Remote, memory: L) -> Op<'static, L> {
+        self.post(SendWr::read(remote, &[]), memory)
+    }
+
+    /// Writes `memory` to the peer.
+    pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L> {
+        self.post(SendWr::write(remote, &[]), memory)
+    }
+
+    /// Adds to eight bytes of the peer, at a multiple of eight.
+    pub fn fetch_add(&self, remote: Remote, add: u64, mut buffer: Buffer) -> AtomicOp<'static> {
+        buffer.set_len(8);
+        AtomicOp(self.post(SendWr::fetch_add(remote, add, &[]), buffer))
+    }
+
+    /// Replaces eight bytes of the peer, at a multiple of eight, if they equal `compare`.
+    pub fn compare_swap(
+        &self,
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+        mut buffer: Buffer,
+    ) -> AtomicOp<'static> {
+        buffer.set_len(8);
+        AtomicOp(self.post(SendWr::compare_swap(remote, compare, swap, &[]), buffer))
+    }
+
+    /// Calls everything off: moves the queue pair to state [`ERR`](QpState::ERR). What was posted
+    /// ends with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and gives its memory back.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`QpControl::modify`].
+    pub fn abort(&self) -> crate::Result<()> {
+        self.modify(&QpAttr::new().state(QpState::ERR))
+    }
+
+    /// Requests under way, those that nobody waits for included.
+    pub fn under_way(&self) -> usize {
+        self.inner.table.under_way()
+    }
+}
+
+/// Everything that is not posting.
+impl<S: Doorbell> Deref for QueuePair<S> {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.inner.control
+    }
+}
+
+impl<S: Doorbell> fmt::Debug for QueuePair<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.control.fmt(f)
+    }
+}
+
+struct SharedInner {
+    srq: Mutex<OwnedSharedReceiveQueue<Tag>>,
+    table: Arc<Table>,
+    _hub: Arc<Hub>,
+}
+
+impl Queue for SharedInner {
+    fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    fn post(
+        &self,
+        _: &Request<'_>,
+        memory: Memory,
+        tag: Tag,
+    ) -> Result<(), (Option<Memory>, PostError)> {
+        let mut srq = self.srq.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = match srq.batch() {
+            Ok(batch) => batch,
+            Err(error) => return Err((Some(memory), error)),
+        };
+        batch.push_any(memory, tag).map_err(refused)?;
+        batch.ring();
+        Ok(())
+    }
+}
+
+/// A shared receive queue whose receives are futures.
+///
+/// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    inner: Arc<SharedInner>,
+}
+
+impl SharedReceiveQueue {
+    pub(super) fn new(srq: OwnedSharedReceiveQueue<Tag>, hub: Arc<Hub>) -> Self {
+        let (srq, table) = (Mutex::new(srq), Table::new(None));
+        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, table, _hub: hub }) }
+    }
+
+    /// Receives a message of any of its queue pairs.
+    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
+        Op::new(self.inner.clone(), Request::Recv, memory)
+    }
+
+    pub(super) fn with<R>(&self, use_it: impl FnOnce(&OwnedSharedReceiveQueue<Tag>) -> R) -> R {
+        use_it(&self.inner.srq.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn table(&self) -> &Arc<Table> {
+        &self.inner.table
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.with(|srq| srq.fmt(f))
+    }
+}

@@ -1,0 +1,503 @@
+//! What futures and the driver share: which requests are under way, who waits for them, and who
+//! waits for room. Model-checked with loom.
+
+use crate::completion::WcStatus;
+use crate::mem::sync::{Mutex, MutexGuard};
+use crate::owned::{Memory, Outcome};
+use crate::qp::{QpAttr, QpControl, QpInner, QpState};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, PoisonError, Weak};
+use std::task::Waker;
+
+/// Which queue of a table a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Send,
+    Recv,
+}
+
+/// What a request is posted with: who is to hear of its end.
+#[derive(Debug)]
+pub(super) struct Tag {
+    pub(super) table: Arc<Table>,
+    pub(super) cell: u32,
+    pub(super) side: Side,
+}
+
+/// A request, seen from its future.
+#[derive(Debug)]
+enum Cell {
+    Free,
+    /// Under way.
+    Open(Waker),
+    /// Under way, and nobody waits for it.
+    Abandoned,
+    Over(Memory, Outcome),
+}
+
+/// Why nothing can be posted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// A request failed, and with it the connection.
+    Failed(WcStatus),
+    /// Nobody looks for completions.
+    Undriven,
+}
+
+/// Those who wait for room, in the order in which they came.
+#[derive(Debug, Default)]
+struct Waiters {
+    /// By increasing number.
+    line: VecDeque<(u64, Waker)>,
+    next: u64,
+}
+
+impl Waiters {
+    /// Whether it is the turn of `number`, or of somebody who just came.
+    fn is_turn(&self, number: Option<u64>) -> bool {
+        match (self.line.front(), number) {
+            (None, _) => true,
+            (Some((first, _)), Some(number)) => *first == number,
+            (Some(_), None) => false,
+        }
+    }
+
+    /// Stands in line, at the end if for the first time.
+    fn stand(&mut self, number: &mut Option<u64>, waker: &Waker) {
+        if let Some(number) = *number {
+            if let Ok(at) = self.line.binary_search_by_key(&number, |(other, _)| *other) {
+                if let Some((_, old)) = self.line.get_mut(at) {
+                    old.clone_from(waker);
+                }
+                return;
+            }
+        }
+        *number = Some(self.next);
+        self.line.push_back((self.next, waker.clone()));
+        self.next += 1;
+    }
+
+    /// Leaves the line; who is first now, if that changed.
+    fn leave(&mut self, number: u64) -> Option<Waker> {
+        let at = self.line.binary_search_by_key(&number, |(other, _)| *other).ok()?;
+        self.line.remove(at);
+        if at == 0 { self.first() } else { None }
+    }
+
+    fn first(&self) -> Option<Waker> {
+        self.line.front().map(|(_, waker)| waker.clone())
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cells: Vec<Cell>,
+    free: Vec<u32>,
+    sends: Waiters,
+    recvs: Waiters,
+    broken: Option<Broken>,
+}
+
+impl State {
+    fn waiters(&mut self, side: Side) -> &mut Waiters {
+        match side {
+            Side::Send => &mut self.sends,
+            Side::Recv => &mut self.recvs,
+        }
+    }
+
+    fn open(&mut self, waker: &Waker) -> u32 {
+        let cell = Cell::Open(waker.clone());
+        match self.free.pop() {
+            Some(index) => {
+                if let Some(place) = self.cells.get_mut(index as usize) {
+                    *place = cell;
+                }
+                index
+            }
+            None => {
+                self.cells.push(cell);
+                (self.cells.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Takes a cell out of use, and what is in it.
+    fn close(&mut self, index: u32) -> Cell {
+        let Some(place) = self.cells.get_mut(index as usize) else { return Cell::Free };
+        self.free.push(index);
+        std::mem::replace(place, Cell::Free)
+    }
+}
+
+/// Whether a request may be posted now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// Yes, and this is its cell.
+    Open(u32),
+    /// Others came first.
+    Wait,
+    Broken(Broken),
+}
+
+/// How a request stands.
+#[derive(Debug)]
+pub(super) enum Progress {
+    UnderWay,
+    Over(Memory, Outcome),
+    /// It will not be heard of.
+    Lost(Broken),
+}
+
+/// The requests of one queue pair, or of one shared receive queue.
+pub(super) struct Table {
+    state: Mutex<State>,
+    /// What has to be told when a request fails; not for shared receive queues. Tags keep the
+    /// table, and must not keep the queue pair.
+    qp: Option<Weak<QpInner>>,
+}
+
+impl Table {
+    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Table> {
+        let qp = qp.map(|control| Arc::downgrade(&control.qp));
+        Arc::new(Table { state: Mutex::new(State::default()), qp })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a request in if nobody is before it in the line.
+    pub(super) fn admit(&self, side: Side, number: &mut Option<u64>, waker: &Waker) -> Admission {
+        let mut state = self.state();
+        if let Some(broken) = state.broken {
+            return Admission::Broken(broken);
+        }
+        let waiters = state.waiters(side);
+        if !waiters.is_turn(*number) {
+            waiters.stand(number, waker);
+            return Admission::Wait;
+        }
+        Admission::Open(state.open(waker))
+    }
+
+    /// Puts who found the queue full in line. Look for room once more afterwards: what completed
+    /// before this call woke nobody.
+    pub(super) fn wait(&self, side: Side, number: &mut Option<u64>, waker: &Waker) {
+        self.state().waiters(side).stand(number, waker);
+    }
+
+    /// Takes back the admission of a request that was not posted.
+    pub(super) fn dismiss(&self, cell: u32) {
+        self.state().close(cell);
+    }
+
+    /// Leaves the line, because the request is posted or not wanted any more. The next may find
+    /// room, too.
+    pub(super) fn leave(&self, side: Side, number: &mut Option<u64>) {
+        let Some(number) = number.take() else { return };
+        let next = self.state().waiters(side).leave(number);
+        if let Some(next) = next {
+            next.wake();
+        }
+    }
+
+    /// How the request of a cell stands. One that is not under way has left its cell.
+    pub(super) fn progress(&self, cell: u32, waker: &Waker) -> Progress {
+        let mut state = self.state();
+        let broken = state.broken;
+        match state.cells.get_mut(cell as usize) {
+            Some(Cell::Open(_)) if broken == Some(Broken::Undriven) => {
+                if let Some(place) = state.cells.get_mut(cell as usize) {
+                    *place = Cell::Abandoned;
+                }
+                Progress::Lost(Broken::Undriven)
+            }
+            Some(Cell::Open(old)) => {
+                old.clone_from(waker);
+                Progress::UnderWay
+            }
+            _ => match state.close(cell) {
+                Cell::Over(memory, outcome) => Progress::Over(memory, outcome),
+                _ => Progress::Lost(Broken::Undriven),
+            },
+        }
+    }
+
+    /// Nobody waits for the request of a cell any more. What it works on stays lent until it is
+    /// over.
+    pub(super) fn abandon(&self, cell: u32) {
+        let mut state = self.state();
+        match state.cells.get_mut(cell as usize) {
+            Some(place @ Cell::Open(_)) => *place = Cell::Abandoned,
+            _ => {
+                let over = state.close(cell);
+                drop(state);
+                // Not under the lock: it may be the last part of a region.
+                drop(over);
+            }
+        }
+    }
+
+    /// Notes that a request is over, and whom to wake.
+    pub(super) fn complete(
+        &self,
+        cell: u32,
+        side: Side,
+        memory: Memory,
+        outcome: Outcome,
+        wake: &mut Vec<Waker>,
+    ) {
+        let mut state = self.state();
+        let failed = !outcome.is_success();
+        let first = failed && state.broken.is_none();
+        if first && self.qp.is_some() {
+            state.broken = Some(Broken::Failed(outcome.status));
+            let State { sends, recvs, .. } = &mut *state;
+            for (_, waker) in sends.line.drain(..).chain(recvs.line.drain(..)) {
+                wake.push(waker);
+            }
+        }
+        wake.extend(state.waiters(side).first());
+        let mut left = None;
+        match state.cells.get_mut(cell as usize) {
+            Some(place @ Cell::Open(_)) => {
+                if let Cell::Open(waker) = std::mem::replace(place, Cell::Over(memory, outcome)) {
+                    wake.push(waker);
+                }
+            }
+            _ => {
+                state.close(cell);
+                left = Some(memory);
+            }
+        }
+        drop(state);
+        drop(left);
+        if let (true, Some(qp)) = (first, self.qp.as_ref().and_then(Weak::upgrade)) {
+            // The device did this itself; saying it again makes rxe flush receives that were
+            // posted since.
+            let _ = QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR));
+        }
+    }
+
+    /// Nobody will look for completions any more: everybody is to hear that.
+    pub(super) fn undrive(&self) {
+        let mut wake = Vec::new();
+        let mut state = self.state();
+        state.broken = Some(Broken::Undriven);
+        let State { sends, recvs, cells, .. } = &mut *state;
+        for (_, waker) in sends.line.drain(..).chain(recvs.line.drain(..)) {
+            wake.push(waker);
+        }
+        for cell in cells {
+            if let Cell::Open(waker) = cell {
+                wake.push(waker.clone());
+            }
+        }
+        drop(state);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    /// Requests under way, abandoned ones included.
+    pub(super) fn under_way(&self) -> usize {
+        let state = self.state();
+        let open = |cell: &&Cell| matches!(cell, Cell::Open(_) | Cell::Abandoned);
+        state.cells.iter().filter(open).count()
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("under_way", &self.under_way()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::completion::WcOpcode;
+    use crate::number::Qpn;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn waker() -> (Arc<Count>, Waker) {
+        let count = Arc::<Count>::default();
+        (count.clone(), Waker::from(count))
+    }
+
+    fn finish(table: &Table, cell: u32) -> usize {
+        let mut wake = Vec::new();
+        table.complete(cell, Side::Send, Memory::None, outcome(), &mut wake);
+        let woken = wake.len();
+        wake.into_iter().for_each(Waker::wake);
+        woken
+    }
+
+    pub(super) fn outcome() -> Outcome {
+        Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1))
+    }
+
+    #[test]
+    fn who_came_first_goes_first() {
+        let table = Table::new(None);
+        let (first, one) = waker();
+        let (second, two) = waker();
+        let (mut a, mut b) = (None, None);
+        table.wait(Side::Send, &mut a, &one);
+        assert_eq!(table.admit(Side::Send, &mut b, &two), Admission::Wait);
+        assert!(matches!(table.admit(Side::Recv, &mut None, &two), Admission::Open(_)));
+        let Admission::Open(cell) = table.admit(Side::Send, &mut a, &one) else { panic!("first") };
+        table.leave(Side::Send, &mut a);
+        assert_eq!(second.0.load(Ordering::Relaxed), 1, "the next may find room, too");
+        // Who was told and goes away tells the next.
+        let (third, three) = waker();
+        let mut c = None;
+        assert_eq!(table.admit(Side::Send, &mut c, &three), Admission::Wait);
+        table.leave(Side::Send, &mut b);
+        assert_eq!(third.0.load(Ordering::Relaxed), 1);
+        assert_eq!(finish(&table, cell), 2, "who waits for the request, and for room");
+        assert_eq!(first.0.load(Ordering::Relaxed), 1);
+        assert!(matches!(table.progress(cell, &one), Progress::Over(..)));
+    }
+
+    #[test]
+    fn nobody_is_told_of_an_abandoned_request() {
+        let table = Table::new(None);
+        let (count, waker) = waker();
+        for late in [false, true] {
+            let Admission::Open(cell) = table.admit(Side::Send, &mut None, &waker) else {
+                panic!("room");
+            };
+            if late {
+                assert_eq!(finish(&table, cell), 1);
+                table.abandon(cell);
+            } else {
+                table.abandon(cell);
+                assert_eq!((table.under_way(), finish(&table, cell)), (1, 0));
+            }
+            assert_eq!(table.under_way(), 0);
+        }
+        assert_eq!((count.0.load(Ordering::Relaxed), table.state().cells.len()), (1, 1));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::completion::WcOpcode;
+    use crate::mem::slots::Lender;
+    use crate::number::Qpn;
+    use loom::sync::Notify;
+    use loom::thread;
+    use std::task::Wake;
+
+    /// A task that sleeps until it is woken.
+    struct Task(Notify);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.notify();
+        }
+    }
+
+    fn task() -> (Arc<Task>, Waker) {
+        let task = Arc::new(Task(Notify::new()));
+        (task.clone(), Waker::from(task))
+    }
+
+    fn complete(table: &Table, cell: u32) {
+        let outcome = Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
+        let mut wake = Vec::new();
+        table.complete(cell, Side::Send, Memory::None, outcome, &mut wake);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    fn admit(table: &Table, waker: &Waker) -> u32 {
+        match table.admit(Side::Send, &mut None, waker) {
+            Admission::Open(cell) => cell,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A request completes while its future looks: the future is over, or is woken.
+    #[test]
+    fn look_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let (task, waker) = task();
+            let cell = admit(&table, &waker);
+            let theirs = table.clone();
+            let driver = thread::spawn(move || complete(&theirs, cell));
+            while let Progress::UnderWay = table.progress(cell, &waker) {
+                task.0.wait();
+            }
+            driver.join().unwrap();
+            assert_eq!(table.under_way(), 0);
+        });
+    }
+
+    /// A future is dropped while its request completes: its cell is free afterwards.
+    #[test]
+    fn drop_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let (_, waker) = task();
+            let cell = admit(&table, &waker);
+            let theirs = table.clone();
+            let driver = thread::spawn(move || complete(&theirs, cell));
+            table.abandon(cell);
+            driver.join().unwrap();
+            let state = table.state();
+            assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
+        });
+    }
+
+    /// The queue is full while a future looks for room, and something completes: the future finds
+    /// the room, or is woken. The slots stand for the queue.
+    #[test]
+    fn look_for_room_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let mut queue = Lender::new(1);
+            let (_, other) = task();
+            let cell = admit(&table, &other);
+            let ticket = queue.vacancy().map(|vacancy| {
+                let ticket = vacancy.ticket();
+                vacancy.lend(());
+                ticket
+            });
+            let (theirs, slots) = (table.clone(), queue.slots().clone());
+            let driver = thread::spawn(move || {
+                slots.settle(ticket.unwrap()).unwrap();
+                complete(&theirs, cell);
+            });
+            let (task, waker) = task();
+            let mut number = None;
+            loop {
+                let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
+                    panic!("nobody else stands in line");
+                };
+                if queue.vacancy().is_some() {
+                    break;
+                }
+                table.wait(Side::Send, &mut number, &waker);
+                if queue.vacancy().is_some() {
+                    break;
+                }
+                table.dismiss(cell);
+                task.0.wait();
+            }
+            driver.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,248 @@
+//! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`.
+
+use super::driver::{CompletionQueue, Driver, Watch};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::events::async_event::AsyncEvent;
+use crate::qp::{Endpoint, Handshake, QpControl};
+use rustix::io::Errno;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::{Poll, ready};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use tokio::task::JoinHandle;
+
+/// A file registered with the event loop of the runtime that it was made in.
+#[derive(Debug)]
+pub struct Registered(AsyncFd<OwnedFd>);
+
+impl Registered {
+    /// Registers a file for reading.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` and the like, and those of `epoll_ctl(2)`.
+    #[allow(
+        deprecated,
+        reason = "its successor is unsafe, for files that close early; ours is owned"
+    )]
+    pub fn new(fd: BorrowedFd<'_>) -> Result<Registered> {
+        let registered = fd
+            .try_clone_to_owned()
+            .and_then(|fd| AsyncFd::with_interest(fd, Interest::READABLE))
+            .map_err(|error| failed("epoll_ctl", &error))?;
+        Ok(Registered(registered))
+    }
+}
+
+impl Watch for Registered {
+    fn poll_read(
+        &mut self,
+        cx: &mut std::task::Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        let ready = ready!(self.0.poll_read_ready(cx));
+        let mut guard = ready.map_err(|error| failed("epoll_wait", &error))?;
+        let answer = read();
+        // Only what was known before: an event during or after the read wakes again.
+        guard.clear_ready();
+        Poll::Ready(answer)
+    }
+}
+
+fn failed(verb: &'static str, error: &io::Error) -> Error {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    Error::new(verb, errno).detail(error.to_string())
+}
+
+impl CompletionQueue {
+    /// Makes a queue with room for `cqe` completions, and spawns its driver on the current runtime.
+    ///
+    /// The handle answers why the driver ended. One queue for each worker keeps workers out of
+    /// each other's way.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime, or in one without `enable_io`, as everything of tokio's does.
+    pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
+        let (cq, driver): (_, Driver<Registered>) =
+            CompletionQueue::new(context, cqe, |fd| Registered::new(fd))?;
+        Ok((cq, tokio::spawn(driver)))
+    }
+}
+
+/// What `future` comes to within `timeout`; afterwards the future itself, to be polled on, or to be
+/// dropped: what a request works on then returns when it is over.
+///
+/// # Errors
+///
+/// The future, after the timeout.
+///
+/// # Panics
+///
+/// In a runtime without `enable_time`.
+pub async fn within<F: Future + Unpin>(
+    timeout: Duration,
+    mut future: F,
+) -> std::result::Result<F::Output, F> {
+    match tokio::time::timeout(timeout, &mut future).await {
+        Ok(output) => Ok(output),
+        Err(_) => Err(future),
+    }
+}
+
+/// A stream of asynchronous events.
+#[derive(Debug)]
+pub struct Events {
+    context: Context,
+    registered: AsyncFd<OwnedFd>,
+}
+
+impl Events {
+    /// The events of `context` to come. Several streams share them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Registered::new`].
+    pub fn new(context: &Context) -> Result<Events> {
+        let Registered(registered) = Registered::new(context.events_fd())?;
+        Ok(Events { context: context.clone(), registered })
+    }
+
+    /// The next event, when there is one. Reads the file until it is empty before it waits.
+    pub fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<AsyncEvent>> {
+        loop {
+            let ready = ready!(self.registered.poll_read_ready(cx));
+            let mut guard = ready.map_err(|error| failed("epoll_wait", &error))?;
+            if let Some(event) = self.context.try_next_event()? {
+                return Poll::Ready(Ok(event));
+            }
+            guard.clear_ready();
+        }
+    }
+
+    /// The next event. Nothing is lost if the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Context::try_next_event`]; `EIO` after the last event of a device that is gone.
+    pub async fn next(&mut self) -> Result<AsyncEvent> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+const VERB: &str = "handshake";
+
+/// Connects `qp` to the one at the other end of `stream`, which does the same: each sends its
+/// [`Endpoint`], shakes hands, and says that it is ready. The stream is the program's again
+/// afterwards.
+///
+/// Receives can be posted once this answered; over RC a message waits for one.
+///
+/// # Errors
+///
+/// Those of [`QpControl::endpoint`] and [`QpControl::handshake`]; `EPROTO` if the other end says
+/// something else; those of the stream.
+pub async fn handshake(
+    qp: &QpControl,
+    stream: &TcpStream,
+    port: u8,
+    gid_index: u32,
+    options: &Handshake,
+) -> Result<Endpoint> {
+    let local = qp.endpoint(port, gid_index)?;
+    write_all(stream, &local.to_bytes()).await?;
+    let mut bytes = [0; Endpoint::BYTES];
+    read_all(stream, &mut bytes).await?;
+    let remote = Endpoint::from_bytes(&bytes)
+        .ok_or_else(|| Error::new(VERB, Errno::PROTO).detail("the peer sent no endpoint"))?;
+    qp.handshake_with(&remote, options)?;
+    write_all(stream, b"R").await?;
+    let mut ready = [0];
+    read_all(stream, &mut ready).await?;
+    match &ready {
+        b"R" => Ok(remote),
+        _ => Err(Error::new(VERB, Errno::PROTO).detail("the peer did not say that it is ready")),
+    }
+}
+
+/// Connects `qp` to whoever [accepts](accept) at `address`.
+///
+/// # Errors
+///
+/// Those of [`handshake`], and `ECONNREFUSED` and the like.
+pub async fn connect(
+    qp: &QpControl,
+    address: impl ToSocketAddrs,
+    port: u8,
+    gid_index: u32,
+) -> Result<TcpStream> {
+    let stream = TcpStream::connect(address).await.map_err(|error| failed("connect", &error))?;
+    handshake(qp, &stream, port, gid_index, &Handshake::new()).await?;
+    Ok(stream)
+}
+
+/// Connects `qp` to the next that [connects](connect) to `listener`.
+///
+/// # Errors
+///
+/// Those of [`handshake`] and of accepting.
+pub async fn accept(
+    qp: &QpControl,
+    listener: &TcpListener,
+    port: u8,
+    gid_index: u32,
+) -> Result<TcpStream> {
+    let (stream, _) = listener.accept().await.map_err(|error| failed("accept", &error))?;
+    handshake(qp, &stream, port, gid_index, &Handshake::new()).await?;
+    Ok(stream)
+}
+
+/// Sends all of `bytes`: tokio's own means would need another of its features.
+///
+/// # Errors
+///
+/// Those of the stream.
+pub async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await.map_err(|error| failed("write", &error))?;
+        match stream.try_write(bytes) {
+            Ok(length) => bytes = bytes.get(length..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed("write", &error)),
+        }
+    }
+    Ok(())
+}
+
+/// Receives as many bytes as there is room for.
+///
+/// # Errors
+///
+/// Those of the stream; `ECONNRESET` if it ends before.
+pub async fn read_all(stream: &TcpStream, mut room: &mut [u8]) -> Result<()> {
+    while !room.is_empty() {
+        stream.readable().await.map_err(|error| failed("read", &error))?;
+        match stream.try_read(room) {
+            Ok(0) => return Err(Error::new("read", Errno::CONNRESET).detail("the stream ended")),
+            Ok(length) => room = room.get_mut(length..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed("read", &error)),
+        }
+    }
+    Ok(())
+}
+
+impl AsFd for Registered {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+}

@@ -1,0 +1,203 @@
+//! mlx5's queues. The device's end is played by writing completions, and registers are memory.
+
+use crate::completion::Completion;
+use crate::mem::dbrec::{DoorbellPages, DoorbellRecord};
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::Mapping;
+use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::register::Register;
+use crate::provider::mlx5::cq;
+use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::record::{Receives, Record, Source};
+use crate::provider::mlx5::{rq, sq};
+use crate::provider::{CqRing, RecvRing, SendLimits, SendRing};
+use crate::qp::QpType;
+use crate::wr::{PostError, Recv, SendWr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use uverbs_uapi::mlx5::wqe::MLX5_SEND_WQE_BB;
+
+/// Bytes of a register's page, and of each of its two buffers.
+const PAGE: usize = 4096;
+const BUFFER: usize = 256;
+/// Blocks of the greatest request.
+const BLOCKS: u32 = 4;
+/// Bytes of a completion.
+const CQE: usize = 64;
+const QPN: u32 = 0x42;
+
+fn register(buffer: usize) -> Result<Arc<Register>, Errno> {
+    let file = memfd_create("register", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, PAGE as u64)?;
+    let mapping = Mapping::of_fd(file.as_fd(), 0, PAGE, Epoch::current()?)?;
+    Register::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
+}
+
+fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
+    DoorbellPages::new()?.alloc().map(Arc::new)
+}
+
+fn record(blocks: u32, receives: Receives) -> Result<Arc<Record>, Errno> {
+    let index = Indices::new().take().ok_or(Errno::NOMEM)?;
+    Ok(Record::new(QPN, index, Some(blocks), receives))
+}
+
+/// A send queue whose requests are done as soon as they were rung.
+#[derive(Debug)]
+pub struct Sends {
+    ring: SendRing,
+    record: Arc<Record>,
+}
+
+impl Sends {
+    /// A queue of `requests`, a power of two, of up to 200 bytes inline. With `blueflame` single
+    /// requests are copied into the register.
+    pub fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
+        let blocks = requests * BLOCKS;
+        let record = record(blocks, Receives::None)?;
+        let setup = sq::Setup {
+            memory: Arc::new(QueueMemory::pages(blocks as usize * MLX5_SEND_WQE_BB)?),
+            offset: 0,
+            wqebbs: blocks,
+            max_post: requests,
+            limits: SendLimits { max_sge: 4, max_inline: 200 },
+            qpn: QPN,
+            qp_type: QpType::RC,
+            signal_all: false,
+            dbrec: dbrec()?,
+            register: register(if blueflame { BUFFER } else { 0 })?,
+            alone: true,
+            record: record.clone(),
+        };
+        let ring = SendRing::Mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
+        Ok(Sends { ring, record })
+    }
+
+    pub fn post1<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
+        self.postn::<1>(make)
+    }
+    #[inline(always)]
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> SendWr<'a>,
+    ) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..N {
+            self.ring.push(&mut cursor, &make())?;
+        }
+        self.ring.publish(cursor, || Ok(()))?;
+        self.record.sends.complete(cursor.last);
+        Ok(())
+    }
+    /// Writes a request `count` times and rings once; then all of them are done.
+    #[inline]
+    pub fn post(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..count {
+            self.ring.push(&mut cursor, wr)?;
+        }
+        self.ring.publish(cursor, || Ok(()))?;
+        self.record.sends.complete(cursor.last);
+        Ok(())
+    }
+}
+
+/// A receive queue whose requests are done as soon as they were posted.
+#[derive(Debug)]
+pub struct Recvs {
+    ring: RecvRing,
+    record: Arc<Record>,
+}
+
+impl Recvs {
+    /// A queue of `requests`, a power of two, of one entry.
+    pub fn new(requests: u32) -> Result<Recvs, Errno> {
+        let record = record(1, Receives::Own(requests))?;
+        let memory = Arc::new(QueueMemory::pages(requests as usize * UNIT)?);
+        let unit = UNIT as u32;
+        let ring = rq::RecvRing::new(memory, 0, requests, unit, 1, dbrec()?, record.clone());
+        Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
+    }
+
+    #[inline(always)]
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> Recv<'a>,
+    ) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..N {
+            self.ring.push(&mut cursor, &make())?;
+        }
+        self.ring.publish(cursor);
+        Ok(())
+    }
+    /// Posts a receive `count` times at once; then all of them are done.
+    #[inline]
+    pub fn post(&mut self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..count {
+            self.ring.push(&mut cursor, recv)?;
+        }
+        self.ring.publish(cursor);
+        if let Source::Own(posted) = &self.record.receives {
+            for at in 0..count {
+                posted.complete(at);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A completion queue that is filled when told.
+#[derive(Debug)]
+pub struct Completed {
+    ring: CqRing,
+    device: Units,
+    record: Arc<Record>,
+    slots: u32,
+    producer: u32,
+}
+
+impl Completed {
+    /// A queue of `slots`, a power of two.
+    pub fn new(slots: u32) -> Result<Completed, Errno> {
+        let memory = Arc::new(QueueMemory::pages(slots as usize * CQE)?);
+        let elements = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
+        let units = slots * (CQE / UNIT) as u32;
+        let device = Units::new(memory, 0, units).ok_or(Errno::INVAL)?;
+        let record = record(slots, Receives::None)?;
+        let ring = CqRing::Mlx5(cq::CqRing::new(elements, dbrec()?, register(0)?, 1));
+        ring.members().attach(&crate::provider::Member::Mlx5(record.clone()));
+        Ok(Completed { ring, device, record, slots, producer: 0 })
+    }
+
+    /// Adds `count` completions of sends; the queue must have room.
+    pub fn fill(&mut self, count: u32) -> Result<(), Errno> {
+        for _ in 0..count {
+            let mut core = [0; CQE];
+            core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
+            core[60..62].copy_from_slice(&(self.producer as u16).to_be_bytes());
+            core[63] = (self.producer / self.slots & 1) as u8;
+            self.device.copy(self.producer.wrapping_mul((CQE / UNIT) as u32), 0, &core);
+            self.producer = self.producer.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Reads at most `most` completions, gives each to `read`, and hands their places back.
+    #[inline]
+    pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
+        self.ring.learn();
+        let mut found = false;
+        for _ in 0..most {
+            let Some(wc) = self.ring.next() else { break };
+            read(Completion::new(wc));
+            found = true;
+        }
+        if found {
+            self.ring.release();
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! mlx5's queues on plain memory: no kernel, no device, milliseconds.
+
+mod model;
+mod order;
+mod polling;
+mod posting;
+mod vectors;
+
+use super::cq::{self, CqRing};
+use super::index::Indices;
+use super::record::{Receives, Record};
+use super::rq::RecvRing;
+use super::sq::{SendRing, Setup};
+use super::srq::{self, SrqRing};
+use crate::mem::dbrec::{DoorbellPages, DoorbellRecord};
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::Mapping;
+use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::register::Register;
+use crate::number::Lkey;
+use crate::provider::{Cursor, SendLimits};
+use crate::qp::QpType;
+use crate::wr::{PostError, Recv, SendWr, Sge};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::pread;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Bytes of each of a register's two buffers, as a ConnectX-5 has them.
+const BUFFER: usize = 256;
+const QPN: u32 = 0x42;
+const CQN: u32 = 0x40d;
+
+/// A register in memory that can be looked at.
+struct Page {
+    file: OwnedFd,
+    register: Arc<Register>,
+}
+
+impl Page {
+    fn new(buffer: usize) -> Page {
+        let file = memfd_create("register", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let epoch = Epoch::current().unwrap();
+        let mapping = Mapping::of_fd(file.as_fd(), 0, 4096, epoch).unwrap();
+        let register = Arc::new(Register::new(Arc::new(mapping), 0, buffer).unwrap());
+        Page { file, register }
+    }
+
+    fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        assert_eq!(pread(&self.file, bytes.as_mut_slice(), offset as u64), Ok(length));
+        bytes
+    }
+}
+
+fn dbrec() -> Arc<DoorbellRecord> {
+    Arc::new(DoorbellPages::new().unwrap().alloc().unwrap())
+}
+
+/// A send queue, the device's view of it, and what it rings.
+struct Sends {
+    ring: SendRing,
+    device: Units,
+    dbrec: Arc<DoorbellRecord>,
+    page: Page,
+    record: Arc<Record>,
+}
+
+/// What a test wants of a send queue; the rest is of no matter to it.
+#[derive(Clone, Copy)]
+struct Shape {
+    qpn: u32,
+    qp_type: QpType,
+    blocks: u32,
+    max_post: u32,
+    buffer: usize,
+    alone: bool,
+    signal_all: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape {
+            qpn: QPN,
+            qp_type: QpType::RC,
+            blocks: 64,
+            max_post: 4,
+            buffer: BUFFER,
+            alone: false,
+            signal_all: false,
+        }
+    }
+}
+
+impl Sends {
+    fn new(shape: Shape) -> Sends {
+        let memory = Arc::new(QueueMemory::pages(shape.blocks as usize * 64).unwrap());
+        let device = Units::new(memory.clone(), 0, shape.blocks * 4).unwrap();
+        // What was in the ring before must not matter.
+        for unit in 0..shape.blocks * 4 {
+            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        }
+        let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
+        let index = Indices::new().take().unwrap();
+        let record = Record::new(shape.qpn, index, Some(shape.blocks), Receives::None);
+        let ring = SendRing::new(Setup {
+            memory,
+            offset: 0,
+            wqebbs: shape.blocks,
+            max_post: shape.max_post,
+            limits: SendLimits { max_sge: 30, max_inline: 980 },
+            qpn: shape.qpn,
+            qp_type: shape.qp_type,
+            signal_all: shape.signal_all,
+            dbrec: dbrec.clone(),
+            register: page.register.clone(),
+            alone: shape.alone,
+            record: record.clone(),
+        });
+        Sends { ring: ring.unwrap(), device, dbrec, page, record }
+    }
+
+    /// Posts a batch; an error of any request ends it without ringing.
+    fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<Cursor, PostError> {
+        let mut cursor = self.ring.cursor();
+        for wr in wrs {
+            self.ring.push(&mut cursor, wr)?;
+        }
+        self.ring.publish(cursor);
+        Ok(cursor)
+    }
+
+    /// `length` bytes of the queue from a block on, with what comes after its end.
+    fn bytes(&self, block: u32, length: usize) -> Vec<u8> {
+        bytes(&self.device, block.wrapping_mul(4), length)
+    }
+}
+
+fn bytes(units: &Units, from: u32, length: usize) -> Vec<u8> {
+    let count = length.div_ceil(UNIT) as u32;
+    let mut bytes: Vec<u8> =
+        (0..count).flat_map(|n| units.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
+    bytes.truncate(length);
+    bytes
+}
+
+/// A receive queue of a queue pair.
+struct Receiver {
+    ring: RecvRing,
+    device: Units,
+    dbrec: Arc<DoorbellRecord>,
+    record: Arc<Record>,
+}
+
+impl Receiver {
+    fn new(entries: u32, stride: u32) -> Receiver {
+        let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
+        let device = Units::new(memory.clone(), 0, entries * stride / UNIT as u32).unwrap();
+        for unit in 0..device.count() {
+            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        }
+        let dbrec = dbrec();
+        let index = Indices::new().take().unwrap();
+        let record = Record::new(QPN, index, None, Receives::Own(entries));
+        let max_sge = stride / UNIT as u32;
+        let ring =
+            RecvRing::new(memory, 0, entries, stride, max_sge, dbrec.clone(), record.clone());
+        Receiver { ring: ring.unwrap(), device, dbrec, record }
+    }
+
+    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for recv in recvs {
+            self.ring.push(&mut cursor, recv)?;
+        }
+        self.ring.publish(cursor);
+        Ok(())
+    }
+}
+
+/// A shared receive queue.
+struct SharedReceiver {
+    ring: SrqRing,
+    device: Units,
+    dbrec: Arc<DoorbellRecord>,
+}
+
+impl SharedReceiver {
+    fn new(entries: u32, stride: u32) -> SharedReceiver {
+        let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
+        let units = srq::prepare(&memory, entries, stride).unwrap();
+        let device = Units::new(memory, 0, units.count()).unwrap();
+        let dbrec = dbrec();
+        let max_sge = stride / UNIT as u32 - 1;
+        let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone());
+        SharedReceiver { ring, device, dbrec }
+    }
+
+    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for recv in recvs {
+            self.ring.push(&mut cursor, recv)?;
+        }
+        self.ring.publish(cursor);
+        Ok(())
+    }
+}
+
+/// A completion queue and the device that writes to it.
+struct Completed {
+    ring: CqRing,
+    device: Units,
+    dbrec: Arc<DoorbellRecord>,
+    page: Page,
+    entries: u32,
+    /// Units of an element.
+    stride: u32,
+    producer: u32,
+}
+
+impl Completed {
+    fn new(entries: u32, size: usize) -> Completed {
+        let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
+        let elements = cq::prepare(&memory, entries, size).unwrap();
+        let stride = (size / UNIT) as u32;
+        let device = Units::new(memory, 0, entries * stride).unwrap();
+        let (dbrec, page) = (dbrec(), Page::new(0));
+        let ring = CqRing::new(elements, dbrec.clone(), page.register.clone(), CQN);
+        Completed { ring, device, dbrec, page, entries, stride, producer: 0 }
+    }
+
+    /// Writes a completion as a device would, whose owner bit is filled in here.
+    fn write(&mut self, mut core: [u8; 64]) {
+        let parity = self.producer / self.entries & 1;
+        core[63] = core[63] & 0xfe | parity as u8;
+        let at = self.producer.wrapping_mul(self.stride) + (self.stride - 4);
+        self.device.copy(at, 0, &core);
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// How far the device was told that we are.
+    fn consumed(&self) -> u32 {
+        self.dbrec.get(0)
+    }
+}
+
+/// The 64 bytes of a completion with what all have.
+fn element(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
+    let mut core = [0; 64];
+    core[32..36].copy_from_slice(&index.to_be_bytes());
+    core[56..60].copy_from_slice(&qpn.to_be_bytes());
+    core[60..62].copy_from_slice(&counter.to_be_bytes());
+    core[63] = opcode << 4;
+    core
+}
+
+const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, length: 0x1000, lkey: Lkey(0x0104_0400) };

@@ -1,0 +1,222 @@
+//! Random batches through the rings, with a device that reads what is in memory and completes it:
+//! numbers and order are kept, and room is what it must be at every step.
+
+use super::{Completed, Receiver, SGE, Sends, Shape, SharedReceiver, element};
+use crate::number::Rkey;
+use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::record::{Receives, Record};
+use crate::wr::{PostError, Recv, Remote, SendWr};
+use std::collections::VecDeque;
+
+/// A generator that repeats itself from run to run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as u32 % limit
+    }
+}
+
+const REMOTE: Remote = Remote { addr: 0x1000, rkey: Rkey(1) };
+
+/// The device's end of a send queue.
+#[derive(Default)]
+struct Executor {
+    /// Blocks executed, in 16 bits as the record counts them.
+    at: u16,
+}
+
+impl Executor {
+    /// Executes one request, if there is one; answers its block and whether it wants a completion.
+    fn execute(&mut self, sends: &Sends) -> Option<(u16, bool)> {
+        if self.at == sends.dbrec.get(1) as u16 {
+            return None;
+        }
+        let block = self.at;
+        let control = sends.bytes(block.into(), 16);
+        assert_eq!(control[1..3], block.to_be_bytes(), "the request's own index");
+        assert_eq!(control[4..7], [0, 0, 0x42]);
+        self.at = block.wrapping_add(u16::from(control[7]).div_ceil(4));
+        Some((block, control[11] & 8 != 0))
+    }
+}
+
+#[test]
+fn sends_keep_their_numbers_and_order_and_room_is_exact() {
+    let data = [0x5a; 300];
+    for seed in 1..40u64 {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        // Up to five blocks each.
+        let (max_post, blocks) = (1 << random.below(5), 8);
+        let blocks = blocks * max_post;
+        let mut sends = Sends::new(Shape { blocks, max_post, ..Shape::default() });
+        let mut completed = Completed::new(64, 64);
+        completed.ring.members().attach(&sends.record);
+        let (mut next, mut device) = (0u64, Executor::default());
+        // Numbers of requests that have not completed, and of those that will say so.
+        let mut posted = VecDeque::new();
+        let mut executed = VecDeque::new();
+        for _ in 0..2000 {
+            match random.below(3) {
+                0 => {
+                    let mut cursor = sends.ring.cursor();
+                    assert_eq!(cursor.room as usize, max_post as usize - posted.len());
+                    let keep = random.below(8) != 0;
+                    let mut batch = Vec::new();
+                    for _ in 0..=random.below(6) {
+                        let wr = match random.below(4) {
+                            0 => SendWr::send(&[]).inline(&data[..random.below(300) as usize]),
+                            1 => SendWr::write(REMOTE, &[SGE]),
+                            2 => SendWr::fetch_add(REMOTE, 1, &[SGE]),
+                            _ => SendWr::send(&[]),
+                        };
+                        // Without a completion there is never room again.
+                        let last = posted.len() + batch.len() + 1 == max_post as usize;
+                        let signaled = last || random.below(3) == 0;
+                        let id = next + batch.len() as u64;
+                        let wr = if signaled { wr.signaled() } else { wr };
+                        match sends.ring.push(&mut cursor, &wr.id(id)) {
+                            Ok(()) => batch.push((id, signaled)),
+                            Err(error) => {
+                                assert_eq!(error, PostError::Full);
+                                assert_eq!(posted.len() + batch.len(), max_post as usize);
+                            }
+                        }
+                    }
+                    // Others are dropped without a trace.
+                    if keep && !batch.is_empty() {
+                        sends.ring.publish(cursor);
+                        next += batch.len() as u64;
+                        posted.extend(batch);
+                    }
+                }
+                1 => {
+                    if let Some((block, signaled)) = device.execute(&sends) {
+                        if signaled {
+                            completed.write(element(0, 1, 0x42, block));
+                            executed.push_back(block);
+                        }
+                    }
+                }
+                _ => {
+                    completed.ring.learn();
+                    for _ in 0..random.below(3) {
+                        let Some(wc) = completed.ring.next() else {
+                            assert!(executed.is_empty());
+                            break;
+                        };
+                        executed.pop_front().expect("a completion that the device wrote");
+                        // It retires those before it that were not to say so.
+                        loop {
+                            let (id, signaled) = posted.pop_front().expect("a request");
+                            if signaled {
+                                assert_eq!(wc.wr_id, id, "seed {seed}");
+                                break;
+                            }
+                        }
+                    }
+                    completed.ring.release();
+                }
+            }
+        }
+        assert!(next > 100 || max_post < 4, "seed {seed} did nothing");
+    }
+}
+
+#[test]
+fn receives_keep_their_numbers_and_room_is_exact() {
+    for seed in 1..20u64 {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let entries = 1 << random.below(5);
+        let mut receiver = Receiver::new(entries, 32);
+        let mut completed = Completed::new(32, 64);
+        completed.ring.members().attach(&receiver.record);
+        let (mut next, mut done, mut written) = (0u64, 0u64, 0u64);
+        for _ in 0..3000 {
+            match random.below(3) {
+                0 => {
+                    let room = receiver.ring.cursor().room;
+                    assert_eq!(u64::from(room), u64::from(entries) - (next - done));
+                    let count = room.min(random.below(4));
+                    let recvs: Vec<_> = (0..count)
+                        .map(|n| Recv { wr_id: next + u64::from(n), sges: &[SGE] })
+                        .collect();
+                    receiver.post(&recvs).unwrap();
+                    next += u64::from(count);
+                    assert_eq!(receiver.dbrec.get(0), next as u32 & 0xffff);
+                }
+                1 if written < next => {
+                    completed.write(element(2, 1, 0x42, written as u16));
+                    written += 1;
+                }
+                _ => {
+                    completed.ring.learn();
+                    while let Some(wc) = completed.ring.next() {
+                        assert_eq!(wc.wr_id, done, "seed {seed}");
+                        done += 1;
+                    }
+                    assert_eq!(done, written);
+                    completed.ring.release();
+                }
+            }
+        }
+        assert!(done > 50);
+    }
+}
+
+#[test]
+fn shared_receives_follow_the_list() {
+    for seed in 1..20u64 {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let entries = 2 << random.below(4);
+        let mut shared = SharedReceiver::new(entries, 32);
+        let slots = shared.ring.slots().clone();
+        let index = Indices::new().take().unwrap();
+        let record = Record::new(7, index, Some(1), Receives::Shared(slots));
+        let mut completed = Completed::new(64, 64);
+        completed.ring.members().attach(&record);
+        // What the device knows: where the next receive is, and how many it has taken.
+        let (mut at, mut taken) = (0u32, 0u64);
+        let (mut next, mut done) = (0u64, 0u64);
+        let mut held: Vec<(u64, u32)> = Vec::new();
+        let mut expected = VecDeque::new();
+        for _ in 0..3000 {
+            match random.below(4) {
+                0 => {
+                    let room = shared.ring.cursor().room;
+                    assert_eq!(u64::from(room), u64::from(entries) - 1 - (next - done));
+                    let count = room.min(random.below(4));
+                    let recvs: Vec<_> = (0..count)
+                        .map(|n| Recv { wr_id: next + u64::from(n), sges: &[SGE] })
+                        .collect();
+                    shared.post(&recvs).unwrap();
+                    next += u64::from(count);
+                    assert_eq!(shared.dbrec.get(0), next as u32 & 0xffff);
+                }
+                1 if taken < next => {
+                    // Receives are taken in the order of the list, and completed in any.
+                    held.push((taken, at));
+                    at = (shared.device.read(at * 2)[0].to_be() >> 32) as u32;
+                    taken += 1;
+                }
+                2 if !held.is_empty() => {
+                    let (id, entry) = held.swap_remove(random.below(held.len() as u32) as usize);
+                    completed.write(element(2, 1, 7, entry as u16));
+                    expected.push_back(id);
+                }
+                _ => {
+                    completed.ring.learn();
+                    while let Some(wc) = completed.ring.next() {
+                        assert_eq!(Some(wc.wr_id), expected.pop_front(), "seed {seed}");
+                        done += 1;
+                    }
+                    completed.ring.release();
+                }
+            }
+        }
+        assert!(done > 50);
+    }
+}

@@ -1,0 +1,80 @@
+//! In which order memory, records and registers are written and read. Without any one of the
+//! barriers, or the lock, a test here fails.
+
+use super::{Completed, Receiver, SGE, Sends, Shape, SharedReceiver, element};
+use crate::mem::order::{Step, steps_of};
+use crate::wr::{Recv, SendWr};
+
+#[test]
+fn a_request_then_its_record_then_the_register() {
+    let mut sends = Sends::new(Shape::default());
+    let wr = SendWr::send(&[SGE]);
+    let steps = steps_of(|| drop(sends.post(&[wr])));
+    let expected = [
+        Step::Request,
+        Step::ToDevice,
+        Step::Record(1),
+        Step::Lock,
+        Step::WcStart,
+        Step::BlueFlame,
+        Step::Flush,
+        Step::Unlock,
+    ];
+    assert_eq!(steps, expected);
+    let steps = steps_of(|| drop(sends.post(&[wr, wr])));
+    assert_eq!(steps[..5], expected[..5]);
+    assert_eq!(steps[5..], [Step::Doorbell, Step::Flush, Step::Unlock]);
+}
+
+#[test]
+fn who_is_alone_takes_no_lock() {
+    let mut sends = Sends::new(Shape { alone: true, ..Shape::default() });
+    let steps = steps_of(|| drop(sends.post(&[SendWr::send(&[])])));
+    assert_eq!(
+        steps,
+        [
+            Step::Request,
+            Step::ToDevice,
+            Step::Record(1),
+            Step::WcStart,
+            Step::Doorbell,
+            Step::Flush
+        ]
+    );
+}
+
+#[test]
+fn receives_then_their_record() {
+    let recv = Recv { wr_id: 1, sges: &[SGE] };
+    let expected = [Step::Request, Step::ToDevice, Step::Record(0)];
+    let mut receiver = Receiver::new(4, 16);
+    assert_eq!(steps_of(|| drop(receiver.post(&[recv, recv]))), expected);
+    let mut shared = SharedReceiver::new(4, 32);
+    assert_eq!(steps_of(|| drop(shared.post(&[recv, recv]))), expected);
+}
+
+#[test]
+fn the_owner_then_the_rest_then_the_record() {
+    let sends = Sends::new(Shape::default());
+    let mut completed = Completed::new(4, 64);
+    completed.ring.members().attach(&sends.record);
+    completed.ring.learn();
+    assert_eq!(steps_of(|| assert!(completed.ring.next().is_none())), [Step::Owner]);
+    completed.write(element(0, 1, 0, 0));
+    let steps = steps_of(|| {
+        assert!(completed.ring.next().unwrap().status().0 == 0);
+        completed.ring.release();
+    });
+    let expected =
+        [Step::Owner, Step::FromDevice, Step::Completion, Step::DoneReading, Step::Record(0)];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn arming_is_recorded_and_then_rung() {
+    let mut completed = Completed::new(4, 64);
+    let steps = steps_of(|| completed.ring.arm(false, 0));
+    let expected =
+        [Step::Record(1), Step::Lock, Step::WcStart, Step::Doorbell, Step::Flush, Step::Unlock];
+    assert_eq!(steps, expected);
+}

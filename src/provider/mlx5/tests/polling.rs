@@ -1,0 +1,300 @@
+//! Completions: whose they are, what they say, and what a queue does with those of nobody.
+
+use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element};
+use crate::completion::{WcOpcode, WcStatus};
+use crate::mem::queue::QueueMemory;
+use crate::mem::sync::Ordering;
+use crate::provider::mlx5::cq::{self, CqRing};
+use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::record::{Receives, Record};
+use crate::wr::{Recv, SendWr};
+use std::sync::Arc;
+
+const REQ: u8 = 0;
+const WRITE_IMM: u8 = 1;
+const SEND: u8 = 2;
+const SEND_IMM: u8 = 3;
+const SEND_INV: u8 = 4;
+const RESIZED: u8 = 5;
+const REQ_ERR: u8 = 13;
+const RESP_ERR: u8 = 14;
+
+/// A queue pair with the index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
+/// and 200 to 203.
+fn member() -> Arc<Record> {
+    let index = Indices::new().take().unwrap();
+    let record = Record::new(0x42, index, Some(4), Receives::Own(4));
+    for at in 0..4 {
+        record.sends.notes().note(at, u64::from(at) + 100, at, WcOpcode::READ.0);
+        if let super::super::record::Source::Own(posted) = &record.receives {
+            posted.notes().at(at).store(u64::from(at) + 200, Ordering::Relaxed);
+        }
+    }
+    record
+}
+
+fn ids(ring: &mut CqRing) -> Vec<u64> {
+    ring.learn();
+    let mut ids = Vec::new();
+    while let Some(wc) = ring.next() {
+        ids.push(wc.wr_id);
+    }
+    ring.release();
+    ids
+}
+
+#[test]
+fn elements_change_hands_by_their_last_bit() {
+    for size in [64, 128] {
+        let mut completed = Completed::new(4, size);
+        let record = member();
+        completed.ring.members().attach(&record);
+        assert_eq!(ids(&mut completed.ring), [0; 0], "of {size} bytes");
+        for round in 0..5u32 {
+            for count in [1, 4, 3] {
+                for n in 0..count {
+                    completed.write(element(REQ, 1, 0x42, n));
+                }
+                let expected: Vec<_> = (0..u64::from(count)).map(|n| n + 100).collect();
+                assert_eq!(completed.ring.pending(), u32::from(count));
+                assert_eq!(ids(&mut completed.ring), expected, "round {round} of {size} bytes");
+                assert_eq!(completed.consumed(), completed.producer);
+                assert_eq!(ids(&mut completed.ring), [0; 0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn completions_say_what_their_fields_say() {
+    let mut completed = Completed::new(16, 64);
+    let record = member();
+    completed.ring.members().attach(&record);
+    completed.ring.learn();
+    completed.write(element(REQ, 1, 0x1000_0042, 3));
+    let wc = completed.ring.next().unwrap();
+    assert_eq!((wc.wr_id, wc.opcode(), wc.status()), (103, WcOpcode::READ, WcStatus::SUCCESS));
+    assert_eq!((wc.qpn(), wc.imm(), wc.vendor_err()), (0x42, None, 0));
+
+    let mut core = element(SEND_IMM, 1, 0x42, 2);
+    core[17] = 0x85;
+    core[22..24].copy_from_slice(&[0x12, 0x34]);
+    core[24..28].copy_from_slice(&[0x1b, 0x11, 0x22, 0x33]);
+    core[36..40].copy_from_slice(&[1, 2, 3, 4]);
+    core[44..48].copy_from_slice(&[0, 0, 2, 1]);
+    core[48..56].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    completed.write(core);
+    let wc = completed.ring.next().unwrap();
+    assert_eq!((wc.wr_id, wc.opcode(), wc.byte_len()), (202, WcOpcode::RECV, 0x201));
+    assert_eq!((wc.imm(), wc.invalidated_rkey()), (Some(0x0102_0304), None));
+    assert_eq!((wc.src_qpn(), wc.service_level(), wc.has_grh()), (0x11_2233, 0xb, true));
+    assert_eq!((wc.src_lid(), wc.path_bits(), wc.pkey_index()), (0x1234, 5, 0x0304));
+    assert_eq!(wc.timestamp(), 0x0102_0304_0506_0708);
+
+    let mut core = element(SEND_INV, 1, 0x42, 3);
+    core[36..40].copy_from_slice(&[9, 8, 7, 6]);
+    completed.write(core);
+    let wc = completed.ring.next().unwrap();
+    assert_eq!((wc.invalidated_rkey(), wc.imm(), wc.has_grh()), (Some(0x0908_0706), None, false));
+
+    completed.write(element(WRITE_IMM, 1, 0x42, 0));
+    assert_eq!(completed.ring.next().unwrap().opcode(), WcOpcode::RECV_WRITE_IMM);
+    completed.write(element(SEND, 1, 0x42, 1));
+    let wc = completed.ring.next().unwrap();
+    assert_eq!((wc.wr_id, wc.opcode(), wc.imm()), (201, WcOpcode::RECV, None));
+}
+
+#[test]
+fn errors_have_names_and_the_device_s_own_code() {
+    let mut completed = Completed::new(4, 64);
+    let record = member();
+    completed.ring.members().attach(&record);
+    completed.ring.learn();
+    let named = [
+        (0x01, WcStatus::LOC_LEN_ERR),
+        (0x02, WcStatus::LOC_QP_OP_ERR),
+        (0x04, WcStatus::LOC_PROT_ERR),
+        (0x05, WcStatus::WR_FLUSH_ERR),
+        (0x06, WcStatus::MW_BIND_ERR),
+        (0x10, WcStatus::BAD_RESP_ERR),
+        (0x11, WcStatus::LOC_ACCESS_ERR),
+        (0x12, WcStatus::REM_INV_REQ_ERR),
+        (0x13, WcStatus::REM_ACCESS_ERR),
+        (0x14, WcStatus::REM_OP_ERR),
+        (0x15, WcStatus::RETRY_EXC_ERR),
+        (0x16, WcStatus::RNR_RETRY_EXC_ERR),
+        (0x22, WcStatus::REM_ABORT_ERR),
+        (0x77, WcStatus::GENERAL_ERR),
+    ];
+    for (syndrome, status) in named {
+        for opcode in [REQ_ERR, RESP_ERR] {
+            let mut core = element(opcode, 1, 0x42, 1);
+            (core[54], core[55]) = (0x8f, syndrome);
+            completed.write(core);
+            let wc = completed.ring.next().unwrap();
+            assert_eq!((wc.status(), wc.vendor_err(), wc.qpn()), (status, 0x8f, 0x42));
+            let wr_id = if opcode == REQ_ERR { 101 } else { 201 };
+            assert_eq!(wc.wr_id, wr_id);
+            completed.ring.release();
+        }
+    }
+}
+
+#[test]
+fn completions_of_nobody_are_given_back_unseen() {
+    let mut completed = Completed::new(4, 64);
+    let record = member();
+    completed.ring.members().attach(&record);
+    for number in [0, 2, 65, 0xff_ffff] {
+        completed.write(element(REQ, number, 0x42, 0));
+        assert_eq!(ids(&mut completed.ring), [0; 0]);
+    }
+    assert_eq!(completed.consumed(), 4, "nobody else gives them back");
+    completed.write(element(RESIZED, 1, 0, 0));
+    completed.write(element(REQ, 1, 0x42, 1));
+    assert_eq!(ids(&mut completed.ring), [101]);
+}
+
+#[test]
+fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
+    let indices = Indices::new();
+    let mut completed = Completed::new(4, 64);
+    let dead = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    dead.sends.notes().note(0, 500, 0, 0);
+    completed.ring.members().attach(&dead);
+    completed.write(element(REQ, 1, 7, 0));
+    assert_eq!(ids(&mut completed.ring), [500]);
+    completed.write(element(REQ, 1, 7, 0));
+    completed.ring.members().retire(&dead);
+    drop(dead);
+    // The next queue pair has another index, and the same number.
+    let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    assert_eq!(live.index().number(), 2);
+    live.sends.notes().note(0, 600, 0, 0);
+    completed.ring.members().attach(&live);
+    completed.write(element(REQ, 2, 7, 0));
+    assert_eq!(ids(&mut completed.ring), [600]);
+    // Read and found empty: the index is free when the poller looks at its letters again.
+    completed.ring.members().retire(&live);
+    assert_eq!(ids(&mut completed.ring), [0; 0]);
+    assert_eq!(indices.take().unwrap().number(), 1);
+}
+
+/// A queue pair that is made, posted to and completed after a poll began.
+#[test]
+fn a_newcomer_is_found_within_a_poll() {
+    let mut completed = Completed::new(4, 64);
+    completed.ring.learn();
+    assert!(completed.ring.next().is_none());
+    let record = member();
+    completed.ring.members().attach(&record);
+    completed.write(element(REQ, 1, 0x42, 2));
+    assert_eq!(completed.ring.next().unwrap().wr_id, 102);
+}
+
+#[test]
+fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
+    let mut shared = SharedReceiver::new(4, 32);
+    let recv = |wr_id| Recv { wr_id, sges: &[] };
+    shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
+    let mut completed = Completed::new(4, 64);
+    let slots = shared.ring.slots();
+    let index = Indices::new().take().unwrap();
+    let record = Record::new(7, index, Some(4), Receives::Shared(slots.clone()));
+    completed.ring.members().attach(&record);
+    completed.write(element(SEND, 1, 7, 1));
+    assert_eq!(ids(&mut completed.ring), [1]);
+    assert_eq!(shared.ring.cursor().room, 1);
+    completed.write(element(SEND, 1, 7, 0));
+    completed.write(element(REQ, 1, 7, 0));
+    completed.ring.purge(&record);
+    assert_eq!(ids(&mut completed.ring), [0; 0]);
+    assert_eq!(shared.ring.cursor().room, 2, "after a reset");
+    completed.write(element(RESP_ERR, 1, 7, 2));
+    completed.ring.members().retire(&record);
+    drop(record);
+    assert_eq!(ids(&mut completed.ring), [0; 0]);
+    assert_eq!(shared.ring.cursor().room, 3, "after the end");
+}
+
+#[test]
+fn arming_names_the_queue_the_kind_and_how_far_we_are() {
+    let mut completed = Completed::new(4, 64);
+    let record = member();
+    completed.ring.members().attach(&record);
+    completed.ring.arm(false, 0);
+    assert_eq!(completed.dbrec.get(1), 0);
+    assert_eq!(completed.page.bytes(0, 8), [0, 0, 0, 0, 0, 0, 4, 0x0d]);
+    completed.write(element(REQ, 1, 0x42, 1));
+    assert_eq!(ids(&mut completed.ring).len(), 1);
+    completed.ring.arm(true, 7);
+    assert_eq!(completed.dbrec.get(1), 0x3100_0001);
+    assert_eq!(completed.page.bytes(0, 8), [0x31, 0, 0, 1, 0, 0, 4, 0x0d]);
+    assert_eq!(CQN, 0x40d);
+}
+
+#[test]
+fn a_resized_queue_goes_on_with_what_was_there() {
+    for (entries, size) in [(2u32, 64usize), (8, 64), (4, 128)] {
+        let mut completed = Completed::new(4, size);
+        let record = member();
+        completed.ring.members().attach(&record);
+        for n in 0..3 {
+            completed.write(element(REQ, 1, 0x42, n));
+        }
+        assert_eq!(ids(&mut completed.ring).len(), 3);
+        // One waits when the device moves, which ends the old queue with a mark.
+        completed.write(element(REQ, 1, 0x42, 3));
+        completed.write(element(RESIZED, 0, 0, 0));
+        let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
+        let elements = cq::prepare(&memory, entries, size).unwrap();
+        completed.ring.exchange(elements);
+        completed.entries = entries;
+        completed.device =
+            crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
+        assert_eq!(completed.consumed(), 4, "the mark is consumed");
+        completed.write(element(REQ, 1, 0x42, 0));
+        assert_eq!(ids(&mut completed.ring), [103, 100], "{entries} of {size} bytes");
+        assert_eq!(completed.consumed(), 6);
+    }
+}
+
+#[test]
+fn wiped_memory_holds_no_completion_of_anybody() {
+    let mut completed = Completed::new(4, 64);
+    completed.ring.members().attach(&member());
+    completed.ring.learn();
+    for unit in 0..16 {
+        completed.device.write(unit, [0, 0]);
+    }
+    assert!(completed.ring.next().is_none());
+    assert_eq!(bytes(&completed.device, 0, 4), [0; 4]);
+}
+
+#[test]
+fn a_poller_that_goes_frees_the_indices_it_knew() {
+    let indices = Indices::new();
+    let (page, dbrec) = (Page::new(0), dbrec());
+    let memory = Arc::new(QueueMemory::pages(256).unwrap());
+    let elements = cq::prepare(&memory, 4, 64).unwrap();
+    let mut ring = CqRing::new(elements, dbrec, page.register, CQN);
+    let record = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    ring.members().attach(&record);
+    ring.learn();
+    ring.members().retire(&record);
+    drop((record, ring));
+    assert_eq!(indices.take().unwrap().number(), 1);
+}
+
+/// What is posted in one place and polled in another, with the real rings on both sides.
+#[test]
+fn a_completion_makes_room_for_who_posts() {
+    let mut sends = Sends::new(Shape::default());
+    let mut completed = Completed::new(8, 64);
+    completed.ring.members().attach(&sends.record);
+    let wr = |id| SendWr::send(&[]).id(id);
+    sends.post(&[wr(1), wr(2), wr(3), wr(4)]).unwrap();
+    completed.write(element(REQ, 1, 0x42, 2));
+    assert_eq!(ids(&mut completed.ring), [3]);
+    assert_eq!(sends.ring.cursor().room, 3);
+}

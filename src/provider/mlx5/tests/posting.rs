@@ -1,0 +1,261 @@
+//! Requests bit for bit, and queues at their limits.
+
+use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
+use crate::number::{Lkey, Rkey};
+use crate::provider::Cursor;
+use crate::provider::mlx5::record::Source;
+use crate::wr::{FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge};
+
+const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
+const NONE: Sge = Sge { length: 0, ..SGE };
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of one request after its control segment, and that segment's units.
+fn posted(wr: SendWr<'_>) -> (String, usize) {
+    let mut sends = Sends::new(Shape::default());
+    sends.post(&[wr]).unwrap();
+    let units = usize::from(sends.bytes(0, 16)[7]);
+    (hex(&sends.bytes(0, units * 16)[16..]), units)
+}
+
+const DATA: &str = "00001000010404001122334455667788";
+const RADDR: &str = "01020304050607080a0b0c0d00000000";
+
+#[test]
+fn control_segments() {
+    let control = |wr: SendWr<'_>| {
+        let mut sends = Sends::new(Shape::default());
+        sends.post(&[wr]).unwrap();
+        hex(&sends.bytes(0, 16))
+    };
+    let send = SendWr::send(&[]);
+    assert_eq!(control(send), "0000000a000042010000000000000000");
+    assert_eq!(control(send.signaled()), "0000000a000042010000000800000000");
+    assert_eq!(control(send.solicited()), "0000000a000042010000000200000000");
+    assert_eq!(control(send.fence()), "0000000a000042010000008000000000");
+    assert_eq!(control(SendWr::send_imm(&[], 0x0102_0304)), "0000000b000042010000000001020304");
+    assert_eq!(control(SendWr::send_inv(&[], Rkey(7))), "00000001000042010000000000000007");
+    assert_eq!(control(SendWr::write_imm(REMOTE, &[], 9)), "00000009000042020000000000000009");
+    let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
+    sends.post(&[send]).unwrap();
+    assert_eq!(hex(&sends.bytes(0, 16)), "0000000a000042010000000800000000");
+}
+
+#[test]
+fn segments_by_operation() {
+    let two = format!("{DATA}{DATA}");
+    assert_eq!(posted(SendWr::send(&[SGE, NONE, SGE])), (two, 3), "empty pieces are left out");
+    assert_eq!(posted(SendWr::write(REMOTE, &[SGE])), (format!("{RADDR}{DATA}"), 3));
+    assert_eq!(posted(SendWr::read(REMOTE, &[SGE])), (format!("{RADDR}{DATA}"), 3));
+    let eight = "00000008010404001122334455667788";
+    let operands = "00000000000000050000000000000003";
+    let swap = SendWr::compare_swap(REMOTE, 3, 5, &[SGE]);
+    assert_eq!(posted(swap), (format!("{RADDR}{operands}{eight}"), 4));
+    let add = SendWr::fetch_add(REMOTE, 7, &[SGE, SGE]);
+    let operands = "00000000000000070000000000000000";
+    assert_eq!(posted(add), (format!("{RADDR}{operands}{eight}"), 4), "eight bytes and no more");
+}
+
+#[test]
+fn inline_data_of_every_length() {
+    let data: Vec<u8> = (1..=200).collect();
+    for length in 0..data.len() {
+        let (found, units) = posted(SendWr::send(&[]).inline(&data[..length]));
+        if length == 0 {
+            assert_eq!(units, 1);
+            continue;
+        }
+        let expected = format!("{:08x}{}", 0x8000_0000 + length, hex(&data[..length]));
+        assert_eq!(units, 1 + (4 + length).div_ceil(16), "{length} bytes");
+        assert!(found.starts_with(&expected), "{length} bytes: {found}");
+    }
+}
+
+#[test]
+fn requests_go_on_at_the_beginning() {
+    let mut sends = Sends::new(Shape { blocks: 8, max_post: 2, ..Shape::default() });
+    let data: Vec<u8> = (1..=150).collect();
+    // Three blocks each: the third request begins in block 6 and ends in block 0.
+    for at in [0u32, 3, 6, 9] {
+        let cursor = sends.post(&[SendWr::send(&[]).inline(&data).id(at.into())]).unwrap();
+        assert_eq!((cursor.last, cursor.at), (at, at + 3));
+        let found = sends.bytes(at, 16 + 4 + data.len());
+        assert_eq!(found[20..], data, "at block {at}");
+        assert_eq!(found[1..3], (at as u16).to_be_bytes());
+        assert_eq!(sends.dbrec.get(1), at + 3);
+        assert_eq!(sends.record.sends.complete(at).wr_id, at.into());
+    }
+}
+
+#[test]
+fn the_index_has_sixteen_bits() {
+    let mut sends = Sends::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
+    for at in 0..0x1_0003u32 {
+        sends.post(&[SendWr::send(&[]).id(at.into())]).unwrap();
+        let counter = at as u16;
+        assert_eq!(sends.bytes(at, 4)[1..3], counter.to_be_bytes());
+        assert_eq!(sends.dbrec.get(1), u32::from(counter.wrapping_add(1)));
+        assert_eq!(sends.record.sends.complete(counter.into()).wr_id, at.into());
+    }
+}
+
+#[test]
+fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
+    let mut sends = Sends::new(Shape::default());
+    sends.post(&[SendWr::send(&[SGE])]).unwrap();
+    let request = sends.bytes(0, 64);
+    assert_eq!(sends.page.bytes(0, 64), request, "the first buffer");
+    assert_eq!(sends.page.bytes(64, BUFFER), [0; BUFFER]);
+    // Sixteen units fill a buffer, and seventeen do not fit.
+    let data = [0x5a; BUFFER - 16 - 4];
+    sends.post(&[SendWr::send(&[]).inline(&data)]).unwrap();
+    assert_eq!(sends.page.bytes(BUFFER, BUFFER), sends.bytes(1, BUFFER), "the second buffer");
+    let data = [0x5a; BUFFER - 16 - 3];
+    sends.post(&[SendWr::send(&[]).inline(&data)]).unwrap();
+    assert_eq!(sends.page.bytes(0, 8), sends.bytes(5, 8), "a doorbell");
+    assert_eq!(sends.page.bytes(8, 56), request[8..64], "and no more");
+    sends.record.sends.complete(5);
+    // A batch rings with its last request.
+    let wr = SendWr::send(&[SGE]);
+    sends.post(&[wr, wr]).unwrap();
+    assert_eq!(sends.page.bytes(BUFFER, 8), sends.bytes(11, 8));
+    // A request of one unit is its own doorbell.
+    sends.post(&[SendWr::send(&[])]).unwrap();
+    assert_eq!(sends.page.bytes(0, 8), sends.bytes(12, 8));
+}
+
+#[test]
+fn without_blueflame_every_ring_is_a_doorbell() {
+    let mut sends = Sends::new(Shape { buffer: 0, ..Shape::default() });
+    for at in 0..2 {
+        sends.post(&[SendWr::send(&[SGE])]).unwrap();
+        assert_eq!(sends.page.bytes(0, 8), sends.bytes(at, 8));
+        assert_eq!(sends.page.bytes(8, 8), [0; 8]);
+    }
+}
+
+#[test]
+fn a_key_is_changed_before_the_next_request_uses_it() {
+    let mut sends = Sends::new(Shape::default());
+    let fences = |sends: &Sends, at| sends.bytes(at, 16)[11];
+    sends.post(&[SendWr::local_inv(Rkey(5)), SendWr::send(&[]), SendWr::send(&[])]).unwrap();
+    assert_eq!([0, 2, 3].map(|at| fences(&sends, at)), [0, 0x20, 0]);
+    sends.record.sends.complete(3);
+    // Across batches, too, but not from one that was dropped.
+    sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
+    let mut dropped = sends.ring.cursor();
+    sends.ring.push(&mut dropped, &SendWr::send(&[])).unwrap();
+    sends.post(&[SendWr::send(&[])]).unwrap();
+    assert_eq!(fences(&sends, 6), 0x20);
+    sends.post(&[SendWr::send(&[]).fence()]).unwrap();
+    assert_eq!(fences(&sends, 7), 0x80);
+}
+
+#[test]
+fn what_cannot_be_posted_leaves_the_cursor() {
+    let sends = Sends::new(Shape::default());
+    let many = [SGE; 31];
+    let huge = [Sge { length: 1 << 31, ..SGE }];
+    let long = [0u8; 981];
+    let odd = Remote { addr: 12, ..REMOTE };
+    let flush = SendWr::flush(REMOTE, 8, Placement::GLOBAL, FlushLevel::RANGE);
+    let refused = [
+        (SendWr::send(&many), PostError::TooManySge { max: 30 }),
+        (SendWr::send(&huge), PostError::TooLong),
+        (SendWr::send(&[]).inline(&long), PostError::InlineTooLong { max: 980 }),
+        (SendWr::fetch_add(odd, 1, &[SGE]), PostError::Unaligned),
+        (SendWr::compare_swap(odd, 1, 1, &[SGE]), PostError::Unaligned),
+        (SendWr::fetch_add(REMOTE, 1, &[]), PostError::AtomicTooShort),
+        (flush, PostError::Unsupported),
+        (SendWr::atomic_write(REMOTE, [0; 8]), PostError::Unsupported),
+    ];
+    let mut cursor = sends.ring.cursor();
+    for (wr, error) in refused {
+        assert_eq!(sends.ring.push(&mut cursor, &wr), Err(error), "{wr:?}");
+        assert_eq!((cursor.at, cursor.head, cursor.room), (0, 0, 4));
+    }
+}
+
+#[test]
+fn overflow_is_exact_and_completions_make_room() {
+    let mut sends = Sends::new(Shape::default());
+    let wr = |id| SendWr::send(&[]).id(id);
+    assert!(sends.post(&[wr(0), wr(1), wr(2), wr(3), wr(4)]).is_err());
+    assert_eq!(sends.dbrec.get(1), 0, "nothing was rung");
+    sends.post(&[wr(0), wr(1), wr(2), wr(3)]).unwrap();
+    assert_eq!(sends.ring.cursor().room, 0);
+    assert_eq!(sends.post(&[wr(4)]).unwrap_err(), PostError::Full);
+    // The third completes, and those before it with it.
+    assert_eq!(sends.record.sends.complete(2).wr_id, 2);
+    assert_eq!(sends.ring.cursor().room, 3);
+    sends.ring.reset();
+    let Cursor { at, room, .. } = sends.ring.cursor();
+    assert_eq!((at, room, sends.dbrec.get(1)), (0, 4, 0));
+}
+
+#[test]
+fn receives_bit_for_bit() {
+    let mut receiver = Receiver::new(4, 32);
+    receiver.post(&[Recv { wr_id: 3, sges: &[NONE, SGE] }]).unwrap();
+    let end = "00000000000001000000000000000000";
+    assert_eq!(hex(&bytes(&receiver.device, 0, 32)), format!("{DATA}{end}"));
+    let full = Recv { wr_id: 4, sges: &[SGE, SGE] };
+    receiver.post(&[full, Recv { wr_id: 5, sges: &[] }]).unwrap();
+    assert_eq!(hex(&bytes(&receiver.device, 2, 32)), format!("{DATA}{DATA}"), "no room to end it");
+    assert_eq!(hex(&bytes(&receiver.device, 4, 16)), end);
+    assert_eq!(receiver.dbrec.get(0), 3);
+    let last = Recv { wr_id: 6, sges: &[] };
+    receiver.post(&[last]).unwrap();
+    assert_eq!(receiver.post(&[last]), Err(PostError::Full));
+    let many = Recv { wr_id: 7, sges: &[SGE; 3] };
+    assert!(receiver.record.slots().is_none());
+    let record = receiver.record.clone();
+    let Source::Own(posted) = &record.receives else { unreachable!("it has receives of its own") };
+    assert_eq!(posted.complete(0), 3);
+    assert_eq!(receiver.post(&[many]), Err(PostError::TooManySge { max: 2 }));
+    receiver.post(&[last]).unwrap();
+    assert_eq!((receiver.dbrec.get(0), posted.complete(1), posted.complete(0x1_0002)), (5, 4, 5));
+    receiver.ring.reset();
+    assert_eq!((receiver.dbrec.get(0), receiver.ring.cursor().room), (0, 4));
+}
+
+#[test]
+fn shared_receives_are_a_list() {
+    let mut shared = SharedReceiver::new(4, 32);
+    let link = |shared: &SharedReceiver, at: u32| shared.device.read(at * 2)[0].to_be() as u32;
+    assert_eq!([0, 1, 2, 3].map(|at| shared.device.read(at * 2)[0].to_be() >> 32), [1, 2, 3, 0]);
+    assert_eq!(link(&shared, 0), 0);
+    let recv = |wr_id| Recv { wr_id, sges: &[SGE] };
+    shared.post(&[recv(10), recv(11), recv(12)]).unwrap();
+    assert_eq!(shared.dbrec.get(0), 3);
+    assert_eq!(hex(&bytes(&shared.device, 3, 16)), DATA);
+    assert_eq!(shared.post(&[recv(13)]), Err(PostError::Full), "the last stays in the list");
+    let slots = shared.ring.slots().clone();
+    assert_eq!((slots.complete(1), slots.complete(0)), (11, 10));
+    assert_eq!(shared.ring.cursor().room, 2);
+    shared.post(&[recv(13), recv(14)]).unwrap();
+    // The list goes on where it ended: 3, and then those that came back.
+    assert_eq!((slots.complete(3), slots.complete(2)), (13, 12));
+    let next = shared.device.read(6)[0].to_be() >> 32;
+    assert!(next < 2, "linked to one that came back");
+    assert_eq!(slots.complete(next as u32), 14);
+    assert_eq!(shared.dbrec.get(0), 5);
+}
+
+/// A device that names an entry twice, or one that is free, hurts nobody but its user.
+#[test]
+fn entries_that_come_back_too_often_end_somewhere() {
+    let mut shared = SharedReceiver::new(4, 32);
+    let slots = shared.ring.slots().clone();
+    for at in [0, 0, 1, 7, 0xffff] {
+        slots.complete(at);
+    }
+    assert_eq!(shared.ring.cursor().room, 3);
+    shared.post(&[Recv { wr_id: 1, sges: &[] }]).unwrap();
+    slots.complete(0);
+    slots.complete(0);
+    assert!(shared.ring.cursor().room <= 3);
+}

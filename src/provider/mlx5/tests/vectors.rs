@@ -1,0 +1,402 @@
+//! The same requests as rdma-core's libmlx5 was seen to write, and the completions that came back:
+//! `tests/golden/` has the recordings and says what their lines mean.
+
+use super::{Completed, Receiver, Sends, Shape, SharedReceiver, bytes};
+use crate::access::Access;
+use crate::ah::AddressVector;
+use crate::completion::{WcOpcode, WcStatus};
+use crate::mem::sync::Ordering;
+use crate::number::{Gid, Lkey, Qkey, Qpn, Rkey};
+use crate::provider::Address;
+use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::record::{Receives, Record, Source};
+use crate::provider::mlx5::wqe::pair;
+use crate::qp::QpType;
+use crate::wr::{Destination, Recv, Remote, SendWr, Sge, WindowBinding};
+use std::collections::HashMap;
+use std::sync::Arc;
+use uverbs_uapi::mlx5::cqe::{mlx5_cqe64, mlx5_err_cqe};
+use uverbs_uapi::mlx5::wqe::mlx5_av;
+use zerocopy::FromBytes;
+
+const FILES: [&str; 2] = [
+    include_str!("../../../../tests/golden/mlx5.txt"),
+    include_str!("../../../../tests/golden/mlx5-pyverbs.txt"),
+];
+
+/// One section of a recording.
+struct Vector {
+    kind: &'static str,
+    lines: HashMap<&'static str, &'static str>,
+}
+
+impl Vector {
+    fn all() -> Vec<Vector> {
+        let mut all: Vec<Vector> = Vec::new();
+        for line in FILES.iter().flat_map(|file| file.lines()) {
+            if let Some(kind) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+                all.push(Vector { kind, lines: HashMap::new() });
+            } else if let (Some((name, value)), Some(last)) =
+                (line.split_once(": "), all.last_mut())
+            {
+                if !line.starts_with('#') {
+                    last.lines.insert(name, value);
+                }
+            }
+        }
+        all
+    }
+
+    fn of(kind: &str) -> Vec<Vector> {
+        Vector::all().into_iter().filter(|vector| vector.kind == kind).collect()
+    }
+
+    fn line(&self, name: &str) -> &'static str {
+        self.lines.get(name).unwrap_or_else(|| panic!("{name} is missing in {:?}", self.lines))
+    }
+
+    fn number(&self, name: &str) -> u32 {
+        let value = self.line(name);
+        match value.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16).unwrap(),
+            None => value.parse().unwrap(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        unhex(self.line("bytes"))
+    }
+}
+
+fn unhex(digits: &str) -> Vec<u8> {
+    assert_eq!(digits.len() % 2, 0);
+    (0..digits.len() / 2)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+        .collect()
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// A request as a user would have asked for it, from what it became.
+struct Asked {
+    remote: Remote,
+    sges: Vec<Sge>,
+    inline: Option<Vec<u8>>,
+    operands: (u64, u64),
+    binding: Option<WindowBinding>,
+    destination: Option<(mlx5_av, Qpn, Qkey)>,
+    /// Bytes that mean something.
+    length: usize,
+}
+
+impl Asked {
+    fn new(vector: &Vector) -> Asked {
+        let bytes = vector.bytes();
+        let mut asked = Asked {
+            remote: Remote { addr: 0, rkey: Rkey(0) },
+            sges: Vec::new(),
+            inline: None,
+            operands: (0, 0),
+            binding: None,
+            destination: None,
+            length: bytes.len(),
+        };
+        let mut at = 16;
+        let mut key = 0;
+        for segment in vector.line("segments").split(", ") {
+            match segment.split(' ').next().unwrap() {
+                "raddr_seg" => {
+                    asked.remote =
+                        Remote { addr: be64(&bytes, at), rkey: Rkey(be32(&bytes, at + 8)) };
+                    at += 16;
+                }
+                "atomic_seg" => {
+                    asked.operands = (be64(&bytes, at), be64(&bytes, at + 8));
+                    at += 16;
+                }
+                "data_seg" => {
+                    asked.sges.push(Sge {
+                        length: be32(&bytes, at),
+                        lkey: Lkey(be32(&bytes, at + 4)),
+                        addr: be64(&bytes, at + 8),
+                    });
+                    at += 16;
+                }
+                "inline" => {
+                    let length = (be32(&bytes, at) & 0x7fff_ffff) as usize;
+                    asked.inline = Some(bytes[at + 4..at + 4 + length].to_vec());
+                    asked.length = at + 4 + length;
+                }
+                "av" => {
+                    let (mut av, _) = mlx5_av::read_from_prefix(&bytes[at..]).unwrap();
+                    let qkey = Qkey((av.key.get() >> 32) as u32);
+                    let qpn = Qpn(av.dqp_dct.get() & 0xff_ffff);
+                    (av.key, av.dqp_dct) = Default::default();
+                    asked.destination = Some((av, qpn, qkey));
+                    at += 48;
+                }
+                "umr_ctrl_seg" => at += 48,
+                "mkey_seg" => {
+                    key = at;
+                    at += 64;
+                }
+                "klm" if asked.binding.is_none() => {
+                    let rights = bytes[key + 2];
+                    let mut access = Access::empty();
+                    for (bit, right) in [
+                        (3, Access::LOCAL_WRITE),
+                        (4, Access::REMOTE_READ),
+                        (5, Access::REMOTE_WRITE),
+                        (6, Access::REMOTE_ATOMIC),
+                    ] {
+                        access.set(right, rights >> bit & 1 != 0);
+                    }
+                    let owner = be32(&bytes, key + 4);
+                    asked.binding = Some(WindowBinding {
+                        qpn: (owner >> 8 != 0xff_ffff).then_some(Qpn(owner >> 8)),
+                        addr: be64(&bytes, at + 8),
+                        length: be32(&bytes, at).into(),
+                        mr_lkey: Lkey(be32(&bytes, at + 4)),
+                        old_rkey: Rkey(be32(&bytes, 12)),
+                        new_rkey: Rkey(owner & 0xff),
+                        access,
+                    });
+                }
+                "klm" => {}
+                other => panic!("segment {other}"),
+            }
+        }
+        asked
+    }
+
+    fn wr<'a>(&'a self, vector: &Vector) -> SendWr<'a> {
+        let bytes = vector.bytes();
+        let immediate = be32(&bytes, 12);
+        let (sges, remote) = (&self.sges[..], self.remote);
+        let wr = match (vector.line("operation"), self.binding) {
+            ("SEND", _) => SendWr::send(sges),
+            ("SEND_IMM", _) => SendWr::send_imm(sges, immediate),
+            ("SEND_INVAL", _) => SendWr::send_inv(sges, Rkey(immediate)),
+            ("RDMA_WRITE", _) => SendWr::write(remote, sges),
+            ("RDMA_WRITE_IMM", _) => SendWr::write_imm(remote, sges, immediate),
+            ("RDMA_READ", _) => SendWr::read(remote, sges),
+            ("ATOMIC_CS", _) => {
+                SendWr::compare_swap(remote, self.operands.1, self.operands.0, sges)
+            }
+            ("ATOMIC_FA", _) => SendWr::fetch_add(remote, self.operands.0, sges),
+            ("UMR", Some(binding)) => SendWr::bind_mw(binding),
+            ("UMR", None) => SendWr::local_inv(Rkey(immediate)),
+            (other, _) => panic!("operation {other}"),
+        };
+        let flags = vector.number("flags");
+        let wr = if flags & 0x08 != 0 { wr.signaled() } else { wr };
+        let wr = if flags & 0x02 != 0 { wr.solicited() } else { wr };
+        let wr = if flags & 0x80 != 0 { wr.fence() } else { wr };
+        match &self.inline {
+            Some(data) => wr.inline(data),
+            None => wr,
+        }
+    }
+}
+
+#[test]
+fn requests_are_those_of_libmlx5() {
+    let bench = crate::tests::Bench::new();
+    let handle = bench.pd.create_ah(&AddressVector::global(1, 0, Gid([1; 16]))).unwrap();
+    let mut compared = HashMap::<_, u32>::new();
+    for vector in Vector::of("request") {
+        let qp_type = match vector.line("service") {
+            "rc" => QpType::RC,
+            "uc" => QpType::UC,
+            "ud" => QpType::UD,
+            // Extended connections come later.
+            _ => continue,
+        };
+        let shape = Shape {
+            qpn: vector.number("queue"),
+            qp_type,
+            blocks: 1024,
+            max_post: 64,
+            ..Shape::default()
+        };
+        let mut sends = Sends::new(shape);
+        let asked = Asked::new(&vector);
+        let mut wr = asked.wr(&vector);
+        let address;
+        if let Some((av, qpn, qkey)) = asked.destination {
+            address = Address::Mlx5(av);
+            wr = wr.to(Destination { address: &address, qpn, qkey, handle: &handle });
+        }
+        let at = vector.number("index");
+        let mut cursor = sends.ring.cursor();
+        cursor.at = at;
+        cursor.flags = pair(vector.number("flags") & 0x20, 0);
+        sends.ring.push(&mut cursor, &wr).unwrap();
+        let expected = vector.bytes();
+        let name = vector.line("bytes");
+        assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
+
+        let rung = vector.lines.get("blueflame").or(vector.lines.get("doorbell"));
+        if let Some((buffer, written)) = rung.and_then(|rung| rung.split_once(' ')) {
+            let buffer = usize::from_str_radix(&buffer[2..], 16).unwrap();
+            if buffer > 0 {
+                sends.page.register.doorbell(0);
+            }
+            let written = unhex(written);
+            // A doorbell where a copy would do was rung for a batch, and this was its last.
+            if vector.lines.contains_key("doorbell") && asked.length <= super::BUFFER {
+                cursor.head += 1;
+            }
+            sends.ring.publish(cursor);
+            let length = asked.length.min(written.len());
+            assert_eq!(sends.page.bytes(buffer, length), written[..length], "{name}");
+            let after = sends.page.bytes(buffer + written.len(), 8);
+            assert_eq!(after, [0; 8], "more than libmlx5: {name}");
+            if expected.len() % 64 == 0 || expected.len() <= 48 {
+                assert_eq!(sends.dbrec.get(1), cursor.at & 0xffff);
+            }
+            let record = u32::from_str_radix(vector.line("record"), 16).unwrap();
+            assert_eq!(sends.dbrec.get(1), record, "{name}");
+        }
+        *compared.entry((vector.line("service"), vector.line("operation"))).or_default() += 1;
+    }
+    let operations: Vec<_> = compared.keys().map(|(_, operation)| *operation).collect();
+    for operation in [
+        "SEND",
+        "SEND_IMM",
+        "SEND_INVAL",
+        "RDMA_WRITE",
+        "RDMA_WRITE_IMM",
+        "RDMA_READ",
+        "ATOMIC_CS",
+        "ATOMIC_FA",
+        "UMR",
+    ] {
+        assert!(operations.contains(&operation), "no vector of {operation}");
+    }
+    assert!(compared.values().sum::<u32>() >= 55, "{compared:?}");
+}
+
+#[test]
+fn receives_are_those_of_libmlx5() {
+    let mut compared = Vec::new();
+    for vector in Vector::of("receive") {
+        let expected = vector.bytes();
+        let stride = vector.number("stride");
+        let (to, at) = (vector.line("to"), vector.number("index"));
+        let link = if to == "shared" { 16 } else { 0 };
+        let sges: Vec<Sge> = expected[link..]
+            .chunks_exact(16)
+            .map(|unit| Sge {
+                length: be32(unit, 0),
+                lkey: Lkey(be32(unit, 4)),
+                addr: be64(unit, 8),
+            })
+            .filter(|sge| sge.length > 0)
+            .collect();
+        let recv = Recv { wr_id: 1, sges: &sges };
+        let found = match to {
+            "pair" => {
+                let mut receiver = Receiver::new(512, stride);
+                let mut cursor = receiver.ring.cursor();
+                cursor.at = at;
+                receiver.ring.push(&mut cursor, &recv).unwrap();
+                let unit = at * stride / 16;
+                bytes(&receiver.device, unit, expected.len())
+            }
+            _ => {
+                let mut shared = SharedReceiver::new(512, stride);
+                let mut cursor = shared.ring.cursor();
+                cursor.at = at;
+                shared.ring.push(&mut cursor, &recv).unwrap();
+                bytes(&shared.device, at * stride / 16, expected.len())
+            }
+        };
+        assert_eq!(found, expected, "{to} of {stride} bytes");
+        compared.push(to);
+    }
+    assert!(compared.contains(&"pair") && compared.contains(&"shared"), "{compared:?}");
+}
+
+#[test]
+fn arming_is_that_of_libmlx5() {
+    let vectors = Vector::of("arm");
+    assert!(vectors.len() >= 4);
+    for vector in vectors {
+        let (offset, word) = vector.line("doorbell").split_once(' ').unwrap();
+        assert_eq!(offset, "0x20");
+        let record = unhex(vector.line("record"));
+        let mut completed = Completed::new(16, 64);
+        let armed = be32(&record, 4);
+        completed.ring.pretend(vector.number("queue"), armed & 0xff_ffff);
+        completed.ring.arm(armed >> 24 & 1 != 0, armed >> 28);
+        assert_eq!(completed.page.bytes(0, 8), unhex(word));
+        assert_eq!(completed.dbrec.get(1), armed);
+    }
+}
+
+/// A record with the index that a completion bears.
+fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
+    let indices = Indices::new();
+    let mut index = indices.take().unwrap();
+    let mut held = Vec::new();
+    while index.number() != number {
+        held.push(index);
+        index = indices.take().unwrap();
+    }
+    let record = Record::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
+    for at in 0..0x1_0000 {
+        record.sends.notes().note(at, u64::from(at), at, kind.0);
+        if let Source::Own(posted) = &record.receives {
+            posted.notes().at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
+        }
+    }
+    record
+}
+
+#[test]
+fn completions_are_understood() {
+    let mut seen = Vec::new();
+    for vector in Vector::of("completion") {
+        let bytes = vector.bytes();
+        let core: [u8; 64] = bytes[bytes.len() - 64..].try_into().unwrap();
+        let Ok(cqe) = mlx5_cqe64::read_from_bytes(&core) else { unreachable!("64 bytes") };
+        let Ok(error) = mlx5_err_cqe::read_from_bytes(&core) else { unreachable!("64 bytes") };
+        // libmlx5 gives a queue pair no index of its own until somebody else has zero.
+        let number = cqe.srqn.get() & 0xff_ffff;
+        let mut completed = Completed::new(4, 64);
+        let record = member(number.max(1), WcOpcode::WRITE);
+        completed.ring.members().attach(&record);
+        completed.ring.learn();
+        let mut own = core;
+        own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
+        completed.write(own);
+        let wc = completed.ring.next().unwrap();
+        let opcode = cqe.op_own >> 4;
+        let counter = u64::from(cqe.wqe_counter.get());
+        let receive = matches!(opcode, 1..=4 | 14);
+        assert_eq!(wc.wr_id, if receive { counter + 0x1_0000 } else { counter });
+        assert_eq!(wc.qpn(), cqe.sop_drop_qpn.get() & 0xff_ffff);
+        if opcode < 13 {
+            assert_eq!(wc.status(), WcStatus::SUCCESS);
+            assert_eq!(wc.byte_len(), cqe.byte_cnt.get());
+            assert_eq!(wc.opcode().is_recv(), receive);
+            assert_eq!(wc.imm().is_some(), matches!(opcode, 1 | 3));
+            assert_eq!(wc.invalidated_rkey().is_some(), opcode == 4);
+        } else {
+            assert_ne!(wc.status(), WcStatus::SUCCESS);
+            assert_ne!(wc.status(), WcStatus::GENERAL_ERR, "syndrome {:#x}", error.syndrome);
+            assert_eq!(wc.vendor_err(), error.vendor_err_synd.into());
+        }
+        seen.push(opcode);
+    }
+    for opcode in [0, 1, 2, 3, 4, 13, 14] {
+        assert!(seen.contains(&opcode), "no vector with opcode {opcode}: {seen:?}");
+    }
+}

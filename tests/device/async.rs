@@ -1,0 +1,743 @@
+//! Requests as futures, in tokio's event loop and in one of this file's own.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::helper::Helper;
+use crate::lent::{FAR_BYTES, far};
+use crate::pair::{PATIENCE, PORT, SILENCE, gid};
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, supported, trials};
+use rustix::event::epoll;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as Cx, Poll, Wake, Waker};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use uverbs::aio::tokio::{Events, accept, connect, within};
+use uverbs::aio::{Cause, CompletionQueue, QueuePair, Watch};
+use uverbs::owned::BufferPool;
+use uverbs::{
+    Context, EventType, ParentDomain, ProtectionDomain, QpState, QpType, Result, WcStatus,
+};
+
+trials![
+    echo,
+    echo_on_many_threads,
+    one_sided_requests_and_atomics,
+    dropped_at_every_poll,
+    a_full_queue_keeps_the_order,
+    who_waits_and_leaves_keeps_nobody_waiting,
+    ten_thousand_at_once,
+    deadlines_leave_the_request_alone,
+    aborted_requests_give_back,
+    a_peer_that_is_killed,
+    a_dropped_driver_ends_everything,
+    an_idle_driver_ends_with_its_users,
+    events_are_a_stream,
+    connections_over_tcp,
+    fan_in_on_a_shared_queue,
+    one_thread_domain_for_each_worker,
+    edge_triggered_epoll,
+    rounds_leave_nothing,
+];
+
+fn runtime(threads: usize) -> Verdict<Runtime> {
+    let mut builder = match threads {
+        0 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    Ok(builder.worker_threads(threads.max(1)).enable_all().build()?)
+}
+
+/// Runs a test, which must be over in time.
+fn run(threads: usize, test: impl Future<Output = Verdict>) -> Verdict {
+    runtime(threads)?.block_on(async {
+        match tokio::time::timeout(2 * PATIENCE, test).await {
+            Ok(verdict) => verdict,
+            Err(_) => Err(Stop::fail("the test takes too long")),
+        }
+    })
+}
+
+/// One half of a pair.
+struct Half {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    pool: BufferPool,
+    pd: ProtectionDomain,
+    context: Context,
+}
+
+const DEPTH: u32 = 16;
+const BUFFERS: usize = 64;
+
+impl Half {
+    fn new() -> Verdict<Half> {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        Half::on(context, cq)
+    }
+
+    fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool(1024).count(BUFFERS).build()?;
+        let qp = cq.create_qp(&pd, QpType::RC, |qp| {
+            qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
+        });
+        let qp = supported(qp, Capability::Rc)?;
+        Ok(Half { qp, cq, pool, pd, context })
+    }
+}
+
+fn connected(one: &Half, other: &Half) -> Verdict {
+    let here = one.qp.endpoint(PORT, gid(&one.context)?.index)?;
+    let there = other.qp.endpoint(PORT, gid(&other.context)?.index)?;
+    one.qp.handshake(&there)?;
+    Ok(other.qp.handshake(&here)?)
+}
+
+fn pair() -> Verdict<(Half, Half)> {
+    let (one, other) = (Half::new()?, Half::new()?);
+    connected(&one, &other)?;
+    Ok((one, other))
+}
+
+/// Sends what comes back to where it came from, `count` times.
+async fn echo_back(half: &Half, count: usize) -> Verdict {
+    let mut inbox = half.qp.inbox(&half.pool, 8);
+    for _ in 0..count {
+        let message = inbox.next().await?;
+        half.qp.send(message.buffer).await?;
+    }
+    Ok(())
+}
+
+async fn ask(half: &Half, count: usize) -> Verdict {
+    let mut inbox = half.qp.inbox(&half.pool, 8);
+    for seed in 0..count as u64 {
+        let text = pattern::bytes(seed, 1 + seed as usize * 7 % 1000);
+        half.qp.send(half.pool.copy(&text).expect("a buffer")).await?;
+        let answer = inbox.next().await?;
+        assert_eq!(answer.buffer.len(), text.len());
+        pattern::check(&answer.buffer, seed);
+    }
+    Ok(())
+}
+
+/// Polls both to their end.
+async fn both(one: impl Future<Output = Verdict>, other: impl Future<Output = Verdict>) -> Verdict {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    let mut ends = (None, None);
+    std::future::poll_fn(|cx| {
+        if ends.0.is_none() {
+            if let Poll::Ready(end) = one.as_mut().poll(cx) {
+                ends.0 = Some(end);
+            }
+        }
+        if ends.1.is_none() {
+            if let Poll::Ready(end) = other.as_mut().poll(cx) {
+                ends.1 = Some(end);
+            }
+        }
+        match (&mut ends.0, &mut ends.1) {
+            (Some(Ok(())), Some(Ok(()))) => Poll::Ready(Ok(())),
+            (Some(failed @ Err(_)), _) | (_, Some(failed @ Err(_))) => {
+                Poll::Ready(std::mem::replace(failed, Ok(())))
+            }
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+fn echo() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        both(ask(&a, 200), echo_back(&b, 200)).await?;
+        assert_eq!((a.cq.strays(), b.cq.strays()), (0, 0));
+        let (Half { pool, qp, context, .. }, _) = (a, b);
+        drop(qp);
+        assert_eq!((pool.idle(), context.leaked()), (BUFFERS, 0));
+        Ok(())
+    })
+}
+
+fn echo_on_many_threads() -> Verdict {
+    run(4, async {
+        let mut tasks = Vec::new();
+        for _ in 0..4 {
+            let (a, b) = pair()?;
+            // Whose peer is gone before it heard that everything arrived waits for ever.
+            tasks.push(tokio::spawn(async move { ask(&a, 100).await.map(|()| a) }));
+            tasks.push(tokio::spawn(async move { echo_back(&b, 100).await.map(|()| b) }));
+        }
+        let mut halves = Vec::new();
+        for task in tasks {
+            halves.push(task.await??);
+        }
+        Ok(())
+    })
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+fn one_sided_requests_and_atomics() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        let mut theirs = b.pd.allocate::<u64>(128)?;
+        theirs.write_at(0, 40)?;
+        let remote = theirs.remote(0)?;
+        let take = || a.pool.take().expect("a buffer");
+        let (before, _) = a.qp.fetch_add(remote, 2, take()).await?;
+        assert_eq!(before, 40);
+        let (before, _) = a.qp.compare_swap(remote, 42, 9, take()).await?;
+        assert_eq!((before, theirs.read_at(0)), (42, Some(9)));
+        let text = a.pool.copy(&pattern::bytes(1, 800)).expect("a buffer");
+        let text = a.qp.write(theirs.remote(8)?, text).await?.memory;
+        pattern::check(&text, 1);
+        let mut target = take();
+        target.set_len(800);
+        let read = a.qp.read(theirs.remote(8)?, target).await?;
+        assert_eq!(read.outcome.byte_len, 800);
+        pattern::check(&read.memory, 1);
+        // Inline data needs no buffer.
+        let inbox = b.qp.recv(b.pool.take().expect("a buffer"));
+        both(async { Ok(a.qp.send_inline(b"short").await.map(drop)?) }, async {
+            let got = inbox.await?;
+            assert_eq!(&got.memory[..5], b"short");
+            Ok(())
+        })
+        .await
+    })
+}
+
+/// Polls a future at most so many times.
+struct AtMost<F>(F, usize);
+
+impl<F: Future + Unpin> Future for AtMost<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Cx<'_>) -> Poll<Self::Output> {
+        if self.1 == 0 {
+            return Poll::Ready(None);
+        }
+        self.1 -= 1;
+        Pin::new(&mut self.0).poll(cx).map(Some)
+    }
+}
+
+/// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
+fn dropped_at_every_poll() -> Verdict {
+    run(0, async {
+        let mut finished = false;
+        for polls in 0..200 {
+            let (a, b) = pair()?;
+            let theirs = b.pd.allocate::<u8>(1024)?;
+            let server = tokio::spawn(async move { echo_back(&b, 2).await.map(|()| b) });
+            let work = Box::pin(async {
+                ask(&a, 2).await?;
+                let mut target = a.pool.take().expect("a buffer");
+                target.set_len(100);
+                a.qp.read(theirs.remote(0)?, target).await?;
+                let text = a.pool.copy(&[1; 100]).expect("a buffer");
+                a.qp.write(theirs.remote(0)?, text).await?;
+                a.qp.fetch_add(theirs.remote(512)?, 1, a.pool.take().expect("one")).await?;
+                Ok::<_, Stop>(())
+            });
+            finished = match AtMost(work, polls).await {
+                Some(end) => end.map(|()| true)?,
+                None => false,
+            };
+            // The receives that were posted ahead are still there; everything else ends by itself.
+            let started = std::time::Instant::now();
+            while a.qp.under_way() > 8 && started.elapsed() < PATIENCE {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(a.qp.under_way() <= 8, "after {polls} polls");
+            a.qp.abort()?;
+            while a.qp.under_way() > 0 && started.elapsed() < PATIENCE {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!((a.qp.under_way(), a.pool.idle()), (0, BUFFERS), "after {polls} polls");
+            assert_eq!((a.cq.strays(), a.context.leaked()), (0, 0));
+            server.abort();
+            if finished {
+                assert!(polls > 5, "there are more points to stop at");
+                break;
+            }
+        }
+        assert!(finished);
+        Ok(())
+    })
+}
+
+fn a_full_queue_keeps_the_order() -> Verdict {
+    const MESSAGES: u64 = 500;
+    run(2, async {
+        let (a, b) = pair()?;
+        let a = Arc::new(a);
+        let pool = a.pd.buffer_pool(64).count(MESSAGES as usize).build()?;
+        let mut sends: Vec<_> = (0..MESSAGES)
+            .map(|n| Box::pin(a.qp.send(pool.copy(&n.to_ne_bytes()).expect("a buffer"))))
+            .collect();
+        // All at once: the queue takes a few, and the rest stands in line.
+        let first = std::future::poll_fn(|cx| {
+            let posted = sends.iter_mut().filter_map(|send| match send.as_mut().poll(cx) {
+                Poll::Pending => Some(()),
+                Poll::Ready(_) => None,
+            });
+            Poll::Ready(posted.count())
+        });
+        assert_eq!(first.await, MESSAGES as usize);
+        assert!(sends.iter().filter(|send| send.is_posted()).count() < MESSAGES as usize);
+        // Whoever polls them afterwards, and in whatever order.
+        let sends: Vec<_> = sends.into_iter().rev().map(tokio::spawn).collect();
+        let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
+        for n in 0..MESSAGES {
+            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+        }
+        for send in sends {
+            drop(send.await??);
+        }
+        assert_eq!(pool.idle(), MESSAGES as usize);
+        Ok(())
+    })
+}
+
+/// A future that was told that there is room, and is dropped before it takes it.
+fn who_waits_and_leaves_keeps_nobody_waiting() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        let take = || a.pool.copy(b"x").expect("a buffer");
+        let mut waiting: Vec<_> = (0..40).map(|_| Box::pin(a.qp.send(take()))).collect();
+        std::future::poll_fn(|cx| {
+            waiting.iter_mut().for_each(|send| assert!(send.as_mut().poll(cx).is_pending()));
+            Poll::Ready(())
+        })
+        .await;
+        let stuck = waiting.iter().position(|send| !send.is_posted()).expect("a full queue");
+        let mut rest = waiting.split_off(stuck);
+        let last = rest.pop().expect("more than one");
+        let mut inbox = b.qp.inbox(&b.pool, 8);
+        for _ in 0..4 {
+            inbox.next().await?;
+        }
+        // Those who were first in line go without having been polled again.
+        drop(rest);
+        drop(waiting);
+        let receive = async {
+            loop {
+                inbox.next().await?;
+            }
+        };
+        let receive = pin!(receive);
+        both(async { Ok(last.await.map(drop)?) }, async {
+            let _: std::result::Result<Verdict, _> = tokio::time::timeout(SILENCE, receive).await;
+            Ok(())
+        })
+        .await
+    })
+}
+
+fn ten_thousand_at_once() -> Verdict {
+    const REQUESTS: u64 = 10_000;
+    run(2, async {
+        let (a, b) = pair()?;
+        let mut theirs = b.pd.allocate::<u64>(1024)?;
+        for n in 0..1024 {
+            theirs.write_at(n, n as u64)?;
+        }
+        let pool = a.pd.buffer_pool(64).count(REQUESTS as usize).build()?;
+        let mut tasks = Vec::with_capacity(REQUESTS as usize);
+        for n in 0..REQUESTS {
+            let remote = theirs.remote(n as usize % 1024 * 8)?;
+            let mut buffer = pool.take().expect("a buffer");
+            buffer.set_len(8);
+            let read = a.qp.read(remote, buffer);
+            tasks.push(tokio::spawn(async move { read.await.map(|read| read.memory) }));
+        }
+        for (n, task) in tasks.into_iter().enumerate() {
+            let buffer = task.await?.map_err(|error| Stop::fail(error.cause))?;
+            assert_eq!(buffer[..], (n as u64 % 1024).to_ne_bytes());
+        }
+        assert_eq!((pool.idle(), a.cq.strays()), (REQUESTS as usize, 0));
+        assert_eq!((a.qp.under_way(), a.context.leaked()), (0, 0));
+        Ok(())
+    })
+}
+
+fn deadlines_leave_the_request_alone() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = within(SILENCE, recv).await.map(drop).expect_err("nobody sent anything");
+        assert!(recv.is_posted());
+        b.qp.send(b.pool.copy(b"late").expect("a buffer")).await?;
+        let got = within(PATIENCE, recv).await.expect("it was sent")?;
+        assert_eq!(&got.memory[..4], b"late");
+        // Dropped after its deadline, the receive keeps its buffer and takes the next message.
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        drop(within(SILENCE, recv).await);
+        assert_eq!((a.pool.idle(), a.qp.under_way()), (BUFFERS - 2, 1));
+        b.qp.send(b.pool.copy(b"unheard").expect("a buffer")).await?;
+        while a.qp.under_way() > 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(got);
+        assert_eq!(a.pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+fn aborted_requests_give_back() -> Verdict {
+    run(0, async {
+        let (a, _b) = pair()?;
+        let recvs: Vec<_> = (0..5)
+            .map(|_| a.qp.recv(a.pool.take().expect("a buffer")))
+            .map(|recv| tokio::spawn(async move { recv.await.map(drop) }))
+            .collect();
+        tokio::task::yield_now().await;
+        a.qp.abort()?;
+        for recv in recvs {
+            let error = recv.await?.expect_err("it was called off");
+            assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+            assert!(error.memory.is_some());
+        }
+        let late = a.qp.send(a.pool.take().expect("a buffer")).await.expect_err("it is broken");
+        assert_eq!(late.cause, Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+        assert!(late.memory.is_some());
+        drop(late);
+        assert_eq!(a.pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+fn a_peer_that_is_killed() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let a = Half::on(context, cq)?;
+        let pool = a.pd.buffer_pool(FAR_BYTES / 8).count(8).build()?;
+        let mut peer = Helper::start()?;
+        let remote = far(&mut peer, &a.context, &a.qp)?;
+        let first = a.qp.read(remote, pool.take().expect("a buffer")).await?;
+        assert!(first.memory.iter().all(|byte| *byte == 7));
+        drop(first);
+        let reads: Vec<_> = (0..8)
+            .map(|_| a.qp.read(remote, pool.take().expect("a buffer")))
+            .map(|read| tokio::spawn(async move { read.await.map(drop).map_err(|e| e.cause) }))
+            .collect();
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        tokio::task::yield_now().await;
+        peer.kill()?;
+        // Some may have been quicker than the signal; another finds nobody there.
+        for read in reads {
+            let _ = read.await?;
+        }
+        let late = a.qp.read(remote, a.pool.take().expect("a buffer")).await;
+        let cause = late.map(drop).expect_err("nobody is there").cause;
+        // Its memory, its queue pair or its answers: which of them is missed first is chance.
+        let failed = |status| {
+            let gone = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_OP_ERR, WcStatus::RETRY_EXC_ERR];
+            gone.contains(&status)
+        };
+        assert!(
+            matches!(cause, Cause::Status(status) | Cause::Earlier(status) if failed(status)),
+            "{cause}"
+        );
+        // A receive that waits for the dead ends as well.
+        assert_eq!(recv.await?, Err(Cause::Status(WcStatus::WR_FLUSH_ERR)));
+        assert_eq!((pool.idle(), a.pool.idle()), (8, BUFFERS));
+        Ok(())
+    })
+}
+
+fn a_dropped_driver_ends_everything() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let a = Half::on(context, cq)?;
+        let b = Half::new()?;
+        connected(&a, &b)?;
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        tokio::task::yield_now().await;
+        driver.abort();
+        assert_eq!(recv.await?, Err(Cause::Undriven));
+        let late = a.qp.recv(a.pool.take().expect("a buffer")).await;
+        assert_eq!(late.expect_err("nobody looks").cause, Cause::Undriven);
+        let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
+        assert!(made.unwrap_err().to_string().contains("driver is gone"));
+        // What the device may still write stays lent until the queue pair is gone.
+        assert_eq!(a.pool.idle(), BUFFERS - 1);
+        let Half { qp, pool, .. } = a;
+        drop(qp);
+        assert_eq!(pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+fn an_idle_driver_ends_with_its_users() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let half = Half::on(context, cq)?;
+        tokio::time::sleep(SILENCE).await;
+        assert!(!driver.is_finished());
+        drop(half);
+        Ok(driver.await??)
+    })
+}
+
+fn events_are_a_stream() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let mut events = Events::new(&context)?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build()?;
+        let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+        let quiet = tokio::time::timeout(SILENCE, events.next()).await;
+        assert!(quiet.is_err(), "{quiet:?}");
+        for _ in 0..3 {
+            let qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+            let attr = uverbs::QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+            qp.modify(&attr.access(Default::default()))?;
+            qp.modify(&uverbs::QpAttr::new().state(QpState::ERR))?;
+            match tokio::time::timeout(PATIENCE, events.next()).await {
+                Ok(event) => {
+                    let event = event?;
+                    assert_eq!(event.kind, EventType::QP_LAST_WQE_REACHED);
+                    assert_eq!(event.source, uverbs::EventSource::Qp(qp.key()));
+                }
+                Err(_) => {
+                    let why = "no event when the last receive is reached".into();
+                    return Err(Stop::Skip(Capability::LastWqeEvent, why));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn connections_over_tcp() -> Verdict {
+    run(0, async {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let server = tokio::spawn(async move {
+            let b = Half::new()?;
+            let index = gid(&b.context)?.index;
+            let _stream = accept(&b.qp, &listener, PORT, index).await?;
+            echo_back(&b, 10).await.map(|()| b)
+        });
+        let a = Half::new()?;
+        let _stream = connect(&a.qp, address, PORT, gid(&a.context)?.index).await?;
+        ask(&a, 10).await?;
+        server.await??;
+        Ok(())
+    })
+}
+
+fn fan_in_on_a_shared_queue() -> Verdict {
+    const CLIENTS: usize = 8;
+    const MESSAGES: usize = 50;
+    run(0, async {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 1024)?;
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool(64).count(64).build()?;
+        let srq = supported(cq.create_srq(&pd, 32, |srq| srq), Capability::Srq)?;
+        let index = gid(&context)?.index;
+        let (mut servers, mut tasks) = (Vec::new(), Vec::new());
+        for id in 0..CLIENTS {
+            let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
+            let client = Half::new()?;
+            let here = client.qp.endpoint(PORT, index)?;
+            let there = server.endpoint(PORT, index)?;
+            server.handshake(&here)?;
+            client.qp.handshake(&there)?;
+            servers.push(server);
+            tasks.push(tokio::spawn(async move {
+                for n in 0..MESSAGES {
+                    client.qp.send_inline(&[id as u8, n as u8]).await?;
+                }
+                Ok::<_, Stop>(client)
+            }));
+        }
+        let mut inbox = srq.inbox(&pool, 32);
+        let mut next = [0; CLIENTS];
+        for _ in 0..CLIENTS * MESSAGES {
+            let message = inbox.next().await?;
+            let [id, n] = message.buffer[..] else { panic!("{message:?}") };
+            assert_eq!(message.outcome.qpn, servers[usize::from(id)].qpn());
+            assert_eq!(usize::from(n), next[usize::from(id)], "client {id}");
+            next[usize::from(id)] += 1;
+        }
+        for task in tasks {
+            task.await??;
+        }
+        drop((inbox, srq, servers));
+        assert_eq!((pool.idle(), context.leaked()), (64, 0));
+        Ok(())
+    })
+}
+
+fn one_thread_domain_for_each_worker() -> Verdict {
+    run(2, async {
+        let context = env::open()?;
+        let index = gid(&context)?.index;
+        let mut workers = Vec::new();
+        for _ in 0..2 {
+            let context = context.clone();
+            workers.push(tokio::spawn(async move {
+                let td = context.alloc_td()?;
+                let pd = context.alloc_pd()?;
+                let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+                let td = Arc::new(Mutex::new(td));
+                let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+                let pool = pd.buffer_pool(64).build()?;
+                let make =
+                    || cq.create_exclusive_qp(&domain, &td, QpType::RC, |qp| qp.max_recv_wr(4));
+                let (one, other) = (make()?, make()?);
+                let (here, there) = (one.endpoint(PORT, index)?, other.endpoint(PORT, index)?);
+                one.handshake(&there)?;
+                other.handshake(&here)?;
+                let mut inbox = other.inbox(&pool, 4);
+                for n in 0..50u64 {
+                    let text = pool.copy(&n.to_ne_bytes()).expect("a buffer");
+                    let send = async { Ok(one.send(text).await.map(drop)?) };
+                    let recv = async {
+                        assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                        Ok(())
+                    };
+                    both(send, recv).await?;
+                }
+                Ok::<_, Stop>(())
+            }));
+        }
+        for worker in workers {
+            worker.await??;
+        }
+        Ok(())
+    })
+}
+
+/// An event loop of one file, which tells of an edge only once.
+struct Edges {
+    epoll: OwnedFd,
+    /// An edge that was not used up.
+    ready: bool,
+    waits: u64,
+}
+
+impl Watch for Edges {
+    fn poll_read(
+        &mut self,
+        _: &mut Cx<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        if !std::mem::take(&mut self.ready) && !self.wait(Duration::ZERO) {
+            return Poll::Pending;
+        }
+        Poll::Ready(read())
+    }
+}
+
+impl Edges {
+    fn wait(&mut self, timeout: Duration) -> bool {
+        self.waits += 1;
+        let timeout = rustix::event::Timespec::try_from(timeout).expect("a short time");
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
+        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&timeout)).expect("epoll");
+        !events.is_empty()
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The core needs no runtime: here are a loop around edge-triggered epoll, and threads.
+fn edge_triggered_epoll() -> Verdict {
+    const MESSAGES: usize = 300;
+    let mut drivers = Vec::new();
+    let mut half = || {
+        let context = env::open()?;
+        let (cq, mut driver) = CompletionQueue::new(&context, 128, |fd| {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll file");
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).expect("a watched file");
+            Ok(Edges { epoll, ready: false, waits: 0 })
+        })?;
+        drivers.push(std::thread::spawn(move || {
+            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+            let deadline = std::time::Instant::now() + PATIENCE;
+            loop {
+                let mut cx = Cx::from_waker(&waker);
+                match Pin::new(&mut driver).poll(&mut cx) {
+                    Poll::Ready(end) => return end.map_err(Stop::from),
+                    Poll::Pending if std::time::Instant::now() > deadline => {
+                        return Err(Stop::fail("the driver does not end"));
+                    }
+                    // Not for ever: the last user's farewell is no event of the file.
+                    Poll::Pending => {
+                        let watch = driver.watch_mut();
+                        watch.ready = watch.wait(Duration::from_millis(20));
+                    }
+                }
+            }
+        }));
+        Half::on(context, cq)
+    };
+    let (a, b) = (half()?, half()?);
+    connected(&a, &b)?;
+    let server = std::thread::spawn(move || block_on(echo_back(&b, MESSAGES)));
+    block_on(ask(&a, MESSAGES))?;
+    server.join().expect("no panic")?;
+    drop(a);
+    drivers.into_iter().try_for_each(|driver| driver.join().expect("no panic"))
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Cx::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+fn rounds_leave_nothing() -> Verdict {
+    let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
+    let (idle, open) = (env::device().resources()?, files()?);
+    for round in 0..30 {
+        run(0, async {
+            let (a, b) = pair()?;
+            let pending = a.qp.recv(a.pool.take().expect("a buffer"));
+            let pending = within(Duration::from_millis(1), pending).await;
+            if round % 2 == 0 {
+                b.qp.send(b.pool.copy(b"x").expect("a buffer")).await?;
+            }
+            if round % 3 == 0 {
+                drop(a);
+            }
+            drop((b, pending));
+            Ok(())
+        })?;
+    }
+    assert_eq!((env::device().resources()?, files()?), (idle, open));
+    Ok(())
+}

@@ -1,0 +1,439 @@
+//! Requests that take their memory: what they carry, and that it comes back whatever becomes of
+//! them.
+#![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
+
+use crate::capability::Capability;
+use crate::env;
+use crate::lent::{DEPTH, Half, hasty, pair, wait};
+use crate::pair::{PORT, gid};
+use crate::pattern;
+use crate::verdict::{Verdict, supported, trials};
+use std::sync::Arc;
+use uverbs::owned::{
+    OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
+};
+use uverbs::{ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus};
+
+trials![
+    buffers_carry_messages,
+    one_sided_requests_and_atomics,
+    shared_buffers_go_to_many,
+    regions_are_lent_in_parts,
+    full_queues_and_batches,
+    flushed_requests_give_back,
+    nothing_is_freed_too_early,
+    shared_receives,
+    under_a_thread_domain,
+    poster_and_poller_on_two_threads,
+    rounds_leave_nothing,
+    huge_pages,
+];
+
+fn buffers_carry_messages() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    for (seed, length) in [1usize, 64, 1000, 1024, 4096].into_iter().enumerate() {
+        let mut batch = b.qp.recv_batch()?;
+        batch.push(b.pool.take().expect("a buffer"), 1)?;
+        batch.ring();
+        let text = pattern::bytes(seed as u64, length);
+        let mut batch = a.qp.send_batch()?;
+        batch.push(SendWr::send_imm(&[], 7), a.pool.copy(&text).expect("a buffer"), 2)?;
+        batch.ring()?;
+        let sent = a.wait()?;
+        assert_eq!((sent.tag, sent.outcome.status), (2, WcStatus::SUCCESS));
+        assert_eq!(sent.memory.into_buffer().as_deref(), Some(&text[..]));
+        let received = b.wait()?;
+        assert_eq!((received.tag, received.outcome.imm), (1, Some(7)));
+        assert_eq!(received.outcome.byte_len as usize, length);
+        let mut buffer = received.memory.into_buffer().expect("the buffer");
+        buffer.set_len(length);
+        pattern::check(&buffer, seed as u64);
+    }
+    assert_eq!((a.pool.idle(), b.pool.idle()), (64, 64));
+    Ok(())
+}
+
+fn one_sided_requests_and_atomics() -> Verdict {
+    let (mut a, b) = pair()?;
+    let mut theirs = b.pd.allocate::<u64>(64)?;
+    theirs.write_at(0, 40)?;
+    let remote = theirs.remote(0)?;
+    let mut request = |wr: SendWr<'_>, bytes: &[u8]| {
+        let mut batch = a.qp.send_batch()?;
+        batch.push(wr, a.pool.copy(bytes).expect("a buffer"), 0)?;
+        batch.ring()?;
+        let done = a.wait()?;
+        assert_eq!(done.outcome.status, WcStatus::SUCCESS);
+        Ok::<_, crate::verdict::Stop>(done.memory.into_buffer().expect("the buffer"))
+    };
+    let before = request(SendWr::fetch_add(remote, 2, &[]), &[0; 8])?;
+    assert_eq!(before[..], 40u64.to_ne_bytes());
+    let before = request(SendWr::compare_swap(remote, 42, 7, &[]), &[0; 8])?;
+    assert_eq!(before[..], 42u64.to_ne_bytes());
+    assert_eq!(theirs.read_at(0), Some(7));
+    request(SendWr::write(theirs.remote(8)?, &[]), &pattern::bytes(3, 300))?;
+    let read = request(SendWr::read(theirs.remote(8)?, &[]), &[0; 300])?;
+    pattern::check(&read, 3);
+    // Buffers can be read by a peer if their pool allows it, and written by none.
+    let offered = b.pool.copy(&pattern::bytes(4, 500)).expect("a buffer");
+    let read = request(SendWr::read(offered.remote(), &[]), &[0; 500])?;
+    pattern::check(&read, 4);
+    let mut batch = a.qp.send_batch()?;
+    batch.push(SendWr::write(offered.remote(), &[]), a.pool.copy(&[0; 500]).expect("one"), 0)?;
+    batch.ring()?;
+    assert_eq!(a.wait()?.outcome.status, WcStatus::REM_ACCESS_ERR);
+    pattern::check(&offered, 4);
+    Ok(())
+}
+
+fn shared_buffers_go_to_many() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let text = pattern::bytes(5, 1000);
+    let shared = a.pool.copy(&text).expect("a buffer").share();
+    for tag in 0..4 {
+        let mut batch = b.qp.recv_batch()?;
+        batch.push(b.pool.take().expect("a buffer"), tag)?;
+        batch.ring();
+    }
+    let mut batch = a.qp.send_batch()?;
+    for tag in 0..4u64 {
+        let part: SharedBuffer = shared.slice(tag as usize * 100..).expect("it is that long");
+        batch.push(SendWr::send(&[]), part, tag)?;
+    }
+    batch.ring()?;
+    let mut shared = Some(shared);
+    for tag in 0..4 {
+        let got = b.wait()?;
+        let length = got.outcome.byte_len as usize;
+        assert_eq!((got.tag, length), (tag, 1000 - tag as usize * 100));
+        let buffer = got.memory.into_buffer().expect("the buffer");
+        assert_eq!(buffer[..length], text[1000 - length..]);
+        drop(a.wait()?);
+        let last = shared.take().expect("it came back").into_buffer();
+        shared = match last {
+            Ok(alone) if tag == 3 => Some(alone.share()),
+            Ok(_) => panic!("request {} still reads the buffer", tag + 1),
+            Err(shared) => Some(shared),
+        };
+    }
+    Ok(())
+}
+
+fn regions_are_lent_in_parts() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let mut source = a.pd.allocate::<u8>(4096)?;
+    source.copy_from(0, &pattern::bytes(6, 4096))?;
+    let source = Arc::new(source);
+    let target = Arc::new(b.pd.allocate::<u8>(4096)?);
+    let mut batch = b.qp.recv_batch()?;
+    for part in 0..4 {
+        let range = part * 1024..(part + 1) * 1024;
+        batch.push(RegionSlice::new(&target, range)?, part as u64)?;
+    }
+    batch.ring();
+    let mut batch = a.qp.send_batch()?;
+    for part in 0..4 {
+        let range = part * 1024..(part + 1) * 1024;
+        batch.push(SendWr::send(&[]), RegionSlice::new(&source, range)?, part as u64)?;
+    }
+    batch.ring()?;
+    for _ in 0..4 {
+        drop((a.wait()?, b.wait()?));
+    }
+    let mut got = vec![0; 4096];
+    target.copy_to(0, &mut got)?;
+    pattern::check(&got, 6);
+    // Whoever holds a part holds the region.
+    let part = RegionSlice::new(&target, ..)?;
+    assert!(part.is_of(&target) && Arc::try_unwrap(target).is_err());
+    let context = b.context.clone();
+    let regions = || supported(context.handles(ObjectKind::MR), Capability::InfoHandles);
+    let before = regions()?.len();
+    drop(part);
+    assert_eq!(regions()?.len(), before - 1);
+    Ok(())
+}
+
+fn full_queues_and_batches() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let depth = a.qp.send_room();
+    assert!(depth >= DEPTH as usize);
+    for round in 0..5 {
+        let mut batch = a.qp.send_batch()?;
+        for tag in 0..depth as u64 {
+            batch.push(SendWr::send(&[]), a.pool.copy(b"x").expect("a buffer"), tag)?;
+        }
+        let more = batch.push(SendWr::send(&[]), a.pool.copy(b"y").expect("a buffer"), 99);
+        let refused = more.unwrap_err();
+        assert_eq!((refused.error, &*refused.memory), (PostError::Full, &b"y"[..]));
+        drop(refused);
+        match round {
+            0 => drop(batch),
+            1 => std::mem::forget(batch),
+            _ => {
+                batch.ring()?;
+                for _ in 0..depth {
+                    let mut batch = b.qp.recv_batch()?;
+                    batch.push(b.pool.take().expect("a buffer"), 0)?;
+                    batch.ring();
+                    drop(b.wait()?);
+                }
+                for tag in 0..depth as u64 {
+                    assert_eq!(a.wait()?.tag, tag);
+                }
+                assert_eq!((a.pool.idle(), b.pool.idle()), (64, 64));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn flushed_requests_give_back() -> Verdict {
+    let (mut a, _b) = pair()?;
+    let mut batch = a.qp.recv_batch()?;
+    for tag in 0..5 {
+        batch.push(a.pool.take().expect("a buffer"), tag)?;
+    }
+    batch.ring();
+    a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    for tag in 0..5 {
+        let done = a.wait()?;
+        assert_eq!((done.tag, done.outcome.status), (tag, WcStatus::WR_FLUSH_ERR));
+    }
+    assert_eq!(a.pool.idle(), 64);
+    // And what was not even flushed is found after a reset.
+    a.qp.reset(&mut a.cq)?;
+    a.qp.modify(
+        &QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0).access(Default::default()),
+    )?;
+    let mut batch = a.qp.recv_batch()?;
+    batch.push(a.pool.take().expect("a buffer"), 9)?;
+    batch.ring();
+    a.qp.reset(&mut a.cq)?;
+    let done = a.wait()?;
+    assert_eq!((done.tag, done.outcome.status), (9, WcStatus::WR_FLUSH_ERR));
+    Ok(())
+}
+
+/// A queue pair that is dropped, or forgotten, while the peer writes to what it was lent.
+fn nothing_is_freed_too_early() -> Verdict {
+    for forget in [false, true] {
+        let (mut a, mut b) = pair()?;
+        let mut batch = b.qp.recv_batch()?;
+        for _ in 0..DEPTH {
+            batch.push(b.pool.take().expect("a buffer"), 0)?;
+        }
+        batch.ring();
+        let mut batch = a.qp.send_batch()?;
+        for _ in 0..DEPTH {
+            let mut buffer = a.pool.take().expect("a buffer");
+            buffer.fill(0xff);
+            batch.push(SendWr::send(&[]), buffer, 0)?;
+        }
+        batch.ring()?;
+        let pool = b.pool.clone();
+        let Half { qp, cq, .. } = b;
+        if forget {
+            std::mem::forget(qp);
+            assert_eq!(pool.idle(), 64 - DEPTH as usize);
+        } else {
+            drop(qp);
+            assert_eq!(pool.idle(), 64);
+            // From now on nobody writes them but we.
+            let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+            all.iter_mut().for_each(|buffer| buffer.fill(1));
+            std::thread::sleep(crate::pair::SILENCE);
+            assert!(all.iter().all(|buffer| buffer.iter().all(|byte| *byte == 1)));
+        }
+        drop(cq);
+        while a.pool.idle() < 64 {
+            drop(a.wait()?);
+        }
+        assert_eq!(a.context.leaked(), 0);
+    }
+    Ok(())
+}
+
+fn shared_receives() -> Verdict {
+    const CLIENTS: usize = 4;
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let pool = pd.buffer_pool(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.create_cq(512).build()?);
+    let srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+    let mut srq = OwnedSharedReceiveQueue::new(srq)?;
+    let mut clients = Vec::new();
+    let mut servers = Vec::new();
+    for _ in 0..CLIENTS {
+        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
+        let client = Half::new()?;
+        let there = server.endpoint(PORT, gid(&context)?.index)?;
+        let here = client.qp.endpoint(PORT, gid(&client.context)?.index)?;
+        server.handshake_with(&here, &hasty())?;
+        client.qp.handshake_with(&there, &hasty())?;
+        servers.push(server);
+        clients.push(client);
+    }
+    let mut batch = srq.batch()?;
+    for tag in 0..2 * CLIENTS as u64 {
+        batch.push(pool.take().expect("a buffer"), tag)?;
+    }
+    batch.ring();
+    for (id, client) in clients.iter_mut().enumerate() {
+        for _ in 0..2 {
+            let mut batch = client.qp.send_batch()?;
+            batch.push(SendWr::send(&[]).inline(&[id as u8]), (), 0)?;
+            batch.ring()?;
+        }
+    }
+    let mut seen = [0; CLIENTS];
+    for _ in 0..2 * CLIENTS {
+        let done = wait(&mut cq)?;
+        let buffer = done.memory.into_buffer().expect("the buffer");
+        let id = usize::from(buffer[0]);
+        assert_eq!(done.outcome.qpn, servers[id].qpn());
+        seen[id] += 1;
+    }
+    assert_eq!(seen, [2; CLIENTS]);
+    let mut batch = srq.batch()?;
+    batch.push(pool.take().expect("a buffer"), 0)?;
+    batch.ring();
+    drop((srq, servers));
+    assert_eq!((pool.idle(), context.leaked()), (64, 0));
+    Ok(())
+}
+
+fn under_a_thread_domain() -> Verdict {
+    let context = env::open()?;
+    let mut td = context.alloc_td()?;
+    let pd = context.alloc_pd()?;
+    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let pool = pd.buffer_pool(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.create_cq(64).build()?);
+    let mut make = || {
+        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).build()?;
+        Ok::<OwnedQueuePair<u64, _>, uverbs::Error>(cq.adopt(qp)?)
+    };
+    let (mut a, mut b) = (make()?, make()?);
+    let index = gid(&context)?.index;
+    let (here, there) = (a.endpoint(PORT, index)?, b.endpoint(PORT, index)?);
+    a.handshake(&there)?;
+    b.handshake(&here)?;
+    let mut batch = b.recv_batch()?;
+    batch.push(pool.take().expect("a buffer"), 1)?;
+    batch.ring();
+    let mut other = context.alloc_td()?;
+    let mut batch = a.send_batch()?;
+    batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
+    assert_eq!(batch.ring(&mut other), Err(PostError::ForeignThreadDomain));
+    assert_eq!(pool.idle(), 63, "what was not sent is dropped");
+    let mut batch = a.send_batch()?;
+    batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
+    batch.ring(&mut td)?;
+    let mut tags = [wait(&mut cq)?.tag, wait(&mut cq)?.tag];
+    tags.sort();
+    assert_eq!(tags, [1, 2]);
+    Ok(())
+}
+
+fn poster_and_poller_on_two_threads() -> Verdict {
+    const MESSAGES: u64 = 2000;
+    let (a, b) = pair()?;
+    let Half { qp: mut sender, cq: mut sent, pool: texts, .. } = a;
+    let Half { qp: mut receiver, cq: mut received, pool: boxes, .. } = b;
+    std::thread::scope(|scope| {
+        let poll_sent = scope.spawn(|| {
+            (0..MESSAGES).try_for_each(|tag| {
+                assert_eq!(wait(&mut sent)?.tag, tag);
+                Ok::<_, crate::verdict::Stop>(())
+            })
+        });
+        let poll_received = scope.spawn(|| {
+            (0..MESSAGES).try_for_each(|tag| {
+                let done = wait(&mut received)?;
+                let buffer = done.memory.into_buffer().expect("the buffer");
+                assert_eq!((done.tag, &buffer[..8]), (tag, &tag.to_ne_bytes()[..]));
+                Ok::<_, crate::verdict::Stop>(())
+            })
+        });
+        let post_receives = scope.spawn(|| {
+            for tag in 0..MESSAGES {
+                let mut memory = until_some(|| boxes.take());
+                loop {
+                    let mut batch = receiver.recv_batch()?;
+                    match batch.push(memory, tag) {
+                        Ok(()) => break batch.ring(),
+                        Err(refused) => memory = refused.memory,
+                    }
+                    drop(batch);
+                    std::thread::yield_now();
+                }
+            }
+            Ok::<_, crate::verdict::Stop>(())
+        });
+        for tag in 0..MESSAGES {
+            let mut memory = until_some(|| texts.copy(&tag.to_ne_bytes()));
+            loop {
+                let mut batch = sender.send_batch()?;
+                match batch.push(SendWr::send(&[]), memory, tag) {
+                    Ok(()) => break batch.ring()?,
+                    Err(refused) => memory = refused.memory,
+                }
+                drop(batch);
+                std::thread::yield_now();
+            }
+        }
+        let ends = [poll_sent, poll_received, post_receives].map(|thread| thread.join());
+        ends.into_iter().try_for_each(|end| end.expect("no panic"))
+    })
+}
+
+fn until_some<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+fn rounds_leave_nothing() -> Verdict {
+    let idle = env::device().resources()?;
+    for round in 0..50 {
+        let (mut a, mut b) = pair()?;
+        let mut batch = b.qp.recv_batch()?;
+        for tag in 0..4 {
+            batch.push(b.pool.take().expect("a buffer"), tag)?;
+        }
+        batch.ring();
+        let mut batch = a.qp.send_batch()?;
+        batch.push(SendWr::send(&[]), a.pool.copy(b"x").expect("a buffer"), 1)?;
+        batch.ring()?;
+        // Dropped at every stage of the exchange.
+        if round % 2 == 0 {
+            drop(a.wait()?);
+        }
+        if round % 3 == 0 {
+            drop((b.qp, a.cq));
+        }
+        assert_eq!((a.context.leaked(), b.context.leaked()), (0, 0));
+    }
+    assert_eq!(env::device().resources()?, idle);
+    Ok(())
+}
+
+fn huge_pages() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let text = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+    let there = text.trim().parse::<u32>().unwrap_or(0) > 0;
+    match pd.buffer_pool(4096).count(16).huge_pages().build() {
+        Ok(pool) => assert!(there && pool.take().is_some()),
+        Err(error) => {
+            assert!(!there, "{error}");
+            assert!(error.to_string().contains("nr_hugepages"), "{error}");
+        }
+    }
+    Ok(())
+}
