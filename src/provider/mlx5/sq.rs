@@ -123,7 +123,7 @@ impl SendRing {
             Payload::Sges([]) | Payload::Inline(_) => true,
             Payload::Sges(_) => false,
         };
-        if simple {
+        if simple && wr.srq.is_none() {
             return self.write(cursor, wr);
         }
         // Copies, lest the simple ones are kept in memory for this.
