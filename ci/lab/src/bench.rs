@@ -3,13 +3,17 @@
 //! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
 //! is.
 
+mod control;
 mod path;
 mod pingpong;
 mod rounds;
 mod rxe;
+mod scale;
 mod score;
+mod size;
 mod table;
 
+use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use anyhow::Result;
@@ -25,6 +29,12 @@ enum Suite {
     Rxe,
     /// instructions of each operation of mlx5's data path
     Mlx5Path,
+    /// the control path: time and system calls
+    Control,
+    /// many objects: time and memory of each
+    Scale,
+    /// bytes of programs, and files that they open
+    Size,
 }
 
 /// `cargo ci bench`
@@ -36,6 +46,9 @@ pub(crate) struct BenchArguments {
     /// The kernel to boot
     #[arg(long, value_enum, default_value = "newest")]
     kernel: KernelName,
+    /// The device of control, scale and size
+    #[arg(long, value_enum, default_value = "mlx5")]
+    device: DeviceName,
     /// Runs of each side for each operation
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -79,6 +92,9 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     match arguments.suite {
         Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
+        Suite::Control => arguments.print(&control::run(arguments)?)?,
+        Suite::Scale => arguments.print(&scale::run(arguments)?)?,
+        Suite::Size => arguments.print(&size::run(arguments)?)?,
     }
     Ok(ExitCode::SUCCESS)
 }

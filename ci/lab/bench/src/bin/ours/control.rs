@@ -5,8 +5,8 @@ use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Device, ParentDomain, ProtectionDomain, QpType,
-    QueuePair, ThreadDomain, devices,
+    Access, AddressVector, CompletionQueue, Context, Device, ParentDomain, ProtectionDomain,
+    QpType, QueuePair, ThreadDomain, devices,
 };
 
 /// A device and what others are made of.

@@ -106,9 +106,7 @@ impl Control for Theirs {
                 mlx5.free_var(mlx5.alloc_var(context)?);
                 Ok(())
             }
-            Thing::AddressHandle => {
-                verbs.destroy_ah(verbs.create_ah(pd, endpoint::path(*gid))?)
-            }
+            Thing::AddressHandle => verbs.destroy_ah(verbs.create_ah(pd, endpoint::path(*gid))?),
             Thing::Start | Thing::Connect | Thing::Region(_) => {
                 Err(format!("{thing:?} is no thing to allocate").into())
             }
