@@ -43,6 +43,13 @@ mod uverbs;
 mod wr;
 mod xrcd;
 
+/// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+pub mod allocator {
+    pub use crate::mem::allocator::{
+        Arena, HugePages, NumaNode, Pages, SharedBuffer, SharedMemory,
+    };
+}
+
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
 pub use channel::CompletionChannel;

@@ -75,6 +75,22 @@ impl Sends {
         Ok(Sends { ring, record })
     }
 
+    pub fn post1<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
+        self.postn::<1>(make)
+    }
+    #[inline(always)]
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> SendWr<'a>,
+    ) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..N {
+            self.ring.push(&mut cursor, &make())?;
+        }
+        self.ring.publish(cursor, || Ok(()))?;
+        self.record.sends.complete(cursor.last);
+        Ok(())
+    }
     /// Writes a request `count` times and rings once; then all of them are done.
     #[inline]
     pub fn post(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
@@ -105,6 +121,18 @@ impl Recvs {
         Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
     }
 
+    #[inline(always)]
+    pub fn postn<'a, const N: u32>(
+        &mut self,
+        make: impl Fn() -> Recv<'a>,
+    ) -> Result<(), PostError> {
+        let mut cursor = self.ring.cursor();
+        for _ in 0..N {
+            self.ring.push(&mut cursor, &make())?;
+        }
+        self.ring.publish(cursor);
+        Ok(())
+    }
     /// Posts a receive `count` times at once; then all of them are done.
     #[inline]
     pub fn post(&mut self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {

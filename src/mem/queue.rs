@@ -202,8 +202,45 @@ impl Units {
         unsafe { self.unit(index).read() }
     }
 
+    /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
+    /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
+    #[inline(always)]
+    pub(crate) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let unit = self.unit(index);
+        // SAFETY: a unit has room for a word, and is aligned for one.
+        unsafe { unit.cast::<Be32>().write(length) };
+        // SAFETY: inside the unit.
+        let to = unsafe { unit.cast::<u8>().add(size_of::<Be32>()) };
+        let room = (self.mask - (index & self.mask)) as usize * UNIT + (UNIT - size_of::<Be32>());
+        if bytes.len() > room || bytes.len() < UNIT {
+            return self.copy(index, size_of::<Be32>(), bytes);
+        }
+        // Whole units, and the last one again from the end back: a call would cost more.
+        let last = bytes.len() - UNIT;
+        let mut at = 0;
+        while at < last {
+            // SAFETY: `at + UNIT` is less than the length.
+            let piece = unsafe { bytes.as_ptr().add(at) };
+            // SAFETY: there is room for all bytes up to the end of the ring.
+            let place = unsafe { to.add(at) };
+            // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
+            // slice, so that the two lie apart.
+            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            at += UNIT;
+        }
+        // SAFETY: the last `UNIT` bytes.
+        let piece = unsafe { bytes.as_ptr().add(last) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let place = unsafe { to.add(last) };
+        // SAFETY: as above.
+        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+    }
+
     /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
     /// it ends. More than the whole ring is cut off.
+    #[inline(never)]
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
         note(Step::Request);
@@ -220,6 +257,71 @@ impl Units {
         unsafe {
             self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
         }
+    }
+}
+
+/// Units of a block.
+pub(crate) const BLOCK: u32 = 4;
+
+/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
+/// begin at blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    units: Units,
+    /// Of numbers of blocks.
+    mask: u32,
+}
+
+impl Blocks {
+    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
+        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
+        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// The block `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Block<'_> {
+        let unit = (index & self.mask) as usize * BLOCK as usize;
+        // SAFETY: `new` found room for blocks up to and including `mask`.
+        let base = unsafe { self.units.base.add(unit) };
+        Block { base, ring: PhantomData }
+    }
+}
+
+/// One block of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block<'r> {
+    base: *mut [u64; 2],
+    ring: PhantomData<&'r Blocks>,
+}
+
+impl Block<'_> {
+    /// Writes the unit `n` of the block, modulo four; `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(self, n: u32, value: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
+        // protocol has it, and the device does not look before it is told.
+        unsafe { place.write(value) };
+    }
+
+    /// The unit `n` of the block, modulo four, as it lies in memory.
+    #[inline(always)]
+    pub(super) fn read(self, n: u32) -> [u64; 2] {
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; initialised since the memory was zeroed.
+        unsafe { place.read() }
     }
 }
 

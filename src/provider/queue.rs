@@ -172,8 +172,10 @@ pub(crate) struct Cursor {
     pub(crate) last: u32,
     /// The size of the newest request, in the ring's units.
     pub(crate) size: u32,
-    /// What the next request has to wait for.
-    pub(crate) fence: u8,
+    /// The first word of the newest request.
+    pub(crate) word: u64,
+    /// Flags of the next request, as they lie there.
+    pub(crate) flags: u64,
 }
 
 /// The producer's side of a send queue.
@@ -196,13 +198,12 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
+            // Copies, lest the other arm keeps them in memory for this one.
             SendRing::Rxe(ring) => {
-                // Copies, because what is lent to a call must lie in memory, and would also where
-                // the other arm, which is inlined, keeps it in registers.
-                let (mut copy, wr) = (*cursor, *wr);
-                let pushed = ring.push(&mut copy, &wr);
+                let mut copy = *cursor;
+                ring.push(&mut copy, &{ *wr })?;
                 *cursor = copy;
-                pushed
+                Ok(())
             }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
         }
@@ -260,8 +261,8 @@ impl RecvRing {
     pub(crate) fn close(&mut self) {
         match self {
             RecvRing::Rxe(ring) => ring.close(),
-            RecvRing::Mlx5(ring) => ring.close(),
-            RecvRing::Mlx5Shared(ring) => ring.close(),
+            // Those of mlx5 never move.
+            RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
         }
     }
 
@@ -277,13 +278,7 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         match self {
-            RecvRing::Rxe(ring) => {
-                // Copies, for the reason that sends have.
-                let (mut copy, recv) = (*cursor, *recv);
-                let pushed = ring.push(&mut copy, &recv);
-                *cursor = copy;
-                pushed
-            }
+            RecvRing::Rxe(ring) => ring.push(cursor, recv),
             RecvRing::Mlx5(ring) => ring.push(cursor, recv),
             RecvRing::Mlx5Shared(ring) => ring.push(cursor, recv),
         }

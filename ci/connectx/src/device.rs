@@ -108,7 +108,7 @@ impl Device {
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
+    /// A reset of the function or of its firmware: only guest memory, interrupts, the time, the recording and what tests
     /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
@@ -161,6 +161,7 @@ impl Device {
             match self.segment.write(at, u32::from_be_bytes(*word)) {
                 Effect::None => {}
                 Effect::Commands(slots) => cmd::queue::run(self, slots),
+                Effect::Reset => self.reset(),
             }
         }
     }

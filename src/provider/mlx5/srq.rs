@@ -152,11 +152,6 @@ impl SrqRing {
         self.capacity
     }
 
-    /// Takes no more requests.
-    pub(crate) fn close(&mut self) {
-        (self.capacity, self.free) = (0, 0);
-    }
-
     /// Where the next receive goes, after what came back was put at the end of the list.
     #[inline(always)]
     pub(crate) fn cursor(&mut self) -> Cursor {

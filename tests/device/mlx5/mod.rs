@@ -1,5 +1,6 @@
 //! What only mlx5 has, on devices that mlx5 drives.
 
+mod allocator;
 mod clock;
 mod context;
 mod td;
@@ -14,7 +15,14 @@ use uverbs::Context;
 use uverbs::device::DriverId;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let modules = [clock::trials(), context::trials(), td::trials(), uar::trials(), var::trials()];
+    let modules = [
+        allocator::trials(),
+        clock::trials(),
+        context::trials(),
+        td::trials(),
+        uar::trials(),
+        var::trials(),
+    ];
     modules.into_iter().flatten().collect()
 }
 

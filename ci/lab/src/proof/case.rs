@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// What scripts start with.
-const PRELUDE: &str = r#"
+pub(super) const PRELUDE: &str = r#"
 exec 2>&1
 fail() { echo "$*"; exit 1; }
 # until COMMAND...: waits for the command to succeed.

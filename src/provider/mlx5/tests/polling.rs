@@ -3,6 +3,7 @@
 use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element};
 use crate::completion::{WcOpcode, WcStatus};
 use crate::mem::queue::QueueMemory;
+use crate::mem::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record};
@@ -24,9 +25,9 @@ fn member() -> Arc<Record> {
     let index = Indices::new().take().unwrap();
     let record = Record::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
-        record.sends.note(at, u64::from(at) + 100, at, WcOpcode::READ.0);
+        record.sends.notes().note(at, u64::from(at) + 100, at, WcOpcode::READ.0);
         if let super::super::record::Source::Own(posted) = &record.receives {
-            posted.note(at, u64::from(at) + 200);
+            posted.notes().at(at).store(u64::from(at) + 200, Ordering::Relaxed);
         }
     }
     record
@@ -159,7 +160,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     let indices = Indices::new();
     let mut completed = Completed::new(4, 64);
     let dead = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    dead.sends.note(0, 500, 0, 0);
+    dead.sends.notes().note(0, 500, 0, 0);
     completed.ring.members().attach(&dead);
     completed.write(element(REQ, 1, 7, 0));
     assert_eq!(ids(&mut completed.ring), [500]);
@@ -169,7 +170,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     // The next queue pair has another index, and the same number.
     let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
     assert_eq!(live.index().number(), 2);
-    live.sends.note(0, 600, 0, 0);
+    live.sends.notes().note(0, 600, 0, 0);
     completed.ring.members().attach(&live);
     completed.write(element(REQ, 2, 7, 0));
     assert_eq!(ids(&mut completed.ring), [600]);
