@@ -67,7 +67,13 @@ impl Register {
         }
         // SAFETY: inside the mapping, as checked above.
         let base = unsafe { mapping.as_ptr().add(offset) }.cast();
-        Some(Register { base, buffer, next: AtomicUsize::new(0), held: AtomicBool::new(false), mapping })
+        Some(Register {
+            base,
+            buffer,
+            next: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
+            mapping,
+        })
     }
 
     /// Keeps others out who take it. For a few stores: whoever finds it taken waits awake.

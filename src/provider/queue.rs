@@ -11,11 +11,15 @@ use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// A queue pair, as its completion queues know it.
+/// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
 #[derive(Debug)]
 pub(crate) enum Member {
-    Rxe { qpn: u32 },
+    Rxe {
+        qpn: u32,
+    },
     Mlx5(Arc<mlx5::record::Record>),
+    /// Nobody that completes anything.
+    None,
 }
 
 /// Where the poller of a completion queue is told of queue pairs.

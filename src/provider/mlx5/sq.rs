@@ -3,7 +3,7 @@
 
 use super::record::{Record, Send};
 use super::umr::{self, Change};
-use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote};
+use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
@@ -158,6 +158,9 @@ impl SendRing {
             for unit in vector(av, to.qkey.0, to.qpn.0) {
                 request.append(&mut size, unit);
             }
+        }
+        if let Some(srq) = wr.srq {
+            request.append(&mut size, target(srq.0));
         }
         let mut immediate = 0;
         let mut fence = 0;
