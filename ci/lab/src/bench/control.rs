@@ -1,16 +1,17 @@
-//! Suite `control`: the control path, in time and in system calls.
+//! Suite `control`: the control path, in time, in system calls and in instructions.
 //!
 //! Time is taken in turns in one machine, and the median of the runs counts. System calls are those
-//! of a long run less those of a short one.
+//! of a long run less those of a short one. Instructions are what the process works, in the kernel
+//! as well, in a second machine whose clock counts them; the lowest of the runs counts.
 
 use super::BenchArguments;
-use super::rounds::{self, Side};
+use super::rounds::{self, Found, Side};
 use super::table::{Row, Table, Target, Value};
 use crate::progress;
 use crate::session::{Machine, Session};
 use crate::vm::Vm;
 use anyhow::{Result, bail};
-use lab_bench::control::{LIST, Thing};
+use lab_bench::control::{LIST, PASSED, Thing, WORKED};
 
 /// Runs of each thing within one round.
 const IN_A_ROW: u32 = 3;
@@ -35,13 +36,14 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         let text = arguments.only.as_deref().unwrap_or_default();
         bail!("nothing to measure has {text:?} in its name");
     }
-    let session = Session::open(&arguments.needs(), arguments.console)?;
+    let mut session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
-    let mut vm = session.boot(&Machine {
+    let machine = Machine {
         programs: &programs,
         peers: true,
         ..Machine::new(arguments.kernel, arguments.device)
-    })?;
+    };
+    let mut vm = session.boot(&machine)?;
     let device = vm.greeting.devices.first().cloned().unwrap_or_default();
     let rounds = arguments.runs.div_ceil(IN_A_ROW);
     let spinner = progress::spinner("control path");
@@ -51,15 +53,13 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let found = rounds::play(&mut vm, &words, rounds)?;
     let mut rows = Vec::new();
     let mut notes = rounds::failures(&found);
-    for (name, thing, _) in things {
-        let [ours, theirs] = [0, 1].map(|side: usize| {
-            found[side].of(name).next().and_then(|sample| Value::median(&sample.runs))
-        });
+    let kernel = vm.greeting.release.clone();
+    let accelerator = session.accelerator().label().to_owned();
+    for (name, thing, _) in &things {
+        let (name, thing) = (*name, *thing);
+        let [ours, theirs] = values(&found, name, PASSED, Value::median);
         let [time, calls] = target(thing);
-        let label = |theirs: Value| (theirs, String::new());
-        let row = |unit, ours, theirs: Option<Value>, ratio| {
-            Row::new(name, unit, ours, theirs.map(label), Target { ours: None, ratio })
-        };
+        let row = |unit, ours, theirs, ratio| named(name, unit, ours, theirs, ratio);
         rows.push(row("µs", ours, theirs, time));
         if ours.is_none() && theirs.is_none() {
             continue;
@@ -76,18 +76,52 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         }
         rows.push(row("system calls", counts[0], counts[1], calls));
     }
+    vm.power_off()?;
+    session.count_instructions();
+    let mut vm = session.boot(&machine)?;
+    let found = rounds::play(&mut vm, &words, rounds)?;
+    vm.power_off()?;
+    for (name, ..) in &things {
+        let [ours, theirs] = values(&found, name, WORKED, Value::lowest);
+        if ours.or(theirs).is_some() {
+            rows.push(named(name, WORKED, ours, theirs, None));
+        }
+    }
+    rows.sort_by_key(|row| things.iter().position(|(name, ..)| *name == row.operation));
     spinner.finish_and_clear();
-    let table = Table {
+    Ok(Table {
         title: format!("The control path on {}", arguments.device.label()),
-        unit: "microseconds and system calls".into(),
-        kernel: vm.greeting.release.clone(),
-        accelerator: session.accelerator().label().to_owned(),
+        unit: "the unit that each row names".into(),
+        kernel,
+        accelerator,
         runs: rounds * IN_A_ROW,
         rows,
         notes,
-    };
-    vm.power_off()?;
-    Ok(table)
+    })
+}
+
+/// What both sides found for a thing.
+fn values(
+    found: &[Found; 2],
+    name: &str,
+    way: &str,
+    choose: fn(&[f64]) -> Option<Value>,
+) -> [Option<Value>; 2] {
+    found.each_ref().map(|found| {
+        let sample = found.of(name).find(|sample| sample.way == way)?;
+        choose(&sample.runs)
+    })
+}
+
+fn named(
+    name: &str,
+    unit: &str,
+    ours: Option<Value>,
+    theirs: Option<Value>,
+    ratio: Option<f64>,
+) -> Row {
+    let theirs = theirs.map(|theirs| (theirs, String::new()));
+    Row::new(name, unit, ours, theirs, Target { ours: None, ratio })
 }
 
 /// System calls that a thing takes.
