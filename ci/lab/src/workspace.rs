@@ -45,7 +45,9 @@ pub(crate) enum Profile {
     Checked,
     /// Optimised: what is measured.
     Release,
-    /// The same, but not static.
+    /// The same without symbols: what is weighed.
+    Stripped,
+    /// What is measured, but not static.
     Dynamic,
 }
 
@@ -216,8 +218,13 @@ impl Workspace {
                 "lab/checked"
             }
             Profile::Release => "lab/release",
+            Profile::Stripped => {
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+                "lab/stripped"
+            }
             Profile::Dynamic => {
                 command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
                 "lab/dynamic"
             }
         };
