@@ -47,7 +47,8 @@ impl Mapping {
         Mapping::of_raw(raw, epoch)
     }
 
-    fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
+    /// Takes over a mapping that was just made, of this process's own memory for one.
+    pub(crate) fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
         Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
     }

@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, Context,
-    Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, PostError, ProtectionDomain,
-    Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey, SendWr, Sge,
-    SharedReceiveQueue, WcOpcode, WcStatus,
+    Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, ParentDomain, PostError,
+    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey,
+    SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
 /// How long a completion may take before the test fails. An emulated processor is slow.
@@ -130,6 +130,9 @@ pub(crate) fn wait(cq: &mut CompletionQueue) -> Verdict<Done> {
     }
 }
 
+/// Makes a parent domain of a protection domain.
+pub(crate) type Extend<'a> = dyn Fn(&ProtectionDomain) -> uverbs::Result<ParentDomain> + 'a;
+
 /// One half of a pair.
 #[derive(Debug)]
 pub(crate) struct Side {
@@ -175,6 +178,16 @@ impl Pair {
         let a = Side::new(one, &config, Psn::new(0xff_fff8))?;
         let b = Side::new(other, &config, Psn::new(0xff_ffff))?;
         Ok(Pair { a, b, config })
+    }
+
+    /// Two queue pairs ready to send to each other, whose queues are made in parent domains.
+    pub(crate) fn within(config: Config, domain: &Extend<'_>) -> Verdict<Pair> {
+        let (one, other) = (env::open()?, env::open()?);
+        let a = Side::within(one, &config, Psn::new(0xff_fff8), Some(domain))?;
+        let b = Side::within(other, &config, Psn::new(0xff_ffff), Some(domain))?;
+        let mut pair = Pair { a, b, config };
+        pair.connect()?;
+        Ok(pair)
     }
 
     /// Brings both from RESET to RTS.
@@ -262,20 +275,35 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
 
 impl Side {
     pub(crate) fn new(context: Context, config: &Config, psn: Psn) -> Verdict<Side> {
+        Side::within(context, config, psn, None)
+    }
+
+    pub(crate) fn within(
+        context: Context,
+        config: &Config,
+        psn: Psn,
+        extend: Option<&Extend<'_>>,
+    ) -> Verdict<Side> {
         let port = context.query_port(PORT)?;
         let gid = gid(&context)?;
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(config.cqe).channel(&channel).build()?;
+        let domain = extend.map(|extend| extend(&pd)).transpose()?;
+        let cq = context.create_cq(config.cqe).channel(&channel);
+        let cq = match &domain {
+            Some(domain) => cq.parent_domain(domain).build()?,
+            None => cq.build()?,
+        };
+        let queues = domain.as_deref().unwrap_or(&pd);
         let srq = match config.srq {
             true => Some(supported(
-                pd.create_srq(config.depth).max_sge(config.sges).build(),
+                queues.create_srq(config.depth).max_sge(config.sges).build(),
                 Capability::Srq,
             )?),
             false => None,
         };
-        let mut builder = pd
+        let mut builder = queues
             .create_qp(&cq, &cq, config.qp_type)
             .max_send_wr(config.depth)
             .max_recv_wr(config.depth)

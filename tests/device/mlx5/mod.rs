@@ -1,10 +1,12 @@
 //! What only mlx5 has, on devices that mlx5 drives.
 
+mod allocator;
 mod clock;
 mod context;
 mod td;
 mod uar;
 mod var;
+mod var_sharing;
 
 use crate::capability::Capability;
 use crate::env;
@@ -14,7 +16,15 @@ use uverbs::Context;
 use uverbs::device::DriverId;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let modules = [clock::trials(), context::trials(), td::trials(), uar::trials(), var::trials()];
+    let modules = [
+        allocator::trials(),
+        clock::trials(),
+        context::trials(),
+        td::trials(),
+        uar::trials(),
+        var::trials(),
+        var_sharing::trials(),
+    ];
     modules.into_iter().flatten().collect()
 }
 

@@ -84,7 +84,9 @@ pub(crate) fn request(input: &[u8]) -> Traits {
         2 => segments.remote().is_ok(),
         3 => {
             segments.remote().is_ok()
-                && segments.atomic(control.opcode, 4 + u64::from(shape & 8) / 2).is_ok()
+                && control
+                    .atomic_len()
+                    .is_some_and(|len| segments.atomic(control.opcode, len).is_ok())
         }
         4 => segments.umr().is_ok(),
         5 => segments.ethernet().is_ok(),

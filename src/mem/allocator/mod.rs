@@ -1,5 +1,18 @@
 //! Where queue memory comes from: a parent domain's allocator, or pages of this library's own.
 
+mod arena;
+mod huge;
+mod lent;
+mod numa;
+mod pages;
+mod shared;
+
+pub use arena::Arena;
+pub use huge::HugePages;
+pub use numa::NumaNode;
+pub use pages::Pages;
+pub use shared::{SharedBuffer, SharedMemory};
+
 use super::queue::QueueMemory;
 use crate::error::{Error, Result};
 use crate::pd::PdInner;
@@ -97,6 +110,9 @@ pub enum Allocation {
 
 /// Provides the memory of queues created in a [`ParentDomain`](crate::ParentDomain).
 ///
+/// [`allocator`](crate::allocator) has some ready-made. Give an `Arc` of one to the parent domain to
+/// go on asking it something.
+///
 /// It is called from whichever thread creates or destroys an object, and never with a lock of
 /// this library held. A panic in `alloc` unwinds the creation; one in `free` is caught and
 /// counted.
@@ -125,6 +141,24 @@ pub unsafe trait QueueAllocator:
     ///
     /// `memory` was answered by `alloc` of this allocator and has not been freed.
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType);
+}
+
+// SAFETY: what is asked of one is asked of the other.
+unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
+    fn alloc(
+        &self,
+        domain: &DomainView<'_>,
+        size: usize,
+        align: usize,
+        resource: ResourceType,
+    ) -> Allocation {
+        A::alloc(self, domain, size, align, resource)
+    }
+
+    unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
+        // SAFETY: the memory is of the allocator behind, and has not been freed.
+        unsafe { A::free(self, domain, memory, resource) }
+    }
 }
 
 /// Where one creation gets the memory of its queues.

@@ -1,0 +1,168 @@
+//! Queue memory out of one piece that is there from the beginning.
+
+use super::lent::anonymous;
+use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use crate::error::{Error, Result};
+use crate::mem::mapping::Mapping;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Cuts buffers out of one piece of memory, and fails with `ENOMEM` when that is used up: for
+/// programs that must not ask the system for memory once they run, or that bound what queues may
+/// take.
+///
+/// The piece is memory that forked children do not get (`MADV_DONTFORK`). A buffer that is given
+/// back joins with free neighbours; the first free place that is large enough is taken.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Mapping,
+    space: Mutex<Space>,
+}
+
+/// Which bytes are whose, by offset: length of the piece.
+#[derive(Debug, Default)]
+struct Space {
+    free: BTreeMap<usize, usize>,
+    lent: BTreeMap<usize, usize>,
+}
+
+impl Arena {
+    /// An arena of at least `bytes`, rounded to whole pages.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for 0 bytes, `ENOMEM`.
+    pub fn new(bytes: usize) -> Result<Self> {
+        const VERB: &str = "make_arena";
+        if bytes == 0 {
+            return Err(Error::invalid(VERB, "an arena of 0 bytes"));
+        }
+        let length = bytes.checked_next_multiple_of(rustix::param::page_size());
+        let mapping = length.ok_or(rustix::io::Errno::NOMEM).and_then(anonymous);
+        let mapping = mapping.map_err(|errno| Error::new(VERB, errno))?;
+        let free = BTreeMap::from([(0, mapping.len())]);
+        let space = Space { free, lent: BTreeMap::new() };
+        Ok(Arena { mapping, space: Mutex::new(space) })
+    }
+
+    fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes in all.
+    #[allow(clippy::len_without_is_empty, reason = "an arena is never empty")]
+    pub fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    /// Bytes that are lent.
+    pub fn used(&self) -> usize {
+        self.space().lent.values().sum()
+    }
+
+    /// Buffers that are in use.
+    pub fn buffers(&self) -> usize {
+        self.space().lent.len()
+    }
+}
+
+impl Space {
+    /// Takes `size` bytes whose address, `base` plus the answer, is a multiple of `align`.
+    fn take(&mut self, base: usize, size: usize, align: usize) -> Option<usize> {
+        let size = size.max(1);
+        let (at, length, offset) = self.free.iter().find_map(|(&at, &length)| {
+            let offset = (base + at).checked_next_multiple_of(align)? - base;
+            let fits = offset.checked_add(size)? <= at + length;
+            fits.then_some((at, length, offset))
+        })?;
+        self.free.remove(&at);
+        if offset > at {
+            self.free.insert(at, offset - at);
+        }
+        if offset + size < at + length {
+            self.free.insert(offset + size, at + length - offset - size);
+        }
+        self.lent.insert(offset, size);
+        Some(offset)
+    }
+
+    fn give_back(&mut self, mut offset: usize) {
+        let Some(mut size) = self.lent.remove(&offset) else { return };
+        if let Some(behind) = self.free.remove(&(offset + size)) {
+            size += behind;
+        }
+        if let Some((&at, &length)) = self.free.range(..offset).next_back() {
+            if at + length == offset {
+                self.free.remove(&at);
+                (offset, size) = (at, size + length);
+            }
+        }
+        self.free.insert(offset, size);
+    }
+}
+
+// SAFETY: the pieces that are lent do not overlap, have the size and alignment asked for, and stay
+// until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
+unsafe impl QueueAllocator for Arena {
+    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+        let base = self.mapping.as_ptr();
+        let Some(offset) = self.space().take(base.addr(), size, align) else {
+            return Allocation::Failed;
+        };
+        // SAFETY: what was taken lies inside the mapping.
+        let start = unsafe { base.add(offset) };
+        match NonNull::new(start) {
+            Some(memory) => Allocation::Memory(memory),
+            None => Allocation::Failed,
+        }
+    }
+
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+        let offset = memory.as_ptr().addr().wrapping_sub(self.mapping.as_ptr().addr());
+        self.space().give_back(offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(length: usize) -> Space {
+        Space { free: BTreeMap::from([(0, length)]), lent: BTreeMap::new() }
+    }
+
+    #[test]
+    fn pieces_are_aligned_and_do_not_overlap() {
+        let mut space = space(1 << 16);
+        // An address that is aligned to 4096 and no more.
+        let base = 0x1000;
+        let asked = [(8, 8), (4096, 4096), (8, 8), (100, 64), (8192, 8192)];
+        let pieces =
+            asked.map(|(size, align)| (space.take(base, size, align).unwrap(), size, align));
+        for (nth, (offset, size, align)) in pieces.iter().enumerate() {
+            assert_eq!((base + offset) % align, 0);
+            for (other, length, _) in &pieces[..nth] {
+                assert!(offset + size <= *other || other + length <= *offset, "{pieces:?}");
+            }
+        }
+        assert_eq!(pieces[2].0, 8, "the first free place");
+        for (offset, ..) in pieces {
+            space.give_back(offset);
+        }
+        assert_eq!(space.free, BTreeMap::from([(0, 1 << 16)]), "all joined again");
+        assert!(space.lent.is_empty());
+    }
+
+    #[test]
+    fn what_is_used_up_comes_back() {
+        let mut space = space(4096);
+        let halves = [space.take(0, 2048, 8).unwrap(), space.take(0, 2048, 8).unwrap()];
+        assert_eq!(space.take(0, 1, 1), None);
+        space.give_back(halves[0]);
+        space.give_back(99);
+        assert_eq!(space.take(0, 2049, 8), None);
+        assert_eq!(space.take(0, 2048, 8), Some(0));
+        assert_eq!(space.take(0, usize::MAX, 8), None);
+    }
+}

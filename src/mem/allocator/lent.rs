@@ -1,0 +1,76 @@
+//! Mappings that an allocator has lent out, by the address that it answered.
+
+use super::Allocation;
+use crate::mem::fork::Epoch;
+use crate::mem::mapping::Mapping;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+pub(super) struct Lent(Mutex<BTreeMap<usize, Mapping>>);
+
+impl Lent {
+    fn mappings(&self) -> MutexGuard<'_, BTreeMap<usize, Mapping>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends the part of a mapping that begins at a multiple of `align`.
+    pub(super) fn lend(&self, mapping: Result<Mapping, Errno>, align: usize) -> Allocation {
+        let Ok(mapping) = mapping else { return Allocation::Failed };
+        let offset = mapping.as_ptr().align_offset(align);
+        if offset >= mapping.len() {
+            return Allocation::Failed;
+        }
+        // SAFETY: `offset` is inside the mapping, as just checked.
+        let start = unsafe { mapping.as_ptr().add(offset) };
+        let Some(memory) = NonNull::new(start) else { return Allocation::Failed };
+        self.mappings().insert(memory.as_ptr().addr(), mapping);
+        Allocation::Memory(memory)
+    }
+
+    /// Unmaps what was lent at this address.
+    pub(super) fn take_back(&self, memory: NonNull<u8>) {
+        let mapping = self.mappings().remove(&memory.as_ptr().addr());
+        // Outside the lock.
+        drop(mapping);
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.mappings().len()
+    }
+}
+
+/// Bytes to map so that `size` of them begin at a multiple of `align`, in pages of `page` bytes.
+pub(super) fn room(size: usize, align: usize, page: usize) -> Option<usize> {
+    let slack = if align > page { align } else { 0 };
+    size.max(1).checked_add(slack)?.checked_next_multiple_of(page)
+}
+
+/// Anonymous memory that forked children do not get, so that no page of it moves.
+pub(super) fn anonymous(length: usize) -> Result<Mapping, Errno> {
+    let raw = MmapOptions::new().len(length).map_anon().map(MmapRaw::from);
+    unshared(raw)
+}
+
+/// The same in huge pages of `1 << page_bits` bytes.
+pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
+    let raw = MmapOptions::new().len(length).huge(Some(page_bits)).map_anon().map(MmapRaw::from);
+    unshared(raw)
+}
+
+fn unshared(raw: std::io::Result<MmapRaw>) -> Result<Mapping, Errno> {
+    let mapping = Mapping::of_raw(raw, Epoch::current()?)?;
+    // SAFETY: the range is the mapping made above, which nobody else uses yet.
+    unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), Advice::LinuxDontFork) }?;
+    Ok(mapping)
+}
+
+/// Anonymous memory with room for `size` bytes at a multiple of `align`.
+pub(super) fn pages(size: usize, align: usize) -> Result<Mapping, Errno> {
+    anonymous(room(size, align, page_size()).ok_or(Errno::NOMEM)?)
+}

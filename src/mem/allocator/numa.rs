@@ -1,0 +1,73 @@
+//! Queue memory near a device.
+
+use super::lent::{Lent, pages};
+use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use crate::mem::mapping::Mapping;
+use rustix::io::Errno;
+use std::ptr::NonNull;
+
+/// Nodes that a mask of [`bind`] has room for: more than Linux can have.
+const NODES: usize = 1024;
+const WORD: usize = usize::BITS as usize;
+
+/// Gives each buffer pages of one NUMA node: that of the device, so that the device does not have
+/// to cross to another to read requests, or that of the thread that polls.
+///
+/// A creation fails with `ENOMEM` if the node has no memory left, or does not exist.
+#[derive(Debug)]
+pub struct NumaNode {
+    lent: Lent,
+    node: u32,
+}
+
+impl NumaNode {
+    /// Memory of this node; [`Device::numa_node`](crate::Device::numa_node) tells a device's.
+    pub fn new(node: u32) -> Self {
+        NumaNode { lent: Lent::default(), node }
+    }
+
+    /// Buffers that are in use.
+    pub fn buffers(&self) -> usize {
+        self.lent.count()
+    }
+}
+
+// SAFETY: each mapping is lent once, has the size and alignment asked for, stays until it is given
+// back, and is not copied by a fork.
+unsafe impl QueueAllocator for NumaNode {
+    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+        let mapping = pages(size, align).and_then(|mapping| {
+            bind(&mapping, self.node)?;
+            Ok(mapping)
+        });
+        self.lent.lend(mapping, align)
+    }
+
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+        self.lent.take_back(memory);
+    }
+}
+
+/// Has the pages of a mapping, none of which was touched yet, come from one node only.
+fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
+    let node = node as usize;
+    let mut nodes = [0usize; NODES / WORD];
+    *nodes.get_mut(node / WORD).ok_or(Errno::INVAL)? = 1 << (node % WORD);
+    // SAFETY: the range is a mapping of ours, and the mask has as many bits as is said; the kernel
+    // reads it during the call.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            mapping.as_ptr(),
+            mapping.len(),
+            libc::MPOL_BIND,
+            nodes.as_ptr(),
+            NODES,
+            0,
+        )
+    };
+    match answer {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}

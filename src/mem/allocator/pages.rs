@@ -1,0 +1,39 @@
+//! Queue memory in pages of its own.
+
+use super::lent::{Lent, pages};
+use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use std::ptr::NonNull;
+
+/// Gives each buffer anonymous pages of its own, which forked children do not get
+/// (`MADV_DONTFORK`).
+///
+/// This is how the library allocates by itself, as an allocator: to count what a program's queues
+/// take, or as a part of one that decides buffer by buffer.
+#[derive(Debug, Default)]
+pub struct Pages {
+    lent: Lent,
+}
+
+impl Pages {
+    /// An allocator that has lent nothing yet.
+    pub fn new() -> Self {
+        Pages::default()
+    }
+
+    /// Buffers that are in use.
+    pub fn buffers(&self) -> usize {
+        self.lent.count()
+    }
+}
+
+// SAFETY: each mapping is lent once, has the size and alignment asked for, stays until it is given
+// back, and is not copied by a fork.
+unsafe impl QueueAllocator for Pages {
+    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+        self.lent.lend(pages(size, align), align)
+    }
+
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+        self.lent.take_back(memory);
+    }
+}
