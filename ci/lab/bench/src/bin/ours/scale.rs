@@ -6,8 +6,8 @@ use lab_bench::scale::Scale;
 use std::thread;
 use std::time::{Duration, Instant};
 use uverbs::{
-    CompletionQueue, Context, Device, MemoryRegion, ParentDomain, ProtectionDomain, QpType,
-    QueuePair, RawRange, SendWr, Access,
+    Access, CompletionQueue, Context, Device, MemoryRegion, ParentDomain, ProtectionDomain, QpType,
+    QueuePair, RawRange, SendWr,
 };
 
 /// A device and what was made of it.
