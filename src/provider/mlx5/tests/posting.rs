@@ -1,7 +1,7 @@
 //! Requests bit for bit, and queues at their limits.
 
 use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
-use crate::number::{Lkey, Rkey};
+use crate::number::Rkey;
 use crate::provider::Cursor;
 use crate::provider::mlx5::record::Source;
 use crate::wr::{FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge};
