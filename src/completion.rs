@@ -70,7 +70,7 @@ const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wc<'r> {
-    Rxe(ib_uverbs_wc),
+    Rxe(&'r ib_uverbs_wc),
     Mlx5(mlx5::cqe::Wc<'r>),
 }
 

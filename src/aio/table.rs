@@ -312,3 +312,192 @@ impl fmt::Debug for Table {
         f.debug_struct("Table").field("under_way", &self.under_way()).finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::completion::WcOpcode;
+    use crate::number::Qpn;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn waker() -> (Arc<Count>, Waker) {
+        let count = Arc::<Count>::default();
+        (count.clone(), Waker::from(count))
+    }
+
+    fn finish(table: &Table, cell: u32) -> usize {
+        let mut wake = Vec::new();
+        table.complete(cell, Side::Send, Memory::None, outcome(), &mut wake);
+        let woken = wake.len();
+        wake.into_iter().for_each(Waker::wake);
+        woken
+    }
+
+    pub(super) fn outcome() -> Outcome {
+        Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1))
+    }
+
+    #[test]
+    fn who_came_first_goes_first() {
+        let table = Table::new(None);
+        let (first, one) = waker();
+        let (second, two) = waker();
+        let (mut a, mut b) = (None, None);
+        table.wait(Side::Send, &mut a, &one);
+        assert_eq!(table.admit(Side::Send, &mut b, &two), Admission::Wait);
+        assert!(matches!(table.admit(Side::Recv, &mut None, &two), Admission::Open(_)));
+        let Admission::Open(cell) = table.admit(Side::Send, &mut a, &one) else { panic!("first") };
+        table.leave(Side::Send, &mut a);
+        assert_eq!(second.0.load(Ordering::Relaxed), 1, "the next may find room, too");
+        // Who was told and goes away tells the next.
+        let (third, three) = waker();
+        let mut c = None;
+        assert_eq!(table.admit(Side::Send, &mut c, &three), Admission::Wait);
+        table.leave(Side::Send, &mut b);
+        assert_eq!(third.0.load(Ordering::Relaxed), 1);
+        assert_eq!(finish(&table, cell), 2, "who waits for the request, and for room");
+        assert_eq!(first.0.load(Ordering::Relaxed), 1);
+        assert!(matches!(table.progress(cell, &one), Progress::Over(..)));
+    }
+
+    #[test]
+    fn nobody_is_told_of_an_abandoned_request() {
+        let table = Table::new(None);
+        let (count, waker) = waker();
+        for late in [false, true] {
+            let Admission::Open(cell) = table.admit(Side::Send, &mut None, &waker) else {
+                panic!("room");
+            };
+            if late {
+                assert_eq!(finish(&table, cell), 1);
+                table.abandon(cell);
+            } else {
+                table.abandon(cell);
+                assert_eq!((table.under_way(), finish(&table, cell)), (1, 0));
+            }
+            assert_eq!(table.under_way(), 0);
+        }
+        assert_eq!((count.0.load(Ordering::Relaxed), table.state().cells.len()), (1, 1));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::completion::WcOpcode;
+    use crate::mem::slots::Lender;
+    use crate::number::Qpn;
+    use loom::sync::Notify;
+    use loom::thread;
+    use std::task::Wake;
+
+    /// A task that sleeps until it is woken.
+    struct Task(Notify);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.notify();
+        }
+    }
+
+    fn task() -> (Arc<Task>, Waker) {
+        let task = Arc::new(Task(Notify::new()));
+        (task.clone(), Waker::from(task))
+    }
+
+    fn complete(table: &Table, cell: u32) {
+        let outcome = Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
+        let mut wake = Vec::new();
+        table.complete(cell, Side::Send, Memory::None, outcome, &mut wake);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    fn admit(table: &Table, waker: &Waker) -> u32 {
+        match table.admit(Side::Send, &mut None, waker) {
+            Admission::Open(cell) => cell,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A request completes while its future looks: the future is over, or is woken.
+    #[test]
+    fn look_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let (task, waker) = task();
+            let cell = admit(&table, &waker);
+            let theirs = table.clone();
+            let driver = thread::spawn(move || complete(&theirs, cell));
+            while let Progress::UnderWay = table.progress(cell, &waker) {
+                task.0.wait();
+            }
+            driver.join().unwrap();
+            assert_eq!(table.under_way(), 0);
+        });
+    }
+
+    /// A future is dropped while its request completes: its cell is free afterwards.
+    #[test]
+    fn drop_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let (_, waker) = task();
+            let cell = admit(&table, &waker);
+            let theirs = table.clone();
+            let driver = thread::spawn(move || complete(&theirs, cell));
+            table.abandon(cell);
+            driver.join().unwrap();
+            let state = table.state();
+            assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
+        });
+    }
+
+    /// The queue is full while a future looks for room, and something completes: the future finds
+    /// the room, or is woken. The slots stand for the queue.
+    #[test]
+    fn look_for_room_while_a_request_completes() {
+        loom::model(|| {
+            let table = Table::new(None);
+            let mut queue = Lender::new(1);
+            let (_, other) = task();
+            let cell = admit(&table, &other);
+            let ticket = queue.vacancy().map(|vacancy| {
+                let ticket = vacancy.ticket();
+                vacancy.lend(());
+                ticket
+            });
+            let (theirs, slots) = (table.clone(), queue.slots().clone());
+            let driver = thread::spawn(move || {
+                slots.settle(ticket.unwrap()).unwrap();
+                complete(&theirs, cell);
+            });
+            let (task, waker) = task();
+            let mut number = None;
+            loop {
+                let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
+                    panic!("nobody else stands in line");
+                };
+                if queue.vacancy().is_some() {
+                    break;
+                }
+                table.wait(Side::Send, &mut number, &waker);
+                if queue.vacancy().is_some() {
+                    break;
+                }
+                table.dismiss(cell);
+                task.0.wait();
+            }
+            driver.join().unwrap();
+        });
+    }
+}

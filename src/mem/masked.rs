@@ -1,16 +1,33 @@
 //! Arrays that are as long as a queue, a power of two, and that any number finds its place in.
 
-/// `2^n` values; an index is taken modulo their number, so that none needs a check.
+use std::sync::Arc;
+
+/// `2^n` values; an index is taken modulo their number, so that none needs a check. Clones are the
+/// same array, each with the way to it at hand.
 #[derive(Debug)]
 pub(crate) struct Masked<T> {
-    values: Box<[T]>,
+    base: *const T,
+    mask: u32,
+    values: Arc<[T]>,
+}
+
+// SAFETY: all access is to `values` by shared reference.
+unsafe impl<T: Send + Sync> Send for Masked<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Masked<T> {}
+
+impl<T> Clone for Masked<T> {
+    fn clone(&self) -> Self {
+        Masked { base: self.base, mask: self.mask, values: self.values.clone() }
+    }
 }
 
 impl<T: Default> Masked<T> {
     /// At least `count` values, rounded up to a power of two.
     pub(crate) fn new(count: u32) -> Masked<T> {
         let count = count.max(1).next_power_of_two();
-        Masked { values: (0..count).map(|_| T::default()).collect() }
+        let values: Arc<[T]> = (0..count).map(|_| T::default()).collect();
+        Masked { base: values.as_ptr(), mask: count - 1, values }
     }
 }
 
@@ -18,9 +35,10 @@ impl<T> Masked<T> {
     /// The value at `index`, modulo their number.
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> &T {
-        let index = index as usize & (self.values.len() - 1);
-        // SAFETY: `new` made at least one value, so that the mask is less than their number.
-        unsafe { self.values.get_unchecked(index) }
+        // SAFETY: `new` made one value more than the mask.
+        let value = unsafe { self.base.add((index & self.mask) as usize) };
+        // SAFETY: inside `values`, which `self` holds and never lends mutably.
+        unsafe { &*value }
     }
 
     /// How many there are.
@@ -38,8 +56,17 @@ mod tests {
         let values = Masked::<u32>::new(5);
         assert_eq!(values.len(), 8);
         for index in [0, 7, 8, u32::MAX] {
-            assert!(std::ptr::eq(values.at(index), values.at(index & 7)));
+            assert!(std::ptr::eq(values.at(index), &values.values[index as usize & 7]));
         }
         assert_eq!(Masked::<u8>::new(0).len(), 1);
+    }
+
+    #[test]
+    fn clones_are_the_same_array() {
+        let values = Masked::<std::sync::atomic::AtomicU32>::new(4);
+        let other = values.clone();
+        values.at(2).store(7, std::sync::atomic::Ordering::Relaxed);
+        drop(values);
+        assert_eq!(other.at(6).load(std::sync::atomic::Ordering::Relaxed), 7);
     }
 }

@@ -9,14 +9,12 @@ use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::order::{Step, note};
-use super::queue::Units;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use super::queue::{BLOCK, Blocks, UNIT};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Bytes that one burst moves.
 const BURST: usize = 64;
-/// Units of a request in one burst.
-const UNITS: u32 = (BURST / super::queue::UNIT) as u32;
 
 /// A register in a mapped page.
 ///
@@ -28,9 +26,11 @@ pub(crate) struct Register {
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
     buffer: usize,
+    /// The same in units of a request.
+    units: u32,
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
-    lock: Mutex<()>,
+    held: AtomicBool,
     mapping: Arc<Mapping>,
 }
 
@@ -42,13 +42,16 @@ unsafe impl Sync for Register {}
 /// A register that is held: nobody else who takes it rings meanwhile.
 #[derive(Debug)]
 pub(crate) struct Held<'r> {
-    _guard: MutexGuard<'r, ()>,
+    register: &'r Register,
 }
 
-#[cfg(test)]
 impl Drop for Held<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
+        #[cfg(test)]
         note(Step::Unlock);
+        // Pairs with the Acquire of `hold`: which buffer comes next is known to the next.
+        self.register.held.store(false, Ordering::Release);
     }
 }
 
@@ -66,22 +69,39 @@ impl Register {
         }
         // SAFETY: inside the mapping, as checked above.
         let base = unsafe { mapping.as_ptr().add(offset) }.cast();
-        Some(Register { base, buffer, next: AtomicUsize::new(0), lock: Mutex::new(()), mapping })
+        Some(Register {
+            base,
+            buffer,
+            units: (buffer / UNIT) as u32,
+            next: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
+            mapping,
+        })
     }
 
-    /// Keeps others out who take it.
-    #[inline]
+    /// Keeps others out who take it. For a few stores: whoever finds it taken waits awake.
+    #[inline(always)]
     pub(crate) fn hold(&self) -> Held<'_> {
-        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.held.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
         #[cfg(test)]
         note(Step::Lock);
-        Held { _guard: guard }
+        Held { register: self }
     }
 
-    /// How many units a request may have to be taken whole; 0 where there is no BlueFlame.
-    #[inline(always)]
-    pub(crate) fn blueflame_units(&self) -> u32 {
-        (self.buffer / super::queue::UNIT) as u32
+    #[cold]
+    fn wait(&self) {
+        /// Looks before the processor is left to somebody else, the holder for one.
+        const PATIENCE: u32 = 100;
+        let mut looks = 0;
+        while self.held.load(Ordering::Relaxed) || self.held.swap(true, Ordering::Acquire) {
+            looks += 1;
+            match looks % PATIENCE {
+                0 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
     }
 
     /// The buffer that comes next; the other one comes after it.
@@ -110,12 +130,17 @@ impl Register {
         mmio_flush();
     }
 
-    /// Hands over a request of `count` units, at most [`blueflame_units`](Self::blueflame_units),
-    /// that begins at the unit `index` of its queue.
-    #[inline]
-    pub(crate) fn blueflame(&self, queue: &Units, index: u32, count: u32) {
+    /// Hands over a request of `count` units that begins at the block `index` of its queue; `false`,
+    /// and nothing done, if it does not fit.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn blueflame(&self, queue: &Blocks, index: u32, count: u32) -> bool {
+        if count > self.units {
+            return false;
+        }
         let offset = self.take_turn();
-        let bursts = count.min(self.blueflame_units()).div_ceil(UNITS);
+        // One burst moves one block.
+        let bursts = count.div_ceil(BLOCK);
         // Pairs with the device reading the doorbell record, and the ring where the copy does not
         // suffice.
         mmio_wc_start();
@@ -123,17 +148,24 @@ impl Register {
         note(Step::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
         let mut place = unsafe { self.base.byte_add(offset) };
-        for unit in 0..bursts * UNITS {
-            for word in queue.read(index.wrapping_add(unit)) {
+        for burst in 0..bursts {
+            let block = queue.at(index.wrapping_add(burst));
+            for unit in 0..BLOCK {
+                let [first, second] = block.read(unit);
                 // SAFETY: at most `buffer` bytes from the buffer's start; aligned. Ascending
                 // stores of eight bytes are what a device expects.
-                unsafe { place.write_volatile(word) };
+                unsafe { place.write_volatile(first) };
+                // SAFETY: as above, the word after it.
+                place = unsafe { place.add(1) };
+                // SAFETY: as above.
+                unsafe { place.write_volatile(second) };
                 // SAFETY: at most one past the end of the buffer.
                 place = unsafe { place.add(1) };
             }
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
+        true
     }
 
     /// The mapping that the register is in.

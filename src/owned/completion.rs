@@ -59,9 +59,14 @@ impl Outcome {
 
     /// As of a request that was flushed.
     pub(super) fn flushed(qpn: Qpn) -> Outcome {
+        Outcome::plain(WcStatus::WR_FLUSH_ERR, WcOpcode::SEND, qpn)
+    }
+
+    /// With nothing beside.
+    pub(crate) fn plain(status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Outcome {
         Outcome {
-            status: WcStatus::WR_FLUSH_ERR,
-            opcode: WcOpcode::SEND,
+            status,
+            opcode,
             byte_len: 0,
             imm: None,
             invalidated_rkey: None,

@@ -11,11 +11,15 @@ use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// A queue pair, as its completion queues know it.
+/// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
 #[derive(Debug)]
 pub(crate) enum Member {
-    Rxe { qpn: u32 },
+    Rxe {
+        qpn: u32,
+    },
     Mlx5(Arc<mlx5::record::Record>),
+    /// Nobody that completes anything.
+    None,
 }
 
 /// Where the poller of a completion queue is told of queue pairs.
@@ -70,21 +74,13 @@ impl CqRing {
         }
     }
 
-    /// Reads what the control path has to tell.
+    /// The next completion of a queue pair that is alive, consumed. With `fresh` the control path is
+    /// listened to first: a poll has to do so once.
     #[inline(always)]
-    pub(crate) fn learn(&mut self) {
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
         match self {
-            CqRing::Rxe(poller) => poller.learn(),
-            CqRing::Mlx5(ring) => ring.learn(),
-        }
-    }
-
-    /// The next completion of a queue pair that is alive, consumed.
-    #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
-        match self {
-            CqRing::Rxe(poller) => poller.next().map(Wc::Rxe),
-            CqRing::Mlx5(ring) => ring.next().map(Wc::Mlx5),
+            CqRing::Rxe(poller) => poller.next(fresh).map(Wc::Rxe),
+            CqRing::Mlx5(ring) => ring.next(fresh).map(Wc::Mlx5),
         }
     }
 
@@ -172,8 +168,10 @@ pub(crate) struct Cursor {
     pub(crate) last: u32,
     /// The size of the newest request, in the ring's units.
     pub(crate) size: u32,
-    /// What the next request has to wait for.
-    pub(crate) fence: u8,
+    /// The first word of the newest request.
+    pub(crate) word: u64,
+    /// Flags of the next request, as they lie there.
+    pub(crate) flags: u64,
 }
 
 /// The producer's side of a send queue.
@@ -196,7 +194,13 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         match self {
-            SendRing::Rxe(ring) => ring.push(cursor, wr),
+            // Copies, lest the other arm keeps them in memory for this one.
+            SendRing::Rxe(ring) => {
+                let mut copy = *cursor;
+                ring.push(&mut copy, &{ *wr })?;
+                *cursor = copy;
+                Ok(())
+            }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
         }
     }
@@ -253,8 +257,8 @@ impl RecvRing {
     pub(crate) fn close(&mut self) {
         match self {
             RecvRing::Rxe(ring) => ring.close(),
-            RecvRing::Mlx5(ring) => ring.close(),
-            RecvRing::Mlx5Shared(ring) => ring.close(),
+            // Those of mlx5 never move.
+            RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
         }
     }
 

@@ -77,6 +77,8 @@ capabilities! {
     SrqResize = "srq_resize";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
+    /// Extended reliable connections: initiators, targets and their domains.
+    Xrc = "xrc";
     /// Unreliable connections.
     Uc = "uc";
     /// Datagrams.

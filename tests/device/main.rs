@@ -47,6 +47,7 @@ mod uc;
 mod ud;
 mod verdict;
 mod watchdog;
+mod xrc;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -99,6 +100,7 @@ fn main() -> ExitCode {
         srq::trials(),
         uc::trials(),
         ud::trials(),
+        xrc::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()

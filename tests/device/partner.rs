@@ -277,6 +277,7 @@ struct Desk {
     own: Option<MemoryRegion>,
     own_pd: Option<ProtectionDomain>,
     context: Option<Context>,
+    xrc: crate::xrc::Half,
 }
 
 /// What a partner has of VARs.
@@ -434,7 +435,10 @@ impl Desk {
                 let count = |kind| context.handles(kind).map(|handles| handles.len());
                 format!("census {} {}", count(ObjectKind::PD)?, count(ObjectKind::MR)?)
             }
-            _ => return Err(Stop::fail(format!("{line:?} makes no sense"))),
+            _ => match self.xrc.obey(word, rest)? {
+                Some(text) => text,
+                None => return Err(Stop::fail(format!("{line:?} makes no sense"))),
+            },
         };
         Ok((text, None))
     }

@@ -114,8 +114,13 @@ pub enum Request {
         by: Delay,
     },
     /// Takes the function away, as if it were pulled out of its slot: reads answer ones, nothing
-    /// happens any more. It is back, as after power on, for the next who connects.
+    /// happens any more.
     Remove {
+        /// Which function.
+        function: usize,
+    },
+    /// Puts it back, as after power on. It is back for the next who connects, too.
+    Insert {
         /// Which function.
         function: usize,
     },
@@ -204,6 +209,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         | Request::FlapLink { function, .. }
         | Request::DelayMessages { function, .. }
         | Request::Remove { function }
+        | Request::Insert { function }
         | Request::LoseMessages { function, .. }
         | Request::LoseInterrupts { function, .. }
         | Request::Health { function, .. } => function,
@@ -257,6 +263,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         }
         Request::DelayMessages { count, by, .. } => device.faults.delay_messages(count, by),
         Request::Remove { function } => fabric.function(function).remove(),
+        Request::Insert { function } => fabric.function(function).insert(),
         Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
         Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
         Request::Health { syndrome, fatal, .. } => device.segment.set_health(syndrome, fatal),

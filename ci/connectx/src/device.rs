@@ -14,7 +14,7 @@ use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
-use crate::port::{Port, Traffic};
+use crate::port::{Casts, Port};
 use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
 
@@ -62,8 +62,8 @@ pub struct Device {
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
-    pub(crate) rdma_sent: Traffic,
-    pub(crate) rdma_received: Traffic,
+    pub(crate) rdma_sent: Casts,
+    pub(crate) rdma_received: Casts,
     /// Queues with something to send.
     pub(crate) awake: VecDeque<u32>,
     /// Queues that try again at a time.
@@ -95,8 +95,8 @@ impl Device {
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar: BarMemory::new(),
-            rdma_sent: Traffic::default(),
-            rdma_received: Traffic::default(),
+            rdma_sent: Casts::default(),
+            rdma_received: Casts::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
@@ -108,7 +108,7 @@ impl Device {
         }
     }
 
-    /// A function-level reset: only guest memory, interrupts, the time, the recording and what tests
+    /// A reset of the function or of its firmware: only guest memory, interrupts, the time, the recording and what tests
     /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
@@ -161,6 +161,7 @@ impl Device {
             match self.segment.write(at, u32::from_be_bytes(*word)) {
                 Effect::None => {}
                 Effect::Commands(slots) => cmd::queue::run(self, slots),
+                Effect::Reset => self.reset(),
             }
         }
     }

@@ -14,6 +14,9 @@ pub const BAR0_SIZE: u64 = 32 << 20;
 /// MSI-X vectors.
 pub const VECTORS: usize = 32;
 
+/// Which interrupt line, in configuration space: none.
+const INTERRUPT_PIN: u64 = 0x3d;
+
 /// The parts of a function that can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
@@ -52,8 +55,15 @@ impl Function {
         self.device.segment = crate::segment::Segment::new();
     }
 
+    /// Puts it back into its slot, as after power on.
+    pub fn insert(&mut self) {
+        self.gone = false;
+        self.reset();
+        self.device.segment = crate::segment::Segment::new();
+    }
+
     /// Takes it out of its slot: reads answer ones, and nothing happens any more, until
-    /// [`Function::restart`].
+    /// [`Function::insert`] or [`Function::restart`].
     pub fn remove(&mut self) {
         log::info!("function {} is pulled out", self.device.options.number);
         self.reset();
@@ -74,7 +84,16 @@ impl Function {
     /// Reads; the caller has checked the range.
     pub fn read(&mut self, region: Region, offset: u64, to: &mut [u8]) {
         match region {
-            _ if self.gone => to.fill(0xff),
+            Region::Config if self.gone => {
+                to.fill(0xff);
+                // For QEMU, which takes the function apart and trips over such a pin.
+                if let Some(pin) = INTERRUPT_PIN.checked_sub(offset)
+                    && let Some(pin) = to.get_mut(pin as usize)
+                {
+                    *pin = 0;
+                }
+            }
+            Region::Bar0 if self.gone => to.fill(0xff),
             Region::Bar0 => self.device.read(offset, to),
             Region::Config => self.config.read(offset as usize, to),
         }

@@ -28,9 +28,14 @@ const HEALTH_COUNTER: u64 = 0x1010;
 pub enum Interface {
     /// The driver is in charge.
     Full = 0,
-    /// Nothing works: what the driver finds after a function-level reset.
+    /// Nothing works: what the driver finds after a reset.
     Disabled = 1,
 }
+
+/// Written as the state of the interface, this asks firmware to begin anew.
+const SOFTWARE_RESET: u32 = 7;
+/// In the word that says whether firmware is still starting: it can be asked to begin anew.
+const RESET_SUPPORTED: u32 = 1 << 30;
 
 /// The registers.
 pub struct Segment {
@@ -47,6 +52,8 @@ pub enum Effect {
     None,
     /// Run the commands in these slots.
     Commands(u32),
+    /// Begin anew: the driver takes firmware for sick.
+    Reset,
 }
 
 impl Segment {
@@ -55,8 +62,9 @@ impl Segment {
         Self { queue: 0, interface: Interface::Full, health: 0, severity: 0 }
     }
 
-    /// As after a function-level reset: the driver is not told of one, so it must find the
-    /// interface disabled, or its commands would time out. Writing the queue's address ends that.
+    /// As after a function-level reset, or one of the firmware: the driver is not told of the first
+    /// and waits for the second, so it must find the interface disabled, or its commands would time
+    /// out. Writing the queue's address ends that.
     pub fn after_reset() -> Self {
         Self { queue: 0, interface: Interface::Disabled, health: 0, severity: 0 }
     }
@@ -80,7 +88,7 @@ impl Segment {
             0x4 => CMDIF_REV,
             CMDQ_HIGH => (self.queue >> 32) as u32,
             CMDQ_LOW => self.queue as u32 | (self.interface as u32) << 8 | QUEUE_SHAPE,
-            INITIALIZING => 0,
+            INITIALIZING => RESET_SUPPORTED,
             HEALTH_SYNDROME => self.health,
             HEALTH_SEVERITY => self.severity,
             TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
@@ -96,6 +104,7 @@ impl Segment {
     pub fn write(&mut self, offset: u64, value: u32) -> Effect {
         match offset {
             CMDQ_HIGH => self.queue = self.queue & 0xffff_ffff | u64::from(value) << 32,
+            CMDQ_LOW if value >> 8 & 7 == SOFTWARE_RESET => return Effect::Reset,
             CMDQ_LOW => {
                 self.queue = self.queue & !0xffff_ffff | u64::from(value & !0xfff);
                 self.interface = if value >> 8 & 7 == Interface::Full as u32 {

@@ -144,7 +144,7 @@ fn a_silent_command_keeps_its_slot_and_the_next_works() {
 }
 
 #[test]
-fn a_function_that_is_pulled_out_answers_ones_until_somebody_connects() {
+fn a_function_that_is_pulled_out_answers_ones_until_it_is_put_back() {
     let mut bench = Bench::new();
     bench.ask(Request::Remove { function: 0 });
     let read = |bench: &mut Bench, region, offset| {
@@ -160,6 +160,31 @@ fn a_function_that_is_pulled_out_answers_ones_until_somebody_connects() {
     let objects = answer(&mut bench.driver.fabric, &Request::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
+    bench.ask(Request::Insert { function: 0 });
+    assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
+    assert_eq!(read(&mut bench, Region::Bar0, 0x14)[2] & 7, 0);
+    bench.ask(Request::Remove { function: 0 });
+    assert_eq!(read(&mut bench, Region::Config, 0), [0xff; 4]);
     bench.driver.fabric.function(0).restart();
     assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
+}
+
+#[test]
+fn a_sick_function_is_cured_by_the_reset_it_asks_for() {
+    let mut bench = Bench::new();
+    let word = |bench: &mut Bench, offset| {
+        let mut bytes = [0; 4];
+        bench.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
+        u32::from_be_bytes(bytes)
+    };
+    bench.ask(Request::Health { function: 0, syndrome: 0x7, fatal: true });
+    assert_eq!((word(&mut bench, 0x238) >> 31, word(&mut bench, 0x23c)), (1, 0x7_0000));
+    assert_eq!(word(&mut bench, 0x1fc) >> 30, 1);
+    // The state of the interface beside the queue's address: reset.
+    bench.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
+    assert_eq!((word(&mut bench, 0x238), word(&mut bench, 0x23c)), (0, 0));
+    assert_eq!(word(&mut bench, 0x14) >> 8 & 7, 1);
+    let objects = answer(&mut bench.driver.fabric, &Request::Objects { function: 0 });
+    let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
+    assert!(counts.values().all(|count| *count == 0), "{counts:?}");
 }

@@ -5,7 +5,11 @@
 //! its remaining cases along as failures.
 
 mod case;
+mod conversation;
+mod doorbells;
 mod ethernet;
+mod faults;
+mod figures;
 mod machines;
 mod perftest;
 mod pyverbs;
@@ -18,8 +22,9 @@ use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
 use crate::session::{Machine, Session};
 use crate::suite::Scope;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use case::Case;
+use doorbells::Doorbells;
 use std::fs;
 use std::path::Path;
 use verbs::Addressing;
@@ -36,7 +41,7 @@ pub(crate) struct Proof<'a> {
 
 /// Runs everything that the scope asks for.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let mut reports = Vec::new();
+    let mut reports = figures::run(proof);
     let mut cases = vec![verbs::devinfo(Addressing::Gid)];
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
@@ -57,6 +62,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.extend(machines::run(proof));
     }
     reports.extend(soak::run(proof));
+    reports.extend(faults::run(proof));
     reports.extend(pyverbs::run(proof));
     reports
 }
@@ -92,12 +98,22 @@ impl Proof<'_> {
         let mut log = String::new();
         let outcome = (|| {
             let mut vm = self.session.boot(&self.machine(emulation))?;
+            // The driver tests write combining when somebody first opens a device.
+            let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
+            let before = Doorbells::of(&vm)?;
+            ensure!(opened.is_ok(), "{opened:?}");
             for case in &cases {
                 reports.push(case::run(&mut vm, case, &mut log)?);
                 if vm.ended() {
-                    break;
+                    return Ok(());
                 }
             }
+            let seen = Doorbells::of(&vm)?.none_since(&before);
+            let name = format!("{group}::doorbells");
+            reports.push(match seen {
+                Ok(()) => Report { name, outcome: Outcome::Passed },
+                Err(error) => failed(&name, &error),
+            });
             vm.power_off()
         })();
         if let Err(error) = outcome.and_then(|()| self.keep(group, &log)) {

@@ -43,13 +43,13 @@ pub(crate) struct TestArguments {
     /// Kernels to run on [default: newest, with --full all]
     #[arg(long, value_enum)]
     kernel: Option<Kernels>,
-    /// Devices to run on [default: rxe]
+    /// Devices to run on [default: rxe, with --full all]
     #[arg(long, value_enum)]
     device: Option<Devices>,
     /// Run on this RDMA device of this machine instead of in a VM, changing nothing of the machine
     #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device"])]
     native: Option<String>,
-    /// All kernels, long runs, and the suites against rdma-core's tools
+    /// All kernels and devices, long runs, and the suites against rdma-core's tools
     #[arg(long)]
     full: bool,
     /// Leave out what needs no device: formatting, lints, documentation and host tests
@@ -76,6 +76,7 @@ impl TestArguments {
 
     fn devices(&self) -> Vec<DeviceName> {
         match self.device {
+            None if self.full => DeviceName::ALL.to_vec(),
             None | Some(Devices::Rxe) => vec![DeviceName::Rxe],
             Some(Devices::Mlx5) => vec![DeviceName::Mlx5],
             Some(Devices::All) => DeviceName::ALL.to_vec(),
@@ -135,7 +136,9 @@ fn native(
 }
 
 fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> Result<()> {
-    let needs = Needs { kernels: arguments.kernels(), peers: scope.offer.peers, python: false };
+    let proven = arguments.devices().contains(&DeviceName::Mlx5);
+    let needs =
+        Needs { kernels: arguments.kernels(), peers: scope.offer.peers || proven, python: proven };
     let session = Session::open(&needs, arguments.console)?;
     let suites = suite::build(&session.workspace, &arguments.devices())?;
     let mut programs: Vec<_> =

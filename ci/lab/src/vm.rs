@@ -363,6 +363,21 @@ impl Vm {
 pub(crate) struct Tied(Child);
 
 impl Tied {
+    /// What it has used of all processors so far.
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.0.id());
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        // Behind the name, which may hold anything: user and system time are the 12th and 13th.
+        let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+        let ticks: u64 = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|text| text.parse::<u64>().ok())
+            .sum();
+        Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+    }
+
     fn end(&mut self) {
         // Fails only where it has ended already.
         let _ended = self.0.kill();

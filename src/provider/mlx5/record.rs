@@ -36,6 +36,17 @@ pub(crate) enum Source {
     Shared(Arc<Slots>),
 }
 
+impl Source {
+    /// Takes note that the receive at `at` has completed, and answers its number.
+    #[inline(always)]
+    pub(crate) fn complete(&self, at: u32) -> u64 {
+        match self {
+            Source::Own(posted) => posted.complete(at),
+            Source::Shared(slots) => slots.complete(at),
+        }
+    }
+}
+
 impl Record {
     /// `blocks` is the size of the send queue in blocks of 64 bytes.
     pub(crate) fn new(
@@ -71,10 +82,25 @@ impl Record {
 
 /// What is remembered of a send, at the place of its first block.
 #[derive(Debug, Default)]
-struct Send {
+pub(crate) struct Send {
     wr_id: AtomicU64,
-    /// The request's number in the lower half, what its completion reports in the upper.
-    head: AtomicU64,
+    /// The request's number.
+    head: AtomicU32,
+    /// What its completion reports it as.
+    kind: AtomicU32,
+}
+
+impl Masked<Send> {
+    /// Notes a request that begins at the block `at`, before the device hears of it.
+    #[inline(always)]
+    pub(crate) fn note(&self, at: u32, wr_id: u64, number: u32, kind: u32) {
+        // The device orders what is noted here before the completion that makes a poller look; the
+        // Acquire of `tail` ordered what the poller saw here before.
+        let posted = self.at(at);
+        posted.wr_id.store(wr_id, Ordering::Relaxed);
+        posted.head.store(number, Ordering::Relaxed);
+        posted.kind.store(kind, Ordering::Relaxed);
+    }
 }
 
 /// The sends of a queue pair.
@@ -102,14 +128,9 @@ impl Sends {
         self.tail.store(0, Ordering::Release);
     }
 
-    /// Notes a request that begins at the block `at`, before the device hears of it.
-    #[inline(always)]
-    pub(crate) fn note(&self, at: u32, wr_id: u64, number: u32, kind: u32) {
-        // The device orders what is noted here before the completion that makes a poller look; the
-        // Acquire of `tail` ordered what the poller saw here before.
-        let posted = self.posted.at(at);
-        posted.wr_id.store(wr_id, Ordering::Relaxed);
-        posted.head.store(u64::from(kind) << 32 | u64::from(number), Ordering::Relaxed);
+    /// Where requests are noted, for who posts them.
+    pub(crate) fn notes(&self) -> Masked<Send> {
+        self.posted.clone()
     }
 
     /// The number of the first request that has not completed; places before it are free.
@@ -124,10 +145,11 @@ impl Sends {
     pub(crate) fn complete(&self, at: u32) -> Sent {
         let posted = self.posted.at(at);
         let wr_id = posted.wr_id.load(Ordering::Relaxed);
+        let kind = posted.kind.load(Ordering::Relaxed);
         let head = posted.head.load(Ordering::Relaxed);
         // Release: what was read is read before the place is given to who posts.
-        self.tail.store((head as u32).wrapping_add(1), Ordering::Release);
-        Sent { wr_id, kind: (head >> 32) as u32 }
+        self.tail.store(head.wrapping_add(1), Ordering::Release);
+        Sent { wr_id, kind }
     }
 }
 
@@ -149,10 +171,9 @@ impl Posted {
         self.tail.store(0, Ordering::Release);
     }
 
-    /// Notes the receive at `at`, before the device hears of it.
-    #[inline(always)]
-    pub(crate) fn note(&self, at: u32, wr_id: u64) {
-        self.wr_ids.at(at).store(wr_id, Ordering::Relaxed);
+    /// Where the numbers of requests are noted, before the device hears of them.
+    pub(crate) fn notes(&self) -> Masked<AtomicU64> {
+        self.wr_ids.clone()
     }
 
     /// How many have completed.
@@ -181,7 +202,7 @@ mod tests {
     fn a_completion_retires_what_came_before_it() {
         let sends = Sends::new(8);
         for number in 0..3 {
-            sends.note(2 * number, u64::from(number) + 10, number, 7);
+            sends.posted.note(2 * number, u64::from(number) + 10, number, 7);
         }
         assert_eq!(sends.complete(4), Sent { wr_id: 12, kind: 7 });
         assert_eq!(sends.tail(), 3);
@@ -191,12 +212,12 @@ mod tests {
     #[test]
     fn counts_wrap() {
         let sends = Sends::new(4);
-        sends.note(0x1_0002, u64::MAX, u32::MAX, 0);
+        sends.posted.note(0x1_0002, u64::MAX, u32::MAX, 0);
         assert_eq!(sends.complete(0x0002).wr_id, u64::MAX);
         assert_eq!(sends.tail(), 0);
         let receives = Posted::new(4);
         receives.tail.store(u32::MAX, Ordering::Relaxed);
-        receives.note(0x1_0003, 5);
+        receives.wr_ids.at(0x1_0003).store(5, Ordering::Relaxed);
         assert_eq!((receives.complete(0x0003), receives.tail()), (5, 0));
     }
 }
@@ -215,13 +236,13 @@ mod model {
             let sends = Arc::new(Sends::new(1));
             // What the device was told, and what it completed: its doorbells are barriers.
             let rung = Arc::new(AtomicU32::new(0));
-            sends.note(0, 100, 0, 0);
+            sends.posted.note(0, 100, 0, 0);
             rung.store(1, Ordering::Release);
             let poster = {
                 let (sends, rung) = (sends.clone(), rung.clone());
                 thread::spawn(move || {
                     if sends.tail() == 1 {
-                        sends.note(1, 101, 1, 0);
+                        sends.posted.note(1, 101, 1, 0);
                         rung.store(2, Ordering::Release);
                     }
                 })
@@ -241,13 +262,13 @@ mod model {
         loom::model(|| {
             let receives = Arc::new(Posted::new(1));
             let rung = Arc::new(AtomicU32::new(0));
-            receives.note(0, 100);
+            receives.wr_ids.at(0).store(100, Ordering::Relaxed);
             rung.store(1, Ordering::Release);
             let poster = {
                 let (receives, rung) = (receives.clone(), rung.clone());
                 thread::spawn(move || {
                     if receives.tail() == 1 {
-                        receives.note(1, 101);
+                        receives.wr_ids.at(1).store(101, Ordering::Relaxed);
                         rung.store(2, Ordering::Release);
                     }
                 })

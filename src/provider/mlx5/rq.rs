@@ -5,7 +5,10 @@ use super::record::{Posted, Record, Source};
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::fork::Epoch;
+use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::sync::{AtomicU64, Ordering};
 use crate::provider::Cursor;
 use crate::wr::{PostError, Recv, Sge};
 use std::sync::Arc;
@@ -17,10 +20,14 @@ pub(crate) struct RecvRing {
     entries: u32,
     /// Units of an entry, as a shift.
     stride: u8,
+    /// Units of an entry.
+    room: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
+    notes: Masked<AtomicU64>,
     word: RecordWord<MLX5_RCV_DBR>,
+    epoch: Epoch,
     record: Arc<Record>,
 }
 
@@ -37,15 +44,23 @@ impl RecvRing {
         record: Arc<Record>,
     ) -> Option<RecvRing> {
         let units = stride / UNIT as u32;
-        if !entries.is_power_of_two() || !units.is_power_of_two() || max_sge > units {
+        if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
+        {
             return None;
         }
+        let notes = match &record.receives {
+            Source::Own(posted) => posted.notes(),
+            Source::Shared(_) => return None,
+        };
         Some(RecvRing {
+            epoch: memory.epoch(),
             units: Units::new(memory, offset, entries.checked_mul(units)?)?,
             entries,
             stride: units.trailing_zeros() as u8,
+            room: units,
             max_sge,
             head: 0,
+            notes,
             word: dbrec.word(),
             record,
         })
@@ -53,11 +68,6 @@ impl RecvRing {
 
     pub(crate) fn capacity(&self) -> u32 {
         self.entries
-    }
-
-    /// Takes no more requests.
-    pub(crate) fn close(&mut self) {
-        self.entries = 0;
     }
 
     #[inline(always)]
@@ -71,22 +81,21 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let tail = self.posted().map_or(self.head, Posted::tail);
-        let room = self.entries.saturating_sub(self.head.wrapping_sub(tail));
+        let room = self.entries.wrapping_sub(self.head.wrapping_sub(tail));
         Cursor { at: self.head, room, ..Cursor::default() }
     }
 
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.units.epoch().is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let Some(posted) = self.posted() else { return Err(PostError::SharedReceives) };
-        scatter(&self.units, cursor.at << self.stride, 1 << self.stride, self.max_sge, recv.sges)?;
-        posted.note(cursor.at, recv.wr_id);
+        scatter(&self.units, cursor.at << self.stride, self.room, self.max_sge, recv.sges)?;
+        self.notes.at(cursor.at).store(recv.wr_id, Ordering::Relaxed);
         cursor.at = cursor.at.wrapping_add(1);
         cursor.room -= 1;
         Ok(())
@@ -94,7 +103,7 @@ impl RecvRing {
 
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.units.epoch().is_over() {
+        if self.epoch.is_over() {
             return;
         }
         self.head = cursor.at;
@@ -114,9 +123,29 @@ impl RecvRing {
 }
 
 /// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
-/// room for a mark.
+/// room for a mark. `max` pieces fit, one at least.
 #[inline(always)]
 pub(super) fn scatter(
+    units: &Units,
+    at: u32,
+    room: u32,
+    max: u32,
+    sges: &[Sge],
+) -> Result<(), PostError> {
+    if let [sge] = sges {
+        if sge.length as i32 > 0 {
+            units.write(at, data(sge));
+            if room > 1 {
+                units.write(at.wrapping_add(1), TERMINATOR);
+            }
+            return Ok(());
+        }
+    }
+    scatter_many(units, at, room, max, sges)
+}
+
+#[inline(never)]
+fn scatter_many(
     units: &Units,
     at: u32,
     room: u32,
@@ -126,16 +155,10 @@ pub(super) fn scatter(
     if sges.len() > max as usize {
         return Err(PostError::TooManySge { max });
     }
-    let mut length = 0u32;
-    for sge in sges {
-        length = length.checked_add(sge.length).ok_or(PostError::TooLong)?;
-    }
-    // The uppermost bit of a piece's length would make it something else.
-    if length > i32::MAX as u32 {
-        return Err(PostError::TooLong);
-    }
     let mut next = at;
+    let mut length = 0u64;
     for sge in sges {
+        length += u64::from(sge.length);
         // To the device a length of zero is 2^31.
         if sge.length > 0 {
             units.write(next, data(sge));
@@ -145,5 +168,6 @@ pub(super) fn scatter(
     if next.wrapping_sub(at) < room {
         units.write(next, TERMINATOR);
     }
-    Ok(())
+    // The uppermost bit of a piece's length would make it something else.
+    if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
 }

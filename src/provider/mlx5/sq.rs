@@ -1,26 +1,25 @@
 //! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
 //! that makes the device look.
 
-use super::record::Record;
+use super::record::{Record, Send};
 use super::umr::{self, Change};
-use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote};
+use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::fork::Epoch;
+use crate::mem::masked::Masked;
+use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
 use crate::provider::{Address, Cursor, SendLimits};
 use crate::qp::QpType;
-use crate::wr::{Payload, PostError, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
-    MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_BB,
-    MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR, mlx5_av, mlx5_wqe_ctrl_flags as flags,
-    mlx5_wqe_opcode as opcode,
+    MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR,
+    mlx5_av, mlx5_wqe_ctrl_flags as flags, mlx5_wqe_opcode as opcode,
 };
 
-/// Units of a block.
-const BLOCK: u32 = (MLX5_SEND_WQE_BB / UNIT) as u32;
 /// Units of an address vector.
 const VECTOR: u32 = (size_of::<mlx5_av>() / UNIT) as u32;
 /// Bytes that an atomic works on.
@@ -53,49 +52,50 @@ pub(crate) struct Setup {
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
-    units: Units,
-    /// Where the queue pair's number belongs in a request.
-    qpn: u32,
-    /// Flags of every request.
-    always: u8,
-    /// Whether requests go to different places.
-    datagram: bool,
-    alone: bool,
-    /// What the next request has to wait for.
-    fence: u8,
-    /// The greatest request, in units.
-    largest: u32,
+    blocks: Blocks,
+    epoch: Epoch,
+    /// The queue pair's number, as it lies in a request.
+    qpn: u64,
+    /// Flags of every request, as they lie there.
+    always: u64,
+    /// Those of the next, which may have to wait for one before it.
+    flags: u64,
     /// Blocks written in all.
     at: u32,
     /// Requests posted in all.
     head: u32,
     max_post: u32,
     limits: SendLimits,
+    notes: Masked<Send>,
     word: RecordWord<MLX5_SND_DBR>,
     register: Arc<Register>,
+    alone: bool,
+    /// The greatest request, in units.
+    largest: u32,
     record: Arc<Record>,
 }
 
 impl SendRing {
     /// `None` if the queue does not fit into its memory.
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
-        let units = setup.wqebbs.checked_mul(BLOCK)?;
-        let blocks = setup.wqebbs.checked_div(setup.max_post)?;
+        let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
+        let epoch = setup.memory.epoch();
         Some(SendRing {
-            units: Units::new(setup.memory, setup.offset, units)?,
-            qpn: setup.qpn << 8,
-            always,
-            datagram: setup.qp_type == QpType::UD,
-            alone: setup.alone,
-            fence: 0,
-            largest: blocks.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
+            blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
+            epoch,
+            qpn: pair(0, setup.qpn << 8),
+            always: pair(always.into(), 0),
+            flags: pair(always.into(), 0),
             at: 0,
             head: 0,
             max_post: setup.max_post,
             limits: setup.limits,
+            notes: setup.record.sends.notes(),
             word: setup.dbrec.word(),
             register: setup.register,
+            alone: setup.alone,
+            largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
             record: setup.record,
         })
     }
@@ -105,272 +105,290 @@ impl SendRing {
         let used = self.head.wrapping_sub(self.record.sends.tail());
         Cursor {
             at: self.at,
-            room: self.max_post.saturating_sub(used),
+            room: self.max_post.wrapping_sub(used),
             head: self.head,
-            fence: self.fence,
+            flags: self.flags,
             ..Cursor::default()
         }
     }
 
+    /// Writes a request where the cursor stands; after an error the cursor has not moved. Who calls
+    /// has seen to it that datagrams, and they alone, have a destination.
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        // One piece of memory, none, or the data itself: everything is known of such a request when
+        // it is compiled but its numbers.
+        let simple = match wr.payload {
+            Payload::Sges([sge]) => sge.length as i32 > 0,
+            Payload::Sges([]) | Payload::Inline(_) => true,
+            Payload::Sges(_) => false,
+        };
+        if simple {
+            return self.write(cursor, wr);
+        }
+        // Copies, lest the simple ones are kept in memory for this.
+        let mut copy = *cursor;
+        self.write_any(&mut copy, &{ *wr })?;
+        *cursor = copy;
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn write_any(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.write(cursor, wr)
+    }
+
+    #[inline(always)]
+    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.units.epoch().is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let first = cursor.at.wrapping_mul(BLOCK);
-        // The first unit is written last, when the size is known.
-        let mut next = first.wrapping_add(1);
-        if self.datagram {
-            let Some(to) = &wr.destination else { return Err(PostError::Destination) };
+        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+        // Units written so far. The first is written last, when the size is known.
+        let mut size = 1;
+        if let Some(to) = &wr.destination {
             let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
             for unit in vector(av, to.qkey.0, to.qpn.0) {
-                self.units.write(next, unit);
-                next = next.wrapping_add(1);
+                request.append(&mut size, unit);
             }
+        }
+        if let Some(srq) = wr.srq {
+            request.append(&mut size, target(srq.0));
         }
         let mut immediate = 0;
         let mut fence = 0;
-        // An atomic works on eight bytes, whatever room there is for the answer.
-        let mut most = u32::MAX;
         let (code, kind) = match &wr.op {
-            SendOp::Send => (opcode::MLX5_OPCODE_SEND, WcOpcode::SEND),
+            SendOp::Send => {
+                request.payload(&mut size, &wr.payload)?;
+                (opcode::MLX5_OPCODE_SEND, WcOpcode::SEND)
+            }
             SendOp::SendImm(imm) => {
                 immediate = *imm;
+                request.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_IMM, WcOpcode::SEND)
             }
             SendOp::SendInv(rkey) => {
                 immediate = rkey.0;
+                request.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_INVAL, WcOpcode::SEND)
             }
             SendOp::Write(to) => {
-                self.append(&mut next, remote(to.addr, to.rkey.0));
+                request.append(&mut size, remote(to.addr, to.rkey.0));
+                request.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE, WcOpcode::WRITE)
             }
             SendOp::WriteImm(to, imm) => {
-                self.append(&mut next, remote(to.addr, to.rkey.0));
                 immediate = *imm;
+                request.append(&mut size, remote(to.addr, to.rkey.0));
+                request.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE_IMM, WcOpcode::WRITE)
             }
             SendOp::Read(from) => {
-                self.append(&mut next, remote(from.addr, from.rkey.0));
+                request.append(&mut size, remote(from.addr, from.rkey.0));
+                request.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_READ, WcOpcode::READ)
             }
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                if at.addr % u64::from(ATOMIC) != 0 {
-                    return Err(PostError::Unaligned);
-                }
-                self.append(&mut next, remote(at.addr, at.rkey.0));
-                self.append(&mut next, atomic(*swap, *compare));
-                most = ATOMIC;
+                request.atomic(&mut size, at, atomic(*swap, *compare), &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::FetchAdd { remote: at, add } => {
-                if at.addr % u64::from(ATOMIC) != 0 {
-                    return Err(PostError::Unaligned);
-                }
-                self.append(&mut next, remote(at.addr, at.rkey.0));
-                self.append(&mut next, atomic(*add, 0));
-                most = ATOMIC;
+                request.atomic(&mut size, at, atomic(*add, 0), &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_FA, WcOpcode::FETCH_ADD)
             }
             SendOp::LocalInv(rkey) => {
-                self.change(&mut next, &umr::invalidate())?;
                 immediate = rkey.0;
                 fence = SMALL_FENCE;
+                request.change(&mut size, &umr::invalidate())?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::LOCAL_INV)
             }
             SendOp::BindMw(binding) => {
-                self.change(&mut next, &umr::bind(binding, self.qpn >> 8)?)?;
                 immediate = binding.old_rkey.0;
                 fence = SMALL_FENCE;
+                let qpn = self.record.qpn();
+                request.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
             SendOp::Flush { .. } | SendOp::AtomicWrite { .. } => {
                 return Err(PostError::Unsupported);
             }
         };
-        match wr.payload {
-            Payload::Sges(sges) => self.gather(&mut next, sges, most)?,
-            Payload::Inline(bytes) => self.inline(&mut next, bytes)?,
-        }
-        let size = next.wrapping_sub(first);
-        let flags = wr.flags;
-        let bits = self.always
-            | if flags.contains(SendFlags::FENCE) { FENCE } else { cursor.fence }
-            | if flags.contains(SendFlags::SIGNALED) {
-                flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()
-            } else {
-                0
+        let mut bits = 0;
+        for (asked, bit) in [
+            (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),
+            (SendFlags::SOLICITED, flags::MLX5_WQE_CTRL_SOLICITED.bits()),
+            (SendFlags::FENCE, FENCE),
+        ] {
+            if wr.flags.contains(asked) {
+                bits |= bit;
             }
-            | if flags.contains(SendFlags::SOLICITED) {
-                flags::MLX5_WQE_CTRL_SOLICITED.bits()
-            } else {
-                0
-            };
-        self.units.write(first, control(cursor.at, code.0, self.qpn, size, bits, immediate));
-        self.record.sends.note(cursor.at, wr.wr_id, cursor.head, kind.0);
+        }
+        let waits = if wr.flags.contains(SendFlags::FENCE) { self.always } else { cursor.flags };
+        let head = control(cursor.at, code.0, size) | self.qpn;
+        let tail = pair(bits.into(), immediate) | waits;
+        request.block.write(0, [head, tail]);
+        self.notes.note(cursor.at, wr.wr_id, cursor.head, kind.0);
         cursor.last = cursor.at;
         cursor.size = size;
-        cursor.fence = fence;
+        cursor.word = head;
+        cursor.flags = self.always | pair(fence.into(), 0);
         cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
         Ok(())
     }
 
-    #[inline(always)]
-    fn append(&self, next: &mut u32, unit: Unit) {
-        self.units.write(*next, unit);
-        *next = next.wrapping_add(1);
-    }
-
-    #[cold]
-    fn change(&self, next: &mut u32, change: &Change) -> Result<(), PostError> {
-        let units = change.units();
-        if units.len() as u32 >= self.largest {
-            return Err(PostError::Unsupported);
-        }
-        for unit in units {
-            self.append(next, *unit);
-        }
-        Ok(())
-    }
-
-    /// Appends pieces of memory, `most` bytes of them at most, and those of no bytes not at all.
-    #[inline(always)]
-    fn gather(&self, next: &mut u32, sges: &[Sge], most: u32) -> Result<(), PostError> {
-        if sges.len() > self.limits.max_sge as usize {
-            return Err(PostError::TooManySge { max: self.limits.max_sge });
-        }
-        let mut length = 0u32;
-        for sge in sges {
-            length = length.checked_add(sge.length).ok_or(PostError::TooLong)?;
-        }
-        // The uppermost bit of a piece's length would make it inline data.
-        if length > i32::MAX as u32 {
-            return Err(PostError::TooLong);
-        }
-        if most == ATOMIC {
-            return self.gather_atomic(next, sges, length);
-        }
-        for sge in sges {
-            if sge.length > 0 {
-                self.append(next, data(sge));
-            }
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn gather_atomic(&self, next: &mut u32, sges: &[Sge], length: u32) -> Result<(), PostError> {
-        if length < ATOMIC {
-            return Err(PostError::AtomicTooShort);
-        }
-        let mut left = ATOMIC;
-        for sge in sges {
-            let length = sge.length.min(left);
-            if length > 0 {
-                self.append(next, data(&Sge { length, ..*sge }));
-                left -= length;
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends the data itself, filled up to whole units.
-    #[inline(always)]
-    fn inline(&self, next: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
-        /// Bytes of the first unit that are data.
-        const FIRST: usize = UNIT - size_of::<u32>();
-        let max = self.limits.max_inline;
-        if bytes.len() > max as usize {
-            return Err(PostError::InlineTooLong { max });
-        }
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let length = inline_length(bytes.len() as u32);
-        let Some((head, _)) = bytes.split_first_chunk::<UNIT>() else {
-            return self.inline_short(next, bytes);
-        };
-        // Four bytes of length and twelve of data.
-        let head = u128::from_le_bytes(*head) << 32 | u128::from(u32::from_le(length));
-        self.append(next, words(head));
-        let mut chunks = bytes[FIRST..].chunks_exact(UNIT);
-        for chunk in &mut chunks {
-            if let Ok(chunk) = <[u8; UNIT]>::try_from(chunk) {
-                self.append(next, words(u128::from_le_bytes(chunk)));
-            }
-        }
-        let rest = chunks.remainder().len();
-        if rest > 0 {
-            if let Some((_, tail)) = bytes.split_last_chunk::<UNIT>() {
-                let tail = u128::from_le_bytes(*tail) >> (8 * (UNIT - rest));
-                self.append(next, words(tail));
-            }
-        }
-        Ok(())
-    }
-
-    /// As `inline`, for less than a unit of data.
-    #[inline]
-    fn inline_short(&self, next: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
-        let mut units = [0u8; 2 * UNIT];
-        let (length, room) = units.split_at_mut(size_of::<u32>());
-        length.copy_from_slice(&inline_length(bytes.len() as u32).to_ne_bytes());
-        if let Some(room) = room.get_mut(..bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
-        let count = (size_of::<u32>() + bytes.len()).div_ceil(UNIT);
-        for unit in units.chunks_exact(UNIT).take(count) {
-            if let Ok(unit) = <[u8; UNIT]>::try_from(unit) {
-                self.append(next, words(u128::from_le_bytes(unit)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes over where a cursor ended, and makes the device look.
+    /// Takes over where a cursor ended, and makes the device look. Not to be called in a forked
+    /// child, whose registers are its parent's.
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.units.epoch().is_over() {
-            return;
-        }
         let single = cursor.head == self.head.wrapping_add(1);
         self.at = cursor.at;
         self.head = cursor.head;
-        self.fence = cursor.fence;
+        self.flags = cursor.flags;
         // Pairs with the device reading requests after the record that counts their blocks.
         udma_to_device();
         self.word.set(self.at & 0xffff);
-        let held = if self.alone { None } else { Some(self.register.hold()) };
-        let last = cursor.last.wrapping_mul(BLOCK);
+        if self.alone {
+            self.make_look(single, &cursor);
+        } else {
+            let held = self.register.hold();
+            self.make_look(single, &cursor);
+            drop(held);
+        }
+    }
+
+    #[inline(always)]
+    fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it; one unit alone is
         // nothing but the doorbell.
-        if single && cursor.size > 1 && cursor.size <= self.register.blueflame_units() {
-            self.register.blueflame(&self.units, last, cursor.size);
-        } else {
-            self.register.doorbell(self.units.read(last)[0]);
+        let whole = single && cursor.size > 1;
+        if !(whole && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
+            self.register.doorbell(cursor.word);
         }
-        drop(held);
     }
 
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
-        (self.at, self.head, self.fence) = (0, 0, 0);
+        (self.at, self.head, self.flags) = (0, 0, self.always);
         self.record.sends.reset();
         self.word.set(0);
     }
 }
 
-/// A unit's words, as they lie in memory.
-#[inline(always)]
-fn words(unit: u128) -> Unit {
-    [(unit as u64).to_le(), ((unit >> 64) as u64).to_le()]
+/// A request in the making. Its first block is at hand, and takes all of most requests.
+#[derive(Clone, Copy)]
+struct Request<'r> {
+    ring: &'r SendRing,
+    at: u32,
+    block: Block<'r>,
+}
+
+impl Request<'_> {
+    #[inline(always)]
+    fn append(self, size: &mut u32, unit: Unit) {
+        if *size < BLOCK {
+            self.block.write(*size, unit);
+        } else {
+            let first = self.at.wrapping_mul(BLOCK);
+            self.ring.blocks.units().write(first.wrapping_add(*size), unit);
+        }
+        *size += 1;
+    }
+
+    #[inline(always)]
+    fn payload(self, size: &mut u32, payload: &Payload<'_>) -> Result<(), PostError> {
+        match payload {
+            Payload::Sges(sges) => self.gather(size, sges),
+            Payload::Inline(bytes) => self.inline(size, bytes),
+        }
+    }
+
+    /// Appends pieces of memory, and those of no bytes not at all.
+    #[inline(always)]
+    fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
+        let max = self.ring.limits.max_sge;
+        if sges.len() > max as usize {
+            return Err(PostError::TooManySge { max });
+        }
+        if let [sge] = sges {
+            if sge.length as i32 > 0 {
+                self.append(size, data(sge));
+                return Ok(());
+            }
+        }
+        let mut length = 0u64;
+        for sge in sges {
+            length += u64::from(sge.length);
+            if sge.length > 0 {
+                self.append(size, data(sge));
+            }
+        }
+        // The uppermost bit of a length would make it inline data.
+        if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
+    }
+
+    /// Appends what an atomic works on, with what, and where the eight bytes go that were there.
+    #[inline(always)]
+    fn atomic(
+        self,
+        size: &mut u32,
+        at: &Remote,
+        operands: Unit,
+        payload: &Payload<'_>,
+    ) -> Result<(), PostError> {
+        if at.addr % u64::from(ATOMIC) != 0 {
+            return Err(PostError::Unaligned);
+        }
+        let Payload::Sges(sges) = payload else { return Err(PostError::NoInline) };
+        let max = self.ring.limits.max_sge;
+        if sges.len() > max as usize {
+            return Err(PostError::TooManySge { max });
+        }
+        self.append(size, remote(at.addr, at.rkey.0));
+        self.append(size, operands);
+        let mut left = ATOMIC;
+        for sge in *sges {
+            let length = sge.length.min(left);
+            if length > 0 {
+                self.append(size, data(&Sge { length, ..*sge }));
+                left -= length;
+            }
+        }
+        if left > 0 { Err(PostError::AtomicTooShort) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn change(self, size: &mut u32, change: &Change) -> Result<(), PostError> {
+        let units = change.units();
+        if units.len() as u32 >= self.ring.largest {
+            return Err(PostError::Unsupported);
+        }
+        for unit in units {
+            self.append(size, *unit);
+        }
+        Ok(())
+    }
+
+    /// Appends the data itself, filled up to whole units with what was there.
+    #[inline(always)]
+    fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
+        let max = self.ring.limits.max_inline;
+        if bytes.len() > max as usize {
+            return Err(PostError::InlineTooLong { max });
+        }
+        if !bytes.is_empty() {
+            let length = bytes.len() as u32;
+            let first = self.at.wrapping_mul(BLOCK).wrapping_add(*size);
+            self.ring.blocks.units().inline(first, inline_length(length), bytes);
+            *size += (length + size_of::<u32>() as u32).div_ceil(UNIT as u32);
+        }
+        Ok(())
+    }
 }
 
 /// The units of an address vector for the queue pair `qpn` with the key `qkey`.

@@ -4,6 +4,7 @@
 //! `uverbs_uapi::mlx5::wqe`; the tests compare the two.
 
 use crate::wr::Sge;
+use uverbs_uapi::endian::Be32;
 use uverbs_uapi::mlx5::wqe as uapi;
 
 /// A unit of a request.
@@ -15,18 +16,17 @@ pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()
 }
 
-/// The head of a request: `qpn` is shifted by its eight bits, `flags` are the fence, completion and
-/// solicitation bits.
+/// The shared receive queue at the far end of an XRC connection.
 #[inline(always)]
-pub(crate) const fn control(
-    at: u32,
-    opcode: u8,
-    qpn: u32,
-    units: u32,
-    flags: u8,
-    immediate: u32,
-) -> Unit {
-    [pair((at & 0xffff) << 8 | opcode as u32, qpn | units), pair(flags as u32, immediate)]
+pub(crate) const fn target(srqn: u32) -> Unit {
+    [pair(srqn, 0), 0]
+}
+
+/// The first word of a request at the block `at`, but for the number of its queue pair.
+#[inline(always)]
+pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {
+    // Swapped apart: the last two are mostly known when this is compiled.
+    pair((at & 0xffff) << 8, 0) | pair(opcode as u32, units)
 }
 
 /// Where an RDMA operation or an atomic goes.
@@ -52,8 +52,8 @@ pub(crate) const TERMINATOR: Unit = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_L
 
 /// The length of inline data, as its first four bytes.
 #[inline(always)]
-pub(crate) const fn inline_length(length: u32) -> u32 {
-    (length | uapi::MLX5_INLINE_SEG).to_be()
+pub(crate) const fn inline_length(length: u32) -> Be32 {
+    Be32::new(length | uapi::MLX5_INLINE_SEG)
 }
 
 /// The next free entry of a shared receive queue.
@@ -72,7 +72,7 @@ pub(crate) const fn linked(unit: Unit) -> u32 {
 mod tests {
     use super::*;
     use crate::number::Lkey;
-    use uverbs_uapi::endian::{Be16, Be32, Be64};
+    use uverbs_uapi::endian::{Be16, Be64};
     use zerocopy::{Immutable, IntoBytes};
 
     fn assert_same(unit: Unit, segment: &(impl IntoBytes + Immutable)) {
@@ -81,9 +81,9 @@ mod tests {
 
     #[test]
     fn units_are_the_segments_of_the_headers() {
-        let control = control(0x1_2345, 0x0a, 0x0102_0300, 5, 0x88, 0x0607_0809);
+        let head = control(0x1_2345, 0x0a, 5) | pair(0, 0x0102_0300);
         assert_same(
-            control,
+            [head, pair(0x88, 0x0607_0809)],
             &uapi::mlx5_wqe_ctrl_seg {
                 opmod_idx_opcode: Be32::new(0x0023_450a),
                 qpn_ds: Be32::new(0x0102_0305),

@@ -14,13 +14,21 @@ pub(crate) struct Poller {
     consumed: u64,
     retired: Retired,
     retirements: Arc<Retirements<ProducerWatch>>,
+    /// The entry consumed last, as lent.
+    current: ib_uverbs_wc,
 }
 
 impl Poller {
     pub(crate) fn new(ring: CqRing) -> Poller {
         let (watch, consumer) = ring.watch();
         let retirements = Arc::new(Retirements::new(watch, consumer));
-        Poller { ring, consumed: 0, retired: Retired::default(), retirements }
+        Poller {
+            ring,
+            consumed: 0,
+            retired: Retired::default(),
+            retirements,
+            current: ib_uverbs_wc::default(),
+        }
     }
 
     pub(crate) fn retirements(&self) -> &Arc<Retirements<ProducerWatch>> {
@@ -42,22 +50,24 @@ impl Poller {
         self.ring = ring;
     }
 
-    #[inline(always)]
-    pub(crate) fn learn(&mut self) {
-        self.retired.learn(&self.retirements, self.consumed);
-    }
-
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<ib_uverbs_wc> {
+    /// The next completion of a queue pair that is alive, consumed. With `fresh` it is asked first who
+    /// is gone.
+    #[inline(never)]
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<&ib_uverbs_wc> {
+        if fresh {
+            self.retired.learn(&self.retirements, self.consumed);
+        }
         loop {
-            let wc = self.ring.next()?;
+            self.current = self.ring.next()?;
             let position = self.consumed;
             self.consumed += 1;
-            if !self.retired.covers(wc.qp_num, position) {
-                return Some(wc);
+            if !self.retired.covers(self.current.qp_num, position) {
+                break;
             }
+            // If nothing else comes, nobody else gives it back.
             self.release();
         }
+        Some(&self.current)
     }
 
     #[inline]

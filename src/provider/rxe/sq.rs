@@ -47,7 +47,7 @@ impl SendRing {
         self.ring.publish_producer(position);
     }
 
-    #[inline]
+    #[inline(never)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.ring.is_inherited() {

@@ -1,10 +1,17 @@
 //! The command line of both programs.
 
 use crate::Failure;
+use crate::control::{self, Control, LIST};
+use crate::scale::{self, Scale};
 use std::process::ExitCode;
 
 /// What a program measures with.
 pub trait Side {
+    /// Its control path.
+    type Control: Control;
+    /// Its many objects.
+    type Scale: Scale;
+
     /// Measures the data path, with `alone` under a thread domain.
     fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure>;
 }
@@ -45,6 +52,20 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
             let counting = clock == "counting";
             S::path(alone, &Rounds { device, alone, runs: runs.parse()?, counting, only })
         }
-        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION]".into()),
+        ["control", device, runs, ref only @ ..] => {
+            let only = only.first().copied().unwrap_or_default();
+            control::measure::<S::Control>(device, runs.parse()?, only)
+        }
+        ["perform", device, thing, count] => {
+            control::perform::<S::Control>(device, thing, count.parse()?)
+        }
+        [LIST] => {
+            println!("{}", S::Control::list()?);
+            Ok(())
+        }
+        ["first", device] => S::Control::first(device),
+        ["scale", device] => scale::measure::<S::Scale>(device),
+        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
+             perform DEVICE THING COUNT, list, first DEVICE, or scale DEVICE".into()),
     }
 }

@@ -10,10 +10,10 @@ use lab_guest::order::Order;
 use std::time::{Duration, Instant};
 
 /// How long a case may take before the machine is given up: more than its programs may.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What scripts start with.
-const PRELUDE: &str = r#"
+pub(super) const PRELUDE: &str = r#"
 exec 2>&1
 fail() { echo "$*"; exit 1; }
 # until COMMAND...: waits for the command to succeed.

@@ -5,10 +5,12 @@ use super::{Completed, Receiver, Sends, Shape, SharedReceiver, bytes};
 use crate::access::Access;
 use crate::ah::AddressVector;
 use crate::completion::{WcOpcode, WcStatus};
+use crate::mem::sync::Ordering;
 use crate::number::{Gid, Lkey, Qkey, Qpn, Rkey};
 use crate::provider::Address;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
+use crate::provider::mlx5::wqe::pair;
 use crate::qp::QpType;
 use crate::wr::{Destination, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
@@ -234,7 +236,7 @@ fn requests_are_those_of_libmlx5() {
         let at = vector.number("index");
         let mut cursor = sends.ring.cursor();
         cursor.at = at;
-        cursor.fence = vector.number("flags") as u8 & 0x20;
+        cursor.flags = pair(vector.number("flags") & 0x20, 0);
         sends.ring.push(&mut cursor, &wr).unwrap();
         let expected = vector.bytes();
         let name = vector.line("bytes");
@@ -350,9 +352,9 @@ fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
     }
     let record = Record::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
-        record.sends.note(at, u64::from(at), at, kind.0);
+        record.sends.notes().note(at, u64::from(at), at, kind.0);
         if let Source::Own(posted) = &record.receives {
-            posted.note(at, u64::from(at) + 0x1_0000);
+            posted.notes().at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
         }
     }
     record
@@ -371,11 +373,10 @@ fn completions_are_understood() {
         let mut completed = Completed::new(4, 64);
         let record = member(number.max(1), WcOpcode::WRITE);
         completed.ring.members().attach(&record);
-        completed.ring.learn();
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
         completed.write(own);
-        let wc = completed.ring.next().unwrap();
+        let wc = completed.ring.next(true).unwrap();
         let opcode = cqe.op_own >> 4;
         let counter = u64::from(cqe.wqe_counter.get());
         let receive = matches!(opcode, 1..=4 | 14);

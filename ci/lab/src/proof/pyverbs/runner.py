@@ -8,6 +8,7 @@ Usage: runner.py DIRECTORY FILTER [options of the tests]
 
 import faulthandler
 import os
+import random
 import signal
 import sys
 import unittest
@@ -27,6 +28,8 @@ class Lines(unittest.TestResult):
     def startTest(self, test):
         super().startTest(test)
         self.said = None
+        # The tests draw queue sizes and flags; each draws the same in every run.
+        random.seed(test.id())
         faulthandler.dump_traceback_later(SECONDS_PER_TEST, exit=True)
 
     def stopTest(self, test):

@@ -1,7 +1,9 @@
 //! What this workspace's library needs for the operations that `cargo ci bench` compares. Pairs
 //! with `bench-theirs`.
 
+mod control;
 mod path;
+mod scale;
 
 use lab_bench::command::{self, Rounds};
 use lab_bench::{Failure, path as data_path};
@@ -16,6 +18,9 @@ fn main() -> ExitCode {
 struct Ours;
 
 impl command::Side for Ours {
+    type Control = control::Ours;
+    type Scale = scale::Ours;
+
     fn path(alone: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
         match alone {
             true => data_path::measure::<path::Ours<Exclusive>>(rounds),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
     MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair, Recv,
-    SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain,
+    SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain, WcStatus,
 };
 
 /// How a batch of sends is handed over.
@@ -55,7 +55,7 @@ impl Ringing for Shared {
         Ok((Domain::Plain(pd), ()))
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn ring(batch: SendBatch<'_, Shared>, (): &mut ()) -> Result<(), PostError> {
         // SAFETY: the caller's promise.
         unsafe { batch.ring() }
@@ -71,7 +71,7 @@ impl Ringing for Exclusive {
         Ok((Domain::Parent(parent), td))
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn ring(
         batch: SendBatch<'_, Exclusive>,
         td: &mut ThreadDomain,
@@ -149,14 +149,14 @@ macro_rules! receive {
 #[inline]
 fn look(completion: Completion<'_>) -> Result<u64, Failure> {
     if !completion.is_success() {
-        return Err(failed(&completion));
+        return Err(failed(completion.wr_id(), completion.status()));
     }
     Ok(completion.wr_id() + u64::from(completion.opcode().0))
 }
 
 #[cold]
-fn failed(completion: &Completion<'_>) -> Failure {
-    format!("request {}: {}", completion.wr_id(), completion.status()).into()
+fn failed(id: u64, status: WcStatus) -> Failure {
+    format!("request {id}: {status}").into()
 }
 
 /// Takes `RUN` completions, at most `N` at once.

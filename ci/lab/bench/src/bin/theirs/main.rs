@@ -4,8 +4,10 @@
 //! it. Nothing of rdma-core is compiled or linked.
 
 mod abi;
+mod control;
 mod endpoint;
 mod path;
+mod scale;
 mod verbs;
 
 use lab_bench::command::{self, Rounds};
@@ -20,6 +22,9 @@ fn main() -> ExitCode {
 struct Theirs;
 
 impl command::Side for Theirs {
+    type Control = control::Theirs;
+    type Scale = scale::Theirs;
+
     fn path(_: bool, rounds: &Rounds<'_>) -> Result<(), Failure> {
         data_path::measure::<path::Theirs>(rounds)
     }

@@ -198,7 +198,7 @@ impl Theirs {
 }
 
 /// The local and the remote key of a region.
-fn key(mr: &Made<Mr>) -> (u32, u32) {
+pub(crate) fn key(mr: &Made<Mr>) -> (u32, u32) {
     // SAFETY: it is not deregistered, and the key does not change.
     let lkey = unsafe { (*mr.as_ptr()).lkey };
     // SAFETY: as above.
@@ -207,7 +207,7 @@ fn key(mr: &Made<Mr>) -> (u32, u32) {
 }
 
 /// Chains requests.
-fn link<T>(wrs: &mut [T], set: impl Fn(&mut T, *mut T)) {
+pub(crate) fn link<T>(wrs: &mut [T], set: impl Fn(&mut T, *mut T)) {
     let start = wrs.as_mut_ptr();
     let last = wrs.len() - 1;
     for (place, wr) in wrs.iter_mut().enumerate() {
@@ -240,7 +240,7 @@ macro_rules! call {
 use call;
 
 #[inline]
-fn post_send(qp: *mut Qp, wr: *mut SendWr) -> c_int {
+pub(crate) fn post_send(qp: *mut Qp, wr: *mut SendWr) -> c_int {
     let mut bad = null_mut();
     through_context!(qp, post_send, wr, &mut bad)
 }
@@ -258,7 +258,7 @@ fn post_srq_recv(srq: *mut Srq, wr: *mut RecvWr) -> c_int {
 }
 
 #[inline]
-fn poll_cq(cq: *mut CqEx, wc: *mut Wc, count: c_int) -> c_int {
+pub(crate) fn poll_cq(cq: *mut CqEx, wc: *mut Wc, count: c_int) -> c_int {
     through_context!(cq.cast::<Cq>(), poll_cq, count, wc)
 }
 
@@ -372,7 +372,7 @@ fn poll_extended<const N: u32>(cq: *mut CqEx) -> Result<u32, Failure> {
     Ok(found)
 }
 
-fn success(wc: &Wc) -> Result<(), Failure> {
+pub(crate) fn success(wc: &Wc) -> Result<(), Failure> {
     match wc.status {
         0 => Ok(()),
         status => Err(format!("request {} completed with status {status}", wc.wr_id).into()),

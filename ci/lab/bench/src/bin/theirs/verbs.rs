@@ -22,6 +22,12 @@ const MLX5: &str = "libmlx5.so.1";
 /// An object that the library made.
 pub(crate) struct Made<T>(NonNull<T>);
 
+// SAFETY: the library locks what its objects share, except under thread domains, which each thread
+// here has of its own.
+unsafe impl<T> Send for Made<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Made<T> {}
+
 impl<T> Made<T> {
     /// From what a verb answered, null for a failure that `errno` names.
     fn check(verb: &str, answer: *mut T) -> Result<Made<T>, Failure> {

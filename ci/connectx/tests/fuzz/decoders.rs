@@ -1,0 +1,150 @@
+//! Decoders by themselves: deeper than a whole guest gets.
+
+use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
+use connectx::data::wqe::{Control, Gather, Segments};
+use connectx::guest::GuestMemory;
+use connectx::record::{MAGIC, VERSION};
+use connectx::{decode, golden};
+
+use arbitrary::{Result, Unstructured};
+
+use crate::corpus::Traits;
+
+const MEMORY: u64 = 1 << 15;
+const TOKEN: u8 = 7;
+
+/// A chain of blocks of which some are as they should be, walked for a length that may be absurd.
+pub(crate) fn mailbox(input: &[u8]) -> Traits {
+    let mut traits = Traits::new();
+    // An input that is used up ends the walk.
+    let _ = walk(&mut Unstructured::new(input), &mut traits);
+    traits
+}
+
+fn walk(u: &mut Unstructured<'_>, traits: &mut Traits) -> Result<()> {
+    let memory = GuestMemory::plain(0, MEMORY as usize).unwrap();
+    let blocks: u32 = u.int_in_range(1..=8)?;
+    for number in 0..blocks {
+        let mut block = [0; BLOCK];
+        block[..8].copy_from_slice(&u.arbitrary::<u64>()?.to_be_bytes());
+        let next = match u.int_in_range(0..=6)? {
+            0 => u.arbitrary()?,
+            1 => MEMORY - BLOCK as u64 / 2,
+            2 => u.int_in_range(0..=MEMORY)?,
+            _ => u64::from(number + 2) * 1024,
+        };
+        block[560..568].copy_from_slice(&next.to_be_bytes());
+        let said = if u.ratio(1, 8)? { u.arbitrary()? } else { number };
+        block[568..572].copy_from_slice(&said.to_be_bytes());
+        block[573] = if u.ratio(1, 8)? { u.arbitrary()? } else { TOKEN };
+        if u.ratio(1, 2)? {
+            block[574] = !xor(&block[512..574]);
+            block[575] = !xor(&block[..575]);
+        }
+        if u.ratio(1, 8)? {
+            block[u.choose_index(BLOCK)?] ^= 1 << u.int_in_range(0..=7)?;
+        }
+        memory.write(u64::from(number + 1) * 1024, &block).unwrap();
+    }
+    let len = match u.int_in_range(0..=3)? {
+        0 => u.int_in_range(0..=16 << 20)?,
+        _ => u.int_in_range(0..=blocks as usize * DATA)?,
+    };
+    let mut read = Vec::new();
+    let result = mailbox::read(&memory, 1024, len, TOKEN, &mut read);
+    assert!(result.is_err() || read.len() == len);
+    traits.insert((
+        0,
+        result.map_or_else(|delivery| delivery as u32, |()| 0),
+        read.len() as u32 / 512,
+    ));
+    let result = mailbox::write(&memory, 1024, &vec![1; len], TOKEN);
+    traits.insert((1, result.map_or_else(|delivery| delivery as u32, |()| 0), 0));
+    // What could be written can be read, and is what was written.
+    if result.is_ok() {
+        let mut read = Vec::new();
+        assert_eq!(mailbox::read(&memory, 1024, len, TOKEN, &mut read), Ok(()));
+        assert_eq!(read, vec![1; len]);
+    }
+    Ok(())
+}
+
+/// A work request, read segment by segment in every way that a service may read it.
+pub(crate) fn request(input: &[u8]) -> Traits {
+    let mut traits = Traits::new();
+    let Some((shape, bytes)) = input.split_first() else { return traits };
+    let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return traits };
+    assert!((1..=16).contains(&control.blocks()));
+    let mut segments = Segments::new(&control, bytes);
+    let before = segments.rest().len();
+    assert!(before <= usize::from(control.units) * 16);
+    let head = match shape % 8 {
+        0 => segments.xrc().is_ok(),
+        1 => segments.address_vector().is_ok(),
+        2 => segments.remote().is_ok(),
+        3 => {
+            segments.remote().is_ok()
+                && control
+                    .atomic_len()
+                    .is_some_and(|len| segments.atomic(control.opcode, len).is_ok())
+        }
+        4 => segments.umr().is_ok(),
+        5 => segments.ethernet().is_ok(),
+        6 => segments.xrc().is_ok() && segments.remote().is_ok(),
+        _ => true,
+    };
+    assert!(segments.rest().len() <= before);
+    let gather = segments.gather();
+    let pieces = gather.as_ref().map_or(99, Vec::len);
+    if let Ok(list) = &gather {
+        let inline: usize = list
+            .iter()
+            .map(|piece| match piece {
+                Gather::Inline(bytes) => bytes.len(),
+                Gather::Memory(_) => 0,
+            })
+            .sum();
+        assert!(inline <= before, "{inline} bytes inline of {before}");
+    }
+    traits.insert((u32::from(shape % 8), u32::from(head), pieces as u32));
+    // The other reading of the same bytes, for people.
+    for service in [0, 2, 3, 0xc, 0xff] {
+        let cut = decode::segments(service, bytes);
+        let len: usize = cut.iter().map(|(_, bytes)| bytes.len()).sum();
+        assert!(len <= bytes.len() && len <= usize::from(control.units).max(1) * 16);
+    }
+    let cut = decode::receive_segments(shape & 1 != 0, bytes);
+    assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
+    traits
+}
+
+/// A recording with entries of any kind.
+pub(crate) fn recording(input: &[u8]) -> Traits {
+    let mut traits = Traits::new();
+    let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; 4]].concat();
+    let mut rest = input;
+    while let Some(([kind, len], left)) = rest.split_first_chunk::<2>() {
+        let (body, left) = left.split_at(usize::from(*len).min(left.len()));
+        rest = left;
+        bytes.extend((body.len() as u32).to_le_bytes());
+        bytes.extend([kind % 12, 0, 0, 0]);
+        bytes.extend([0; 8]);
+        bytes.extend(body);
+    }
+    let mut text = Vec::new();
+    decode::print(&bytes[..], &mut text).unwrap();
+    golden::Vectors::default().add(&bytes[..]).unwrap();
+    // What is new is a word that was not printed before.
+    for word in text.split(|byte| !byte.is_ascii_alphabetic() && *byte != b'_') {
+        if word.iter().any(|byte| !byte.is_ascii_hexdigit()) {
+            let hash = word
+                .iter()
+                .fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+            traits.insert((0, hash, 0));
+        }
+    }
+    // The bytes as they are, without any form.
+    let raw = [&MAGIC[..], &VERSION.to_le_bytes(), input].concat();
+    let _ = decode::print(&raw[..], &mut Vec::new());
+    traits
+}

@@ -1,0 +1,93 @@
+//! The control path of this workspace's library.
+
+use lab_bench::Failure;
+use lab_bench::control::{Control, Thing};
+use std::sync::atomic::AtomicU64;
+use uverbs::mlx5::{Var, VarKind};
+use uverbs::{
+    Access, AddressVector, CompletionQueue, Context, Device, ParentDomain, ProtectionDomain,
+    QpType, QueuePair, ThreadDomain, devices,
+};
+
+/// A device and what others are made of.
+pub(crate) struct Ours {
+    context: Context,
+    pd: ProtectionDomain,
+    td: Option<ThreadDomain>,
+    path: AddressVector,
+}
+
+fn open(device: &str) -> Result<Context, Failure> {
+    let found = devices()?.into_iter().find(|known| known.name() == device);
+    let device: Device = found.ok_or_else(|| format!("there is no device {device}"))?;
+    Ok(Context::open(&device)?)
+}
+
+impl Control for Ours {
+    type Connected = (QueuePair, CompletionQueue);
+
+    fn list() -> Result<usize, Failure> {
+        Ok(devices()?.len())
+    }
+
+    fn first(device: &str) -> Result<(), Failure> {
+        open(device)?.alloc_pd()?;
+        Ok(())
+    }
+
+    fn connect(device: &str) -> Result<Self::Connected, Failure> {
+        let context = open(device)?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build()?;
+        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+        let gid = context.default_gid(1)?.index;
+        let itself = qp.endpoint(1, gid)?;
+        qp.handshake(&itself)?;
+        Ok((qp, cq))
+    }
+
+    fn close((qp, cq): Self::Connected) -> Result<(), Failure> {
+        qp.destroy().map_err(|(_, error)| error)?;
+        cq.destroy().map_err(|(_, error)| error)?;
+        Ok(())
+    }
+
+    fn open(device: &str) -> Result<Self, Failure> {
+        let context = open(device)?;
+        let pd = context.alloc_pd()?;
+        let gid = context.default_gid(1)?;
+        let index = u8::try_from(gid.index)?;
+        // Not every device has any.
+        let td = context.alloc_td().ok();
+        Ok(Ours { context, pd, td, path: AddressVector::global(1, index, gid.gid) })
+    }
+
+    fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {
+        let start = memory.as_ptr().cast_mut().cast::<u8>();
+        let length = size_of_val(memory);
+        // SAFETY: the memory outlives the region, which ends here, and is atomics to everybody.
+        let region = unsafe { self.pd.register_raw(start, length, Access::ALL_REMOTE) }?;
+        region.destroy().map_err(|(_, error)| error)?;
+        Ok(())
+    }
+
+    fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
+        let Ours { context, pd, td, path } = self;
+        match thing {
+            Thing::Domain => context.alloc_pd()?.destroy().map_err(|(_, error)| error)?,
+            Thing::ThreadDomain => context.alloc_td()?.destroy().map_err(|(_, error)| error)?,
+            Thing::ParentDomain => {
+                let td = td.as_ref().ok_or("no thread domains")?;
+                let parent = ParentDomain::builder(pd).thread_domain(td).build()?;
+                parent.destroy().map_err(|(_, error)| error)?;
+            }
+            Thing::Var => drop(Var::alloc(context, VarKind::Virtio)?),
+            Thing::AddressHandle => pd.create_ah(path)?.destroy().map_err(|(_, error)| error)?,
+            Thing::XrcDomain => return Err("the library has no XRC domains yet".into()),
+            Thing::Start | Thing::Connect | Thing::Region(_) => {
+                return Err(format!("{thing:?} is no thing to allocate").into());
+            }
+        }
+        Ok(())
+    }
+}

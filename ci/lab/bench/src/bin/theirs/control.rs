@@ -1,0 +1,115 @@
+//! The control path of rdma-core.
+
+use crate::abi::{Context, Cq, Opaque, Pd, Qp, QpCap, number};
+use crate::endpoint::{self, Shape};
+use crate::verbs::{Made, Mlx5, Verbs};
+use lab_bench::Failure;
+use lab_bench::control::{Control, Thing};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU64;
+
+/// A device and what others are made of.
+pub(crate) struct Theirs {
+    verbs: Verbs,
+    mlx5: Option<Mlx5>,
+    context: Made<Context>,
+    pd: Made<Pd>,
+    td: Option<Made<Opaque>>,
+    gid: (u8, [u8; 16]),
+}
+
+/// What a connection consists of, in the order in which it is taken down.
+pub(crate) struct Connected {
+    qp: Made<Qp>,
+    cq: Made<Cq>,
+    pd: Made<Pd>,
+    context: Made<Context>,
+    verbs: Verbs,
+}
+
+/// What a small queue pair is like.
+pub(crate) fn small(sends: u32) -> Shape {
+    let cap = QpCap {
+        max_send_wr: sends,
+        max_recv_wr: 16,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    Shape { cap, srq: null_mut(), qp_type: number::QPT_RC }
+}
+
+impl Control for Theirs {
+    type Connected = Connected;
+
+    fn list() -> Result<usize, Failure> {
+        Ok(Verbs::load()?.devices()?.len())
+    }
+
+    fn first(device: &str) -> Result<(), Failure> {
+        let verbs = Verbs::load()?;
+        let context = verbs.open(device)?;
+        let pd = verbs.alloc_pd(&context)?;
+        verbs.dealloc_pd(pd)?;
+        verbs.close(context)
+    }
+
+    fn connect(device: &str) -> Result<Connected, Failure> {
+        // Loaded already; this counts one more user.
+        let verbs = Verbs::load()?;
+        let context = verbs.open(device)?;
+        let pd = verbs.alloc_pd(&context)?;
+        let cq = verbs.create_cq(&context, 16)?;
+        let mut attr = endpoint::attr([cq.as_ptr(); 2], &small(16));
+        let qp = verbs.create_qp(&pd, &mut attr)?;
+        let gid = verbs.ipv4_gid(&context)?;
+        endpoint::connect(&verbs, &qp, endpoint::qpn(&qp), gid)?;
+        Ok(Connected { qp, cq, pd, context, verbs })
+    }
+
+    fn close(connected: Connected) -> Result<(), Failure> {
+        let Connected { qp, cq, pd, context, verbs } = connected;
+        verbs.destroy_qp(qp)?;
+        verbs.destroy_cq(cq)?;
+        verbs.dealloc_pd(pd)?;
+        verbs.close(context)
+    }
+
+    fn open(device: &str) -> Result<Self, Failure> {
+        let verbs = Verbs::load()?;
+        let context = verbs.open(device)?;
+        let pd = verbs.alloc_pd(&context)?;
+        let gid = verbs.ipv4_gid(&context)?;
+        // Not every device has any.
+        let td = verbs.alloc_td(&context).ok();
+        let mlx5 = device.starts_with("mlx5").then(Mlx5::load).transpose()?;
+        Ok(Theirs { verbs, mlx5, context, pd, td, gid })
+    }
+
+    fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {
+        let mr = self.verbs.reg_mr(&self.pd, memory)?;
+        self.verbs.dereg_mr(mr)
+    }
+
+    fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
+        let Theirs { verbs, mlx5, context, pd, td, gid } = self;
+        match thing {
+            Thing::Domain => verbs.dealloc_pd(verbs.alloc_pd(context)?),
+            Thing::ThreadDomain => verbs.dealloc_td(context, verbs.alloc_td(context)?),
+            Thing::ParentDomain => {
+                let td = td.as_ref().ok_or("no thread domains")?;
+                verbs.dealloc_pd(verbs.alloc_parent_domain(context, pd, Some(td))?)
+            }
+            Thing::XrcDomain => verbs.close_xrcd(context, verbs.open_xrcd(context)?),
+            Thing::Var => {
+                let mlx5 = mlx5.as_ref().ok_or("not a device of mlx5")?;
+                mlx5.free_var(mlx5.alloc_var(context)?);
+                Ok(())
+            }
+            Thing::AddressHandle => verbs.destroy_ah(verbs.create_ah(pd, endpoint::path(*gid))?),
+            Thing::Start | Thing::Connect | Thing::Region(_) => {
+                Err(format!("{thing:?} is no thing to allocate").into())
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The control path: what is measured, and how.
+//!
+//! Programs do each thing a few times before it is timed, so that what is done once is not.
+
+use crate::Failure;
+use crate::sample::Sample;
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+/// What a program does when it is started for a moment.
+pub const LIST: &str = "list";
+
+/// What is done and undone again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thing {
+    /// A program starts, lists the devices and ends.
+    Start,
+    /// A device is opened, and a queue pair of it connected to itself. Closing is not timed.
+    Connect,
+    /// So many bytes are registered.
+    Region(usize),
+    /// A protection domain.
+    Domain,
+    /// A thread domain.
+    ThreadDomain,
+    /// A parent domain, with a thread domain that is there.
+    ParentDomain,
+    /// An XRC domain.
+    XrcDomain,
+    /// A doorbell page of mlx5.
+    Var,
+    /// An address handle.
+    AddressHandle,
+}
+
+impl Thing {
+    /// All of them with their names, and how often each is done in a run.
+    pub const ALL: &[(&str, Thing, u32)] = &[
+        ("start, list devices, end", Thing::Start, 4),
+        ("open, create, connect", Thing::Connect, 3),
+        ("register 4 KiB and back", Thing::Region(4 << 10), 100),
+        ("register 2 MiB and back", Thing::Region(2 << 20), 20),
+        ("register 1 GiB and back", Thing::Region(1 << 30), 1),
+        ("protection domain and back", Thing::Domain, 100),
+        ("thread domain and back", Thing::ThreadDomain, 50),
+        ("parent domain and back", Thing::ParentDomain, 50),
+        ("XRC domain and back", Thing::XrcDomain, 50),
+        ("VAR and back", Thing::Var, 50),
+        ("address handle and back", Thing::AddressHandle, 50),
+    ];
+}
+
+/// One side, with a device open.
+pub trait Control: Sized {
+    /// What a connection consists of.
+    type Connected;
+
+    /// Lists the devices and answers how many there are.
+    fn list() -> Result<usize, Failure>;
+
+    /// Opens a device and allocates a protection domain: the first verb.
+    fn first(device: &str) -> Result<(), Failure>;
+
+    /// Opens a device and brings a queue pair of it, with a completion queue, to the state in which
+    /// it sends.
+    fn connect(device: &str) -> Result<Self::Connected, Failure>;
+
+    /// Takes a connection down.
+    fn close(connected: Self::Connected) -> Result<(), Failure>;
+
+    /// Opens a device, with a protection domain, and what `thing` needs to be there.
+    fn open(device: &str) -> Result<Self, Failure>;
+
+    /// Registers memory for all access, and takes that back.
+    fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure>;
+
+    /// Allocates another thing and frees it.
+    fn thing(&mut self, thing: Thing) -> Result<(), Failure>;
+}
+
+/// Does one thing so often.
+fn repeat<C: Control>(
+    side: &mut C,
+    device: &str,
+    memory: &[AtomicU64],
+    thing: Thing,
+    count: u32,
+) -> Result<f64, Failure> {
+    let mut seconds = 0.0;
+    for _ in 0..count {
+        let start = Instant::now();
+        match thing {
+            Thing::Start => {
+                let own = std::env::current_exe()?;
+                let status = Command::new(own).arg(LIST).stdout(Stdio::null()).status()?;
+                if !status.success() {
+                    return Err(format!("{LIST} ended with {status}").into());
+                }
+            }
+            Thing::Connect => {
+                let connected = C::connect(device)?;
+                seconds += start.elapsed().as_secs_f64();
+                C::close(connected)?;
+                continue;
+            }
+            Thing::Region(length) => side.region(&memory[..length / size_of::<AtomicU64>()])?,
+            other => side.thing(other)?,
+        }
+        seconds += start.elapsed().as_secs_f64();
+    }
+    Ok(1e6 * seconds / f64::from(count))
+}
+
+/// Zeroed memory for the largest region.
+fn memory(thing: Thing) -> Vec<AtomicU64> {
+    let length = if let Thing::Region(length) = thing { length } else { 0 };
+    (0..length / size_of::<AtomicU64>()).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Measures everything, and prints microseconds.
+pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failure> {
+    let mut side = C::open(device)?;
+    for &(name, thing, count) in Thing::ALL.iter().filter(|(name, ..)| name.contains(only)) {
+        let memory = memory(thing);
+        let mut all = Vec::new();
+        // The first run is not timed.
+        for run in 0..=runs {
+            match repeat(&mut side, device, &memory, thing, count) {
+                Ok(microseconds) if run > 0 => all.push(microseconds),
+                Ok(_) => {}
+                Err(failure) => {
+                    eprintln!("{name}: {failure}");
+                    break;
+                }
+            }
+        }
+        if !all.is_empty() {
+            println!("{}", Sample { operation: name.into(), way: String::new(), runs: all });
+        }
+    }
+    Ok(())
+}
+
+/// Does one thing so often and prints nothing, for somebody who counts system calls.
+pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), Failure> {
+    let (_, thing, _) = Thing::ALL
+        .iter()
+        .find(|(known, ..)| *known == name)
+        .ok_or_else(|| format!("nothing is called {name:?}"))?;
+    let mut side = C::open(device)?;
+    repeat(&mut side, device, &memory(*thing), *thing, count).map(drop)
+}

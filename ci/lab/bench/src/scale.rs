@@ -1,0 +1,111 @@
+//! Many objects: what one more costs when there are many already.
+
+use crate::Failure;
+use crate::path::RUN;
+use crate::sample::Sample;
+use std::time::Instant;
+
+/// How many of each there are when one more is measured.
+pub const STEPS: [u32; 4] = [1, 100, 1_000, 10_000];
+/// Regions that exist at once, and where their cost is measured.
+pub const REGIONS: [u32; 3] = [100, 10_000, 100_000];
+/// Threads that each make everything of their own.
+pub const THREADS: u32 = 64;
+/// Objects over which the cost of one is averaged, before each step.
+const WINDOW: u32 = 100;
+
+/// One side, with a device open. What it makes it keeps until it is dropped.
+pub trait Scale: Sized {
+    /// Opens a device.
+    fn open(device: &str) -> Result<Self, Failure>;
+
+    /// Creates one more completion queue of 16 entries.
+    fn cq(&mut self) -> Result<(), Failure>;
+
+    /// Creates one more reliable queue pair of 16 sends and 16 receives, on a completion queue that
+    /// all share.
+    fn qp(&mut self) -> Result<(), Failure>;
+
+    /// Registers the same 4 KiB once more.
+    fn region(&mut self) -> Result<(), Failure>;
+
+    /// Connects two queue pairs on the completion queue that all share, if that was not done yet,
+    /// posts [`RUN`] signaled writes and answers, when all are done, how long it took to poll them,
+    /// in nanoseconds.
+    fn poll(&mut self) -> Result<f64, Failure>;
+
+    /// Makes, in so many threads at once, a thread domain (where the device has any), a completion
+    /// queue and a queue pair each, and destroys them.
+    fn threads(&mut self, count: u32) -> Result<(), Failure>;
+}
+
+/// Memory of the machine that is in use, and of this process, in bytes.
+fn memory() -> Result<[f64; 2], Failure> {
+    let field = |path: &str, name: &str| -> Result<f64, Failure> {
+        let text = std::fs::read_to_string(path)?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        let kilobytes: f64 = number.ok_or_else(|| format!("{path}: no {name}"))?.parse()?;
+        Ok(1024.0 * kilobytes)
+    };
+    Ok([-field("/proc/meminfo", "MemFree:")?, field("/proc/self/status", "VmRSS:")?])
+}
+
+fn print(operation: &str, way: String, value: f64) {
+    println!("{}", Sample { operation: operation.into(), way, runs: vec![value] });
+}
+
+/// Creates objects one by one; at each step prints what the last ones cost.
+fn grow<S: Scale>(
+    side: &mut S,
+    name: &str,
+    steps: &[u32],
+    make: fn(&mut S) -> Result<(), Failure>,
+    mut at_step: impl FnMut(&mut S, u32) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut count = 0;
+    let before = memory()?;
+    for &step in steps {
+        let window = WINDOW.min(step - count);
+        while count + window < step {
+            make(side)?;
+            count += 1;
+        }
+        let start = Instant::now();
+        for _ in 0..window {
+            make(side)?;
+        }
+        let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(window);
+        count = step;
+        print(&format!("{name}: µs each"), format!("at {step}"), microseconds);
+        at_step(side, step)?;
+    }
+    for ((what, after), before) in ["machine", "process"].into_iter().zip(memory()?).zip(before) {
+        let each = (after - before) / f64::from(count);
+        print(&format!("{name}: bytes each, {what}"), format!("at {count}"), each);
+    }
+    Ok(())
+}
+
+/// Measures everything, and prints it.
+pub fn measure<S: Scale>(device: &str) -> Result<(), Failure> {
+    grow(&mut S::open(device)?, "completion queue", &STEPS, S::cq, |_, _| Ok(()))?;
+    grow(&mut S::open(device)?, "queue pair", &STEPS, S::qp, |side, step| {
+        let mut best = f64::INFINITY;
+        for _ in 0..5 {
+            best = best.min(side.poll()? / f64::from(RUN));
+        }
+        print("poll, queue pairs on the queue: ns each", format!("at {step}"), best);
+        Ok(())
+    })?;
+    grow(&mut S::open(device)?, "region of 4 KiB", &REGIONS, S::region, |_, _| Ok(()))?;
+    let mut side = S::open(device)?;
+    for count in [1, THREADS] {
+        side.threads(count)?;
+        let start = Instant::now();
+        side.threads(count)?;
+        let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(count);
+        print("thread with domain and queues: µs each", format!("at {count}"), microseconds);
+    }
+    Ok(())
+}

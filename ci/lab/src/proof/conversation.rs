@@ -1,0 +1,125 @@
+//! Programs in the guest that are watched while they run, so that something can be done to their
+//! device at the right moment.
+//!
+//! Pairs with `faults.rs`, whose tests go back and forth between the guest and the device.
+
+use super::case::PRELUDE;
+use crate::vm::{Event, Vm};
+use anyhow::{Context, Result, bail};
+use lab_guest::order::{Ending, Order};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// What a process has printed so far, and how it ended.
+#[derive(Default)]
+struct Heard {
+    command: String,
+    text: String,
+    ending: Option<Ending>,
+}
+
+/// The processes of one test.
+pub(crate) struct Conversation<'a> {
+    vm: &'a mut Vm,
+    heard: BTreeMap<u32, Heard>,
+}
+
+/// A process of the conversation.
+#[derive(Clone, Copy)]
+pub(crate) struct Speaker(u32);
+
+impl<'a> Conversation<'a> {
+    /// Nobody speaks yet.
+    pub(crate) fn new(vm: &'a mut Vm) -> Self {
+        Self { vm, heard: BTreeMap::new() }
+    }
+
+    /// Starts a shell script as root.
+    pub(crate) fn start(&mut self, script: &str) -> Result<Speaker> {
+        let whole = format!("{PRELUDE}\n{script}");
+        let command = ["sh", "-c", &whole].map(str::to_owned).to_vec();
+        // To a terminal programs print line by line.
+        let terminal = Some((200, 50));
+        let process =
+            self.vm.start(&Order { command, root: true, terminal, ..Order::default() })?;
+        self.vm.end_input(process)?;
+        let heard = Heard { command: script.to_owned(), ..Heard::default() };
+        self.heard.insert(process, heard);
+        Ok(Speaker(process))
+    }
+
+    /// Takes the next thing that happens; false if nothing does until the deadline.
+    fn listen(&mut self, deadline: Instant) -> Result<bool> {
+        let Some(event) = self.vm.next_event(deadline)? else { return Ok(false) };
+        let (process, bytes, ending) = match event {
+            Event::Stdout(process, bytes) | Event::Stderr(process, bytes) => (process, bytes, None),
+            Event::Exit(process, ending) => (process, Vec::new(), Some(ending)),
+        };
+        // What is left over from an earlier test is nobody's.
+        if let Some(heard) = self.heard.get_mut(&process) {
+            heard.text.push_str(&String::from_utf8_lossy(&bytes));
+            heard.ending = heard.ending.or(ending);
+        }
+        Ok(true)
+    }
+
+    fn heard(&self, who: Speaker) -> Result<&Heard> {
+        self.heard.get(&who.0).context("a speaker of another conversation")
+    }
+
+    /// What a process has printed.
+    pub(crate) fn text(&self, who: Speaker) -> Result<&str> {
+        Ok(&self.heard(who)?.text)
+    }
+
+    /// Waits until a process has printed `words`.
+    pub(crate) fn until(&mut self, who: Speaker, words: &str, patience: u64) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(patience);
+        while !self.text(who)?.contains(words) {
+            if self.heard(who)?.ending.is_some() || !self.listen(deadline)? {
+                let Heard { command, text, ending } = self.heard(who)?;
+                bail!("`{command}` did not print {words:?} ({ending:?}), but:\n{text}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a process ends, and answers its status.
+    pub(crate) fn end(&mut self, who: Speaker, patience: u64) -> Result<i32> {
+        let deadline = Instant::now() + Duration::from_secs(patience);
+        loop {
+            let Heard { command, text, ending } = self.heard(who)?;
+            match ending {
+                Some(ending) => return Ok(ending.status()),
+                None if Instant::now() < deadline => {}
+                None => bail!("`{command}` still runs after {patience} s:\n{text}"),
+            }
+            self.listen(deadline)?;
+        }
+    }
+
+    /// Runs a script to its end and answers what it printed; it must succeed.
+    pub(crate) fn run(&mut self, script: &str, patience: u64) -> Result<String> {
+        let who = self.start(script)?;
+        let status = self.end(who, patience)?;
+        let text = self.text(who)?.to_owned();
+        if status != 0 {
+            bail!("`{script}` ended with {status}:\n{text}");
+        }
+        Ok(text)
+    }
+
+    /// Listens for a while, whatever happens.
+    pub(crate) fn pause(&mut self, time: Duration) -> Result<()> {
+        let deadline = Instant::now() + time;
+        while self.listen(deadline)? {}
+        Ok(())
+    }
+
+    /// All that was said, for a log.
+    pub(crate) fn transcript(&self) -> String {
+        let said =
+            |heard: &Heard| format!("---- {}\n{}{:?}\n", heard.command, heard.text, heard.ending);
+        self.heard.values().map(said).collect()
+    }
+}

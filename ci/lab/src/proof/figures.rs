@@ -1,0 +1,141 @@
+//! What the emulated device promises in figures: how soon it is there, how quick it is, and what it
+//! costs while nothing happens. Each is printed; beyond its limit it fails.
+//!
+//! They mean something only on a machine that has nothing else to do.
+
+use super::{Proof, case, failed};
+use crate::device::Emulation;
+use crate::outcome::{Outcome, Report};
+use crate::session::Machine;
+use crate::vm::Vm;
+use anyhow::{Context, Result, bail, ensure};
+use std::thread;
+use std::time::Duration;
+
+/// Seconds from QEMU's start to a device that can be opened.
+const BOOT: f64 = 15.0;
+/// Microseconds for there and back, polling.
+const PINGPONG: f64 = 120.0;
+/// Share of a processor that the emulator takes while the guest is idle, in percent.
+const IDLE: f64 = 2.0;
+
+/// Runs that the ping-pong may take to show what it can: the median counts where it is printed, the
+/// best where it is judged.
+const RUNS: usize = 5;
+/// For how long the idle guest is watched.
+const WATCHED: Duration = Duration::from_secs(15);
+
+type Figure = fn(&Proof<'_>, &mut Vm) -> Result<String>;
+
+const FIGURES: &[(&str, Figure)] =
+    &[("figures::boot", boot), ("figures::idle", idle), ("figures::pingpong", pingpong)];
+
+/// Takes the figures that are asked for, in one machine.
+pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+    let wanted: Vec<_> = FIGURES
+        .iter()
+        .filter(|(name, _)| match proof.scope.filter {
+            None => proof.full,
+            Some(filter) => name.contains(filter),
+        })
+        .collect();
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    println!("\nfigures on {} mlx5", proof.kernel.label());
+    let machine: Machine<'_> = proof.machine(Emulation::default());
+    let mut vm = match proof.session.boot(&machine) {
+        Ok(vm) => vm,
+        Err(error) => return vec![failed("figures::boot", &error)],
+    };
+    let mut reports = Vec::new();
+    for (name, figure) in wanted {
+        let report = match figure(proof, &mut vm) {
+            Ok(text) => {
+                println!("test {name} ... ok ({text})");
+                Report { name: (*name).to_owned(), outcome: Outcome::Passed }
+            }
+            Err(error) => {
+                println!("test {name} ... FAILED");
+                failed(name, &error)
+            }
+        };
+        reports.push(report);
+        if vm.ended() {
+            return reports;
+        }
+    }
+    if let Err(error) = vm.power_off() {
+        reports.push(failed("figures::power_off", &error));
+    }
+    reports
+}
+
+/// The guest says that it is ready when both functions can be opened.
+fn boot(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+    let seconds = vm.boot_time.as_secs_f64();
+    ensure!(seconds <= BOOT, "{seconds:.1} s to a device, at most {BOOT} s promised");
+    Ok(format!("{seconds:.1} s from QEMU's start to both devices"))
+}
+
+/// The emulator's own processor time, which the machine's other load does not change.
+fn idle(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+    let emulator = vm.companion().context("an emulator")?;
+    thread::sleep(Duration::from_secs(2));
+    let before = emulator.processor_time()?;
+    thread::sleep(WATCHED);
+    let used = emulator.processor_time()? - before;
+    let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
+    ensure!(percent < IDLE, "{percent:.1} % of a processor while idle, under {IDLE} % promised");
+    Ok(format!("{percent:.1} % of a processor for both functions"))
+}
+
+fn pingpong(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+    let mut times = [Vec::new(), Vec::new()];
+    for (options, times) in ["", "-e"].into_iter().zip(&mut times) {
+        for _ in 0..RUNS {
+            times.push(iteration(vm, options)?);
+        }
+        times.sort_by(f64::total_cmp);
+    }
+    let [polling, events] = times;
+    let text = format!(
+        "{:.0} µs per iteration polling ({:.0} to {:.0}), {:.0} by events",
+        polling[RUNS / 2],
+        polling[0],
+        polling[RUNS - 1],
+        events[RUNS / 2]
+    );
+    ensure!(polling[0] <= PINGPONG, "{text}; at most {PINGPONG} polling promised");
+    Ok(text)
+}
+
+/// Microseconds of one iteration between the two functions, 4096 bytes each way.
+fn iteration(vm: &mut Vm, options: &str) -> Result<f64> {
+    let program = format!("ibv_rc_pingpong -g 3 -n 3000 {options}");
+    let script = format!("pair 'tcp 18515' '{program} -d mlx5_1' '{program} -d mlx5_0 127.0.0.1'");
+    let printed = match case::run_script(vm, &script, false)? {
+        Ok(printed) => printed,
+        Err(why) => bail!("{why}"),
+    };
+    microseconds(&printed).with_context(|| format!("no time in {printed}"))
+}
+
+/// The last `… = 94.32 usec/iter`.
+fn microseconds(printed: &str) -> Option<f64> {
+    let (before, _) = printed.rsplit_once(" usec/iter")?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::microseconds;
+
+    #[test]
+    fn the_last_time_is_read() {
+        let text = "1000 iters in 0.37 seconds = 368.78 usec/iter\n\
+                    8192000 bytes\n1000 iters in 0.09 seconds = 94.32 usec/iter\n";
+        assert_eq!(microseconds(text), Some(94.32));
+        assert_eq!(microseconds("nothing"), None);
+    }
+}
