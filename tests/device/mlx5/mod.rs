@@ -3,6 +3,7 @@
 mod allocator;
 mod clock;
 mod context;
+mod dmabuf;
 mod td;
 mod uar;
 mod var;
@@ -20,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        dmabuf::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),
