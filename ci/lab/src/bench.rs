@@ -4,6 +4,7 @@
 //! is.
 
 mod control;
+mod futures;
 mod path;
 mod pingpong;
 mod rounds;
@@ -27,6 +28,8 @@ use std::process::ExitCode;
 enum Suite {
     /// ping-pong over soft-RoCE: time and system calls per message
     Rxe,
+    /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
+    RxeFutures,
     /// instructions of each operation of mlx5's data path
     Mlx5Path,
     /// the control path: time and system calls
@@ -55,7 +58,7 @@ pub(crate) struct BenchArguments {
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// With rxe: let the guest's clock count instructions: the same result each time, whatever else
+    /// With rxe and its futures: let the guest's clock count instructions: the same result each time, whatever else
     /// this machine does. The guest has one processor then, so that polling tells nothing and is
     /// left out
     #[arg(long)]
@@ -91,6 +94,7 @@ impl BenchArguments {
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     match arguments.suite {
         Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
+        Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
         Suite::Control => arguments.print(&control::run(arguments)?)?,
         Suite::Scale => arguments.print(&scale::run(arguments)?)?,

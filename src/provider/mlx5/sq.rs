@@ -69,8 +69,6 @@ pub(crate) struct SendRing {
     notes: Masked<Send>,
     word: RecordWord<MLX5_SND_DBR>,
     register: Arc<Register>,
-    /// The greatest request that the register takes whole, in units.
-    blueflame: u32,
     alone: bool,
     /// The greatest request, in units.
     largest: u32,
@@ -95,7 +93,6 @@ impl SendRing {
             limits: setup.limits,
             notes: setup.record.sends.notes(),
             word: setup.dbrec.word(),
-            blueflame: setup.register.blueflame_units(),
             register: setup.register,
             alone: setup.alone,
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
@@ -126,7 +123,7 @@ impl SendRing {
             Payload::Sges([]) | Payload::Inline(_) => true,
             Payload::Sges(_) => false,
         };
-        if simple {
+        if simple && wr.srq.is_none() {
             return self.write(cursor, wr);
         }
         // Copies, lest the simple ones are kept in memory for this.
@@ -269,9 +266,8 @@ impl SendRing {
     fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it; one unit alone is
         // nothing but the doorbell.
-        if single && cursor.size > 1 && cursor.size <= self.blueflame {
-            self.register.blueflame(&self.blocks, cursor.last, cursor.size);
-        } else {
+        let whole = single && cursor.size > 1;
+        if !(whole && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
             self.register.doorbell(cursor.word);
         }
     }

@@ -6,6 +6,7 @@ mod context;
 mod td;
 mod uar;
 mod var;
+mod var_sharing;
 
 use crate::capability::Capability;
 use crate::env;
@@ -22,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         td::trials(),
         uar::trials(),
         var::trials(),
+        var_sharing::trials(),
     ];
     modules.into_iter().flatten().collect()
 }

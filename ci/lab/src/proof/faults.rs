@@ -65,7 +65,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let outcome = (|| {
         let mut vm = proof.session.boot(&proof.machine(Emulation::default()))?;
         for (test, body) in &tests {
-            let device = proof.session.control()?;
+            let device = vm.control()?;
             reports.push(one(&name(test), *body, &mut vm, device, &mut log));
             if vm.ended() {
                 break;

@@ -150,7 +150,7 @@ fn clients(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
         let program = PROGRAM.replace('\'', "\"");
         script(
             vm,
-            &format!("timeout 200 python3 -c '{program}' {rounds} || fail 'a client failed'"),
+            &format!("timeout 500 python3 -c '{program}' {rounds} || fail 'a client failed'"),
         )
     };
     // The first ones fill the driver's caches of keys and registers.
