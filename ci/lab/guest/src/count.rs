@@ -2,7 +2,7 @@
 //! children, and how many files they opened and mapped.
 //!
 //! The last line of standard error is `lab-count: N system calls, M files opened, K file mappings`.
-//! Used by `bench.rs` of `lab`.
+//! Used by `bench.rs` of `lab`. With `--each` a line for each call's number stands before it.
 
 use crate::Failure;
 use nix::errno::Errno;
@@ -18,7 +18,10 @@ use std::{env, fs};
 /// Tells the copy of this program that becomes the counted one.
 const BECOME: &str = "--become";
 
-/// `lab-count COMMAND…`; ends with the command's status.
+/// Asks for each call by its number.
+const EACH: &str = "--each";
+
+/// `lab-count [--each] COMMAND…`; ends with the command's status.
 pub(crate) fn count() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.as_slice() {
@@ -32,8 +35,13 @@ pub(crate) fn count() -> ExitCode {
             eprintln!("{program}: {error}");
             ExitCode::from(127)
         }
-        [_, ..] => match trace(&arguments) {
-            Ok((status, Counts { calls, opened, mapped })) => {
+        [_, ..] => match trace(arguments.strip_prefix(&[EACH.to_owned()]).unwrap_or(&arguments)) {
+            Ok((status, Counts { calls, each, opened, mapped })) => {
+                if arguments[0] == EACH {
+                    for (number, times) in each {
+                        eprintln!("lab-count: call {number}: {times}");
+                    }
+                }
                 eprintln!(
                     "lab-count: {calls} system calls, {opened} files opened, {mapped} file mappings"
                 );
@@ -45,7 +53,7 @@ pub(crate) fn count() -> ExitCode {
             }
         },
         [] => {
-            eprintln!("lab-count COMMAND…");
+            eprintln!("lab-count [--each] COMMAND…");
             ExitCode::from(2)
         }
     }
@@ -55,6 +63,8 @@ pub(crate) fn count() -> ExitCode {
 #[derive(Default)]
 struct Counts {
     calls: u64,
+    /// How often each call, by number.
+    each: BTreeMap<u64, u64>,
     opened: u64,
     mapped: u64,
 }
@@ -67,6 +77,7 @@ impl Counts {
         const OPENAT: u64 = 257;
         let registers = ptrace::getregs(thread)?;
         let succeeded = (registers.rax as i64) >= 0 || registers.rax < (-4095_i64) as u64;
+        *self.each.entry(registers.orig_rax).or_default() += 1;
         match registers.orig_rax {
             OPEN | OPENAT if succeeded => self.opened += 1,
             // Memory of its own has no file.
