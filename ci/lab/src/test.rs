@@ -212,10 +212,10 @@ fn run_suites(
             vm = None;
         }
     }
-    if let Some(vm) = vm {
-        if let Err(error) = vm.power_off() {
-            place.reports.extend(reports_of("power off", Err(error)));
-        }
+    if let Some(vm) = vm
+        && let Err(error) = vm.power_off()
+    {
+        place.reports.extend(reports_of("power off", Err(error)));
     }
 }
 

@@ -68,10 +68,10 @@ pub(crate) fn cargo() -> OsString {
 impl Workspace {
     /// The workspace of the current directory if it is this project's, else the lab's own.
     pub(crate) fn find() -> Result<Self> {
-        if let Ok(here) = Self::at(Path::new(".")) {
-            if here.package("uverbs").is_some() {
-                return Ok(here);
-            }
+        if let Ok(here) = Self::at(Path::new("."))
+            && here.package("uverbs").is_some()
+        {
+            return Ok(here);
         }
         Self::of_lab()
     }

@@ -182,8 +182,7 @@ impl Bench<'_> {
     /// Gives the first function's new interface what the lab gave the old one, and waits for the
     /// port.
     fn restore(&mut self) -> Result<()> {
-        let script = format!(
-            "until_long() {{ for turn in 1 2 3 4 5 6; do until_true \"$1\" && return; done; exit 1; }}\n\
+        let script = "until_long() { for turn in 1 2 3 4 5 6; do until_true \"$1\" && return; done; exit 1; }\n\
              until_long 'ls /sys/class/infiniband/mlx5_0/device/net/*/address'\n\
              own=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)\n\
              far=$(cat /sys/class/infiniband/mlx5_1/device/net/*/address)\n\
@@ -192,8 +191,7 @@ impl Bench<'_> {
              $ip route replace 10.0.0.2 dev $own table 101 scope link &&\n\
              $ip neighbour replace 10.0.0.2 lladdr $far dev $own nud permanent || exit 1\n\
              until_long 'grep -q 0000:ffff:0a00:0001 /sys/class/infiniband/mlx5_0/ports/1/gids/3'\n\
-             until_long 'grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state'"
-        );
+             until_long 'grep -q ACTIVE /sys/class/infiniband/mlx5_0/ports/1/state'".to_string();
         self.guest.run(&script, PATIENCE).context("the new interface")?;
         Ok(())
     }

@@ -183,7 +183,7 @@ impl Verbs {
         let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
         (0..16)
             .filter_map(|index| Some((index, self.gid(context, index).filter(mapped)?)))
-            .last()
+            .next_back()
             .ok_or_else(|| "port 1 has no IPv4 address".into())
     }
 
