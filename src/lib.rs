@@ -76,7 +76,7 @@ pub use mr::{
     RegionError, RegisterError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
-pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey};
+pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
 pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 pub use port::{
@@ -85,7 +85,7 @@ pub use port::{
 };
 pub use qp::{
     Endpoint, Handshake, PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType,
-    QueuePair, QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue,
+    QueuePair, QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
 };
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};

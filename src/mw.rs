@@ -286,7 +286,10 @@ impl MemoryWindow {
         let file = self.object.file();
         file.check_fork(VERB)?;
         file.check_same(VERB, "queue pair", qp.qp.file())?;
-        self.check_domain("queue pair", &qp.qp.pd)?;
+        match qp.qp.pd() {
+            Some(pd) => self.check_domain("queue pair", pd)?,
+            None => return Err(Error::invalid(VERB, "an XRC target binds no windows")),
+        }
         if self.pending.is_some() {
             return Err(Error::new(VERB, Errno::BUSY)
                 .detail("the window was not told yet what became of its last binding"));

@@ -38,6 +38,11 @@ number! {
     Qpn
 }
 number! {
+    /// The number of a shared receive queue of an XRC domain, 24 bits, unique on its device: what
+    /// requests of an XRC initiator name.
+    SrqNumber
+}
+number! {
     /// A packet sequence number, 24 bits.
     Psn
 }

@@ -378,7 +378,7 @@ impl Context {
         const VERB: &str = "default_gid";
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
         let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
-        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == port.into()))
+        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == u32::from(port)))
             .ok_or_else(|| {
                 let detail = format!("port {port} of {} has no address", self.file.device.name());
                 Error::new(VERB, Errno::NODATA).detail(detail)

@@ -1,19 +1,22 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
+use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
 use crate::mem::pointer::OutPointer;
 use crate::mem::slots::Reclaim;
+use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
-use crate::provider::RecvRing;
 use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
+use crate::provider::{Member, RecvRing};
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
 use crate::wr::PostError;
+use crate::xrcd::{XrcDomain, XrcdInner};
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -35,24 +38,64 @@ pub(crate) struct SrqInner {
     pub(crate) slots: SharedSlots,
     registration: Registration,
     pd: Arc<PdInner>,
+    /// Of a queue in an XRC domain.
+    xrc: Option<Xrc>,
     /// What is lent to its receives; see [`owned`](crate::owned).
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 
-impl Drop for SrqInner {
-    fn drop(&mut self) {
-        let Some(lent) = self.lent.take() else { return };
-        match self.object.destroy() {
-            Ok(()) => lent.reclaim_all(),
-            // The object is abandoned and counted; the device may still write what is lent.
-            Err(_) => std::mem::forget(lent),
-        }
-    }
+/// What a shared receive queue of an XRC domain has besides: its own number, and completions.
+#[derive(Debug)]
+struct Xrc {
+    number: SrqNumber,
+    cq: Arc<CqInner>,
+    /// What the completion queue knows it by.
+    member: Member,
+    _xrcd: Arc<XrcdInner>,
 }
 
 impl SrqInner {
     pub(crate) fn file(&self) -> &Arc<File> {
         self.object.file()
+    }
+
+    /// Whether it takes messages to XRC targets.
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.xrc.is_some()
+    }
+
+    /// Destroys the kernel's queue, and tells the completion queue that what it still holds of it
+    /// concerns nobody.
+    fn destroy(&mut self) -> Result<()> {
+        if self.object.is_gone() {
+            return Ok(());
+        }
+        self.object.destroy()?;
+        if let Some(xrc) = &self.xrc {
+            xrc.cq.members.retire(&xrc.member);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let lent = self.lent.take();
+        if self.destroy().is_ok() {
+            if let Some(lent) = lent {
+                lent.reclaim_all();
+            }
+            return;
+        }
+        // The device may still write what is lent.
+        std::mem::forget(lent);
+        if self.file().epoch.is_over() {
+            return;
+        }
+        self.object.abandon();
+        if let Some(xrc) = &self.xrc {
+            xrc.cq.members.retire_for_good(&xrc.member);
+        }
     }
 }
 
@@ -86,13 +129,14 @@ pub struct SrqBuilder {
     pd: Arc<PdInner>,
     max_wr: u32,
     max_sge: u32,
+    xrc: Option<(Arc<XrcdInner>, Arc<CqInner>)>,
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a shared receive queue with room for at least `max_wr` receives.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
-        SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1 }
+        SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, xrc: None }
     }
 }
 
@@ -104,24 +148,44 @@ impl SrqBuilder {
         self
     }
 
+    /// Puts the queue into an XRC domain: it takes messages to any target there whose sender names
+    /// its [number](SharedReceiveQueue::number), and what it received completes to `cq`. Both are
+    /// kept alive by it.
+    #[doc(alias = "IBV_SRQT_XRC")]
+    #[must_use]
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+        self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
     ///
     /// `EINVAL` for 0 receives or more than the device has (`max_srq_wr`, `max_srq_sge`);
-    /// `EOPNOTSUPP` on a device without shared receive queues; `ENOMEM`; `EAGAIN` at a cgroup's
+    /// or an XRC domain or a completion queue of another context; `EOPNOTSUPP` on a device without
+    /// shared receive queues, or without XRC; `ENOMEM`; `EAGAIN` at a cgroup's
     /// limit.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         const VERB: &str = "create_srq";
-        let SrqBuilder { pd, max_wr, max_sge } = self;
+        let SrqBuilder { pd, max_wr, max_sge, xrc } = self;
         let file = pd.file().clone();
         if max_wr == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 receives; the minimum is 1"));
         }
+        if let Some((xrcd, cq)) = &xrc {
+            file.check_same(VERB, "XRC domain", xrcd.file())?;
+            file.check_same(VERB, "completion queue", cq.file())?;
+        }
+        let srq_type = match xrc {
+            Some(_) => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_XRC,
+            None => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC,
+        };
         let registration = file.register(VERB, Kind::Srq)?;
         let source = Source { verb: VERB, domain: Some(&pd) };
-        let mut plan = SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, source)?;
-        let (mut granted_wr, mut granted_sge) = (0u32, 0u32);
+        let mut plan =
+            SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, xrc.is_some(), source)?;
+        let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
         let told = plan.told();
         let command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
@@ -130,13 +194,22 @@ impl SrqBuilder {
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, told.max_wr)
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, told.max_sge)
             .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
-            .u64(
-                uapi::UVERBS_ATTR_CREATE_SRQ_TYPE,
-                uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC.0.into(),
+            .handle_if(
+                uapi::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE,
+                xrc.as_ref().map(|(xrcd, _)| xrcd.handle()),
             )
+            .handle_if(
+                uapi::UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE,
+                xrc.as_ref().map(|(_, cq)| cq.object.handle()),
+            )
+            .u64(uapi::UVERBS_ATTR_CREATE_SRQ_TYPE, srq_type.0.into())
             .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd())
             .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
             .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge);
+        let command = match xrc {
+            Some(_) => command.output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
+            None => command,
+        };
         let mut command = plan.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
@@ -156,11 +229,23 @@ impl SrqBuilder {
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::SRQ, handle, plan.hold());
         let granted = plan.granted(SrqAsk { max_wr: granted_wr, max_sge: granted_sge });
-        let (ring, slots) = plan
-            .finish(granted, file.kernel.mapper())
+        let (ring, slots, member) = plan
+            .finish(number, granted, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
+        let xrc = xrc.map(|(xrcd, cq)| {
+            // Before anything can be posted: who polls must know what it completes.
+            cq.members.attach(&member);
+            Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
+        });
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner { object, slots, registration, pd, lent: OnceLock::new() }),
+            inner: Arc::new(SrqInner {
+                object,
+                slots,
+                registration,
+                pd,
+                xrc,
+                lent: OnceLock::new(),
+            }),
             ring,
             max_wr: granted.max_wr,
             max_sge: granted.max_sge,
@@ -281,6 +366,12 @@ impl SharedReceiveQueue {
         &self.inner.pd.kernel
     }
 
+    /// The number by which senders name the queue, if it is of an XRC domain.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn number(&self) -> Option<SrqNumber> {
+        Some(self.inner.xrc.as_ref()?.number)
+    }
+
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
         self.inner.registration.key()
@@ -301,7 +392,7 @@ impl SharedReceiveQueue {
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
         let SharedReceiveQueue { inner, ring, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, |inner| inner.object.destroy())
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy)
             .map_err(|(inner, error)| (SharedReceiveQueue { inner, ring, max_wr, max_sge }, error))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::ah::AddressHandle;
-use crate::number::{Lkey, Qkey, Qpn, Rkey, open_enum};
+use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber, open_enum};
 use crate::provider::Address;
 use crate::qp::QpState;
 use rustix::io::Errno;
@@ -166,12 +166,13 @@ pub struct SendWr<'a> {
     pub(crate) flags: SendFlags,
     pub(crate) payload: Payload<'a>,
     pub(crate) destination: Option<Destination<'a>>,
+    pub(crate) srq: Option<SrqNumber>,
 }
 
 impl<'a> SendWr<'a> {
     #[inline]
     fn new(op: SendOp, payload: Payload<'a>) -> Self {
-        SendWr { wr_id: 0, op, flags: SendFlags::empty(), payload, destination: None }
+        SendWr { wr_id: 0, op, flags: SendFlags::empty(), payload, destination: None, srq: None }
     }
 
     /// A message for the peer's next receive.
@@ -313,6 +314,17 @@ impl<'a> SendWr<'a> {
         self.destination = Some(destination);
         self
     }
+
+    /// The shared receive queue that a message of an XRC initiator goes to; every request of one
+    /// needs it but those that stay here, and no other. A read, a write or an atomic consumes no
+    /// receive and still names a queue of the target's XRC domain.
+    #[doc(alias = "remote_srqn")]
+    #[inline]
+    #[must_use]
+    pub fn to_srq(mut self, number: SrqNumber) -> Self {
+        self.srq = Some(number);
+        self
+    }
 }
 
 /// A request for a receive queue.
@@ -357,6 +369,8 @@ pub enum PostError {
     SharedReceives,
     /// Inline data with an operation that takes none from this side.
     NoInline,
+    /// A request of an XRC initiator that names no shared receive queue, or another that names one.
+    SrqNumber,
     /// A datagram without a destination, or a destination without datagrams.
     Destination,
     /// The address handle belongs to another protection domain than the queue pair.
@@ -406,6 +420,10 @@ impl fmt::Display for PostError {
                 f.write_str("receives come from the shared receive queue: post them there")
             }
             PostError::NoInline => f.write_str("the operation takes no inline data"),
+            PostError::SrqNumber => f.write_str(
+                "a request of an XRC initiator needs the number of a shared receive queue, others \
+                 take none",
+            ),
             PostError::Destination => f.write_str(
                 "a datagram needs a destination, and requests of other queue pairs have none",
             ),

@@ -7,8 +7,8 @@ use super::route::{Entry, Route, Routes};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
-use crate::pd::{Shared, Sharing};
-use crate::qp::{QpState, QueuePair};
+use crate::pd::{KernelPd, Shared, Sharing};
+use crate::qp::{Base, QpState, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -106,10 +106,11 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
-        if let Err(error) = self.check(&qp, srq) {
-            return Err(AdoptError { qp, error });
-        }
-        let (caps, domain) = (qp.caps(), qp.qp.pd.kernel.clone());
+        let domain = match self.check(&qp, srq) {
+            Ok(domain) => domain,
+            Err(error) => return Err(AdoptError { qp, error }),
+        };
+        let caps = qp.caps();
         let sends = Desk::new(caps.max_send_wr, &domain);
         let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, &domain));
         let recv = match (&recvs, srq) {
@@ -128,19 +129,22 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))
     }
 
+    /// Answers the queue pair's protection domain.
     fn check<S: Sharing>(
         &self,
         qp: &QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
-    ) -> Result<()> {
-        let inner = &qp.qp;
+    ) -> Result<Arc<KernelPd>> {
         let invalid = |detail: String| Err(Error::invalid(VERB, detail));
-        for (cq, which) in [(&inner.send_cq, "sends"), (&inner.recv_cq, "receives")] {
+        let Base::Domain { send_cq, recv_cq, srq: own, pd } = &qp.qp.base else {
+            return invalid(format!("{qp:?} has no queues"));
+        };
+        for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
             }
         }
-        let shared = match (&inner.srq, srq) {
+        let shared = match (own, srq) {
             (None, None) => true,
             (Some(its), Some(srq)) => Arc::ptr_eq(its, &srq.queue().inner),
             _ => false,
@@ -169,7 +173,7 @@ impl<T> OwnedCompletionQueue<T> {
                  may have {needed}"
             ));
         }
-        Ok(())
+        Ok(pd.kernel.clone())
     }
 
     /// Looks for completions.

@@ -252,7 +252,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         cq: &mut OwnedCompletionQueue<T>,
         body: impl FnOnce(&mut Scope<'_, 'env, T, S>) -> R,
     ) -> std::result::Result<R, ScopeError<R>> {
-        if !Arc::ptr_eq(&self.qp.qp.send_cq, &cq.cq.inner) {
+        if !self.qp.qp.sends_to(&cq.cq.inner) {
             return Err(ScopeError::ForeignQueue);
         }
         let mut ending = Ending::Drained;

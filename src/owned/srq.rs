@@ -3,7 +3,7 @@
 use super::desk::Desk;
 use super::queue::OwnedRecvBatch;
 use super::route::Lent;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::srq::SharedReceiveQueue;
 use crate::wr::PostError;
 use std::fmt;
@@ -24,8 +24,13 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
     ///
     /// # Errors
     ///
-    /// None but those of [`query`](SharedReceiveQueue::query).
+    /// `EINVAL` for a queue of an XRC domain, whose completions are those of targets; and those of
+    /// [`query`](SharedReceiveQueue::query).
     pub fn new(srq: SharedReceiveQueue) -> Result<Self> {
+        if srq.number().is_some() {
+            const VERB: &str = "adopt_srq";
+            return Err(Error::invalid(VERB, format!("{srq:?} is of an XRC domain")));
+        }
         let depth = srq.query()?.max_wr;
         let desk = Desk::new(depth, srq.domain());
         // It cannot be set: queues are taken over once.

@@ -192,6 +192,39 @@ impl QpPlan {
     }
 }
 
+/// An XRC target in the making: a queue pair without queues.
+#[derive(Debug)]
+pub(crate) enum TargetPlan {
+    Rxe,
+    Mlx5(mlx5::create::TargetPlan),
+}
+
+impl TargetPlan {
+    pub(crate) fn new(provider: &Provider, verb: &'static str) -> Result<TargetPlan> {
+        Ok(match provider {
+            Provider::Rxe => TargetPlan::Rxe,
+            Provider::Mlx5(context) => {
+                TargetPlan::Mlx5(mlx5::create::TargetPlan::new(context, verb)?)
+            }
+        })
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        match self {
+            TargetPlan::Rxe => command,
+            TargetPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// What keeps its number on the device from being dealt again.
+    pub(crate) fn finish(self, qpn: u32) -> Member {
+        match self {
+            TargetPlan::Rxe => Member::None,
+            TargetPlan::Mlx5(plan) => Member::Mlx5(plan.finish(qpn)),
+        }
+    }
+}
+
 /// The rings of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Queues {
@@ -223,13 +256,19 @@ pub(crate) enum SrqPlan {
 }
 
 impl SrqPlan {
-    pub(crate) fn new(provider: &Provider, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
+    /// With `xrc` for a queue of an XRC domain, whose completions name it.
+    pub(crate) fn new(
+        provider: &Provider,
+        ask: SrqAsk,
+        xrc: bool,
+        source: Source<'_>,
+    ) -> Result<SrqPlan> {
         Ok(match provider {
             Provider::Rxe => {
                 SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() }
             }
             Provider::Mlx5(context) => {
-                SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, source)?)
+                SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, xrc, source)?)
             }
         })
     }
@@ -264,21 +303,25 @@ impl SrqPlan {
         }
     }
 
+    /// The ring, what queue pairs have to know of it, and, of a queue of an XRC domain with this
+    /// `number`, what its completion queue knows it by.
     pub(crate) fn finish(
         self,
+        number: u32,
         granted: SrqAsk,
         mapper: &dyn Mapper,
-    ) -> std::result::Result<(RecvRing, SharedSlots), Errno> {
+    ) -> std::result::Result<(RecvRing, SharedSlots, Member), Errno> {
         match self {
             SrqPlan::Rxe { answer, .. } => {
                 let mi = answer.read::<rxe_create_srq_resp>().mi;
                 let ring = rxe::rq::RecvRing::map(mi, granted.max_sge, mapper)?;
-                Ok((RecvRing::Rxe(ring), SharedSlots::Rxe))
+                Ok((RecvRing::Rxe(ring), SharedSlots::Rxe, Member::None))
             }
             SrqPlan::Mlx5(plan) => {
-                let ring = plan.finish();
+                let (ring, record) = plan.finish(number);
                 let slots = SharedSlots::Mlx5(ring.slots().clone());
-                Ok((RecvRing::Mlx5Shared(ring), slots))
+                let member = record.map_or(Member::None, Member::Mlx5);
+                Ok((RecvRing::Mlx5Shared(ring), slots, member))
             }
         }
     }

@@ -11,11 +11,15 @@ use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// A queue pair, as its completion queues know it.
+/// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
 #[derive(Debug)]
 pub(crate) enum Member {
-    Rxe { qpn: u32 },
+    Rxe {
+        qpn: u32,
+    },
     Mlx5(Arc<mlx5::record::Record>),
+    /// Nobody that completes anything.
+    None,
 }
 
 /// Where the poller of a completion queue is told of queue pairs.
@@ -70,21 +74,13 @@ impl CqRing {
         }
     }
 
-    /// Reads what the control path has to tell.
+    /// The next completion of a queue pair that is alive, consumed. With `fresh` the control path is
+    /// listened to first: a poll has to do so once.
     #[inline(always)]
-    pub(crate) fn learn(&mut self) {
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
         match self {
-            CqRing::Rxe(poller) => poller.learn(),
-            CqRing::Mlx5(ring) => ring.learn(),
-        }
-    }
-
-    /// The next completion of a queue pair that is alive, consumed.
-    #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
-        match self {
-            CqRing::Rxe(poller) => poller.next().map(Wc::Rxe),
-            CqRing::Mlx5(ring) => ring.next().map(Wc::Mlx5),
+            CqRing::Rxe(poller) => poller.next(fresh).map(Wc::Rxe),
+            CqRing::Mlx5(ring) => ring.next(fresh).map(Wc::Mlx5),
         }
     }
 

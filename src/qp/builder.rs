@@ -1,6 +1,6 @@
 //! Makes queue pairs.
 
-use super::{QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, SendQueue};
+use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
@@ -102,7 +102,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
-    /// Takes receives from `srq`, which the queue pair keeps alive.
+    /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain.
     #[must_use]
     pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(srq.inner.clone());
@@ -114,7 +114,8 @@ impl<S: Sharing> QueuePairBuilder<S> {
     /// # Errors
     ///
     /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
-    /// or if the queues belong to another context; `EOPNOTSUPP` for a type that the device does
+    /// if the queues belong to another context, and for [`QpType::XRC_TGT`], which
+    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) makes; `EOPNOTSUPP` for a type that the device does
     /// not have; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
     /// `CAP_NET_RAW`.
     pub fn build(mut self) -> Result<QueuePair<S>> {
@@ -124,6 +125,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
         file.check_same(VERB, "receive completion queue", self.recv_cq.file())?;
         if let Some(srq) = &self.srq {
             file.check_same(VERB, "shared receive queue", srq.file())?;
+        }
+        self.check_xrc(VERB)?;
+        let initiator = self.qp_type == QpType::XRC_INI;
+        if initiator || self.srq.is_some() {
             self.cap.max_recv_wr = 0;
             self.cap.max_recv_sge = 0;
         }
@@ -149,7 +154,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
             .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
             .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
             .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
-            .handle(uapi::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, self.recv_cq.object.handle())
+            .handle_if(
+                uapi::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE,
+                (!initiator).then(|| self.recv_cq.object.handle()),
+            )
             .handle_if(
                 uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
                 self.srq.as_ref().map(|srq| srq.object.handle()),
@@ -181,10 +189,12 @@ impl<S: Sharing> QueuePairBuilder<S> {
             local: Mutex::default(),
             groups: Groups::default(),
             registration,
-            send_cq: self.send_cq,
-            recv_cq: self.recv_cq,
-            srq: self.srq,
-            pd: self.pd,
+            base: Base::Domain {
+                send_cq: self.send_cq,
+                recv_cq: self.recv_cq,
+                srq: self.srq,
+                pd: self.pd,
+            },
             member,
         });
         // Before anything can be posted: who polls must know what it completes.
@@ -194,6 +204,20 @@ impl<S: Sharing> QueuePairBuilder<S> {
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),
             control: QpControl { qp },
         })
+    }
+
+    /// Refuses what does not go together with XRC, which the kernel would refuse by number.
+    fn check_xrc(&self, verb: &'static str) -> Result<()> {
+        let of_domain = self.srq.as_ref().is_some_and(|srq| srq.is_xrc());
+        let detail = match self.qp_type {
+            QpType::XRC_TGT => "XRC targets are made in an XRC domain: XrcDomain::create_target",
+            QpType::XRC_INI if self.srq.is_some() => "an XRC initiator receives nothing",
+            _ if of_domain => {
+                "the shared receive queue belongs to an XRC domain, and takes messages to its targets"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(verb, detail))
     }
 
     fn explain(&self, error: Error) -> Error {

@@ -263,7 +263,7 @@ impl Handshake {
             .dest_qpn(remote.qpn)
             .rq_psn(remote.psn);
         match qp_type {
-            QpType::RC => {
+            QpType::RC | QpType::XRC_TGT => {
                 attr.max_dest_rd_atomic(local.endpoint.rd_atomic).min_rnr_timer(self.min_rnr_timer)
             }
             _ => attr,
@@ -273,7 +273,8 @@ impl Handshake {
     fn to_rts(self, qp_type: QpType, local: &Local, remote: &Endpoint) -> QpAttr {
         let attr = QpAttr::new().state(QpState::RTS).sq_psn(local.endpoint.psn);
         match qp_type {
-            QpType::RC => attr
+            QpType::XRC_TGT => attr.timeout(self.timeout),
+            QpType::RC | QpType::XRC_INI => attr
                 .timeout(self.timeout)
                 .retry_count(self.retry_count)
                 .rnr_retry(self.rnr_retry)
@@ -331,7 +332,7 @@ impl QpControl {
 
     /// Connects to `remote` with the defaults of [`Handshake`]: `INIT`, `RTR`, `RTS`.
     ///
-    /// Both sides do the same, in any order. A datagram queue pair has no peer and is made ready
+    /// Both sides do the same, in any order; over XRC one is an initiator and the other a target. A datagram queue pair has no peer and is made ready
     /// with its own endpoint.
     ///
     /// A receive can be posted from `INIT` on. Over RC a message that finds none waits; over UC
@@ -341,7 +342,7 @@ impl QpControl {
     /// # Errors
     ///
     /// `EINVAL` if [`endpoint`](Self::endpoint) was not called before, for a transport that is
-    /// not connected like this (XRC, raw packets) and in states other than `RESET` and `INIT`;
+    /// not connected like this (raw packets) and in states other than `RESET` and `INIT`;
     /// else as [`modify`](Self::modify).
     pub fn handshake(&self, remote: &Endpoint) -> Result<()> {
         self.handshake_with(remote, &Handshake::new())
@@ -351,8 +352,8 @@ impl QpControl {
     pub fn handshake_with(&self, remote: &Endpoint, options: &Handshake) -> Result<()> {
         const VERB: &str = "handshake";
         let qp_type = self.qp_type();
-        if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
-            let detail = format!("a queue pair of type {qp_type}; RC, UC and UD can be");
+        if qp_type == QpType::RAW_PACKET {
+            let detail = format!("a queue pair of type {qp_type}; RC, UC, UD and XRC can be");
             return Err(Error::invalid(VERB, detail));
         }
         let local = self.local(VERB)?;

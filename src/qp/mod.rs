@@ -1,7 +1,7 @@
 //! Queue pairs: two queues and a state. Pairs with `core/uverbs_std_types_qp.c`.
 //!
 //! [`builder`] makes one, [`send`] and [`recv`] post to it, [`state`] says what may follow what,
-//! [`control`] moves it there with the attributes of [`attr`].
+//! [`control`] moves it there with the attributes of [`attr`]; [`xrc`] is about halves of queue pairs.
 
 mod attr;
 mod builder;
@@ -13,6 +13,7 @@ mod reset;
 mod send;
 mod state;
 mod transition;
+mod xrc;
 
 pub use attr::{PathMigState, QpAttr};
 pub use builder::QueuePairBuilder;
@@ -22,6 +23,7 @@ pub use info::QpInfo;
 pub use recv::{RecvBatch, RecvQueue};
 pub use send::{SendBatch, SendQueue};
 pub use state::{QpState, QpType};
+pub use xrc::XrcTarget;
 
 use crate::context::Context;
 use crate::cq::CqInner;
@@ -36,6 +38,7 @@ use crate::provider::Member;
 use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
 use crate::wr::PostError;
+use crate::xrcd::XrcdInner;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,12 +86,22 @@ pub(crate) struct QpInner {
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
     registration: Registration,
-    pub(crate) send_cq: Arc<CqInner>,
-    pub(crate) recv_cq: Arc<CqInner>,
-    pub(crate) srq: Option<Arc<SrqInner>>,
-    pub(crate) pd: Arc<PdInner>,
+    pub(crate) base: Base,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+}
+
+/// What a queue pair stands on.
+#[derive(Debug)]
+pub(crate) enum Base {
+    Domain {
+        send_cq: Arc<CqInner>,
+        recv_cq: Arc<CqInner>,
+        srq: Option<Arc<SrqInner>>,
+        pd: Arc<PdInner>,
+    },
+    /// Of an XRC target, whose receives, memory and completions are those of shared receive queues.
+    Xrc { _xrcd: Arc<XrcdInner> },
 }
 
 impl QpInner {
@@ -123,9 +136,32 @@ impl QpInner {
 
     /// Visits its completion queues, each once.
     fn each_cq(&self, visit: impl Fn(&CqInner)) {
-        visit(&self.send_cq);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            visit(&self.recv_cq);
+        let Base::Domain { send_cq, recv_cq, .. } = &self.base else { return };
+        visit(send_cq);
+        if !Arc::ptr_eq(send_cq, recv_cq) {
+            visit(recv_cq);
+        }
+    }
+
+    /// Whether its sends complete to this queue.
+    pub(crate) fn sends_to(&self, cq: &Arc<CqInner>) -> bool {
+        matches!(&self.base, Base::Domain { send_cq, .. } if Arc::ptr_eq(send_cq, cq))
+    }
+
+    /// The protection domain; an XRC target has none.
+    #[inline]
+    pub(crate) fn pd(&self) -> Option<&Arc<PdInner>> {
+        match &self.base {
+            Base::Domain { pd, .. } => Some(pd),
+            Base::Xrc { .. } => None,
+        }
+    }
+
+    /// The shared receive queue that receives come from, if they do.
+    pub(crate) fn srq(&self) -> Option<&Arc<SrqInner>> {
+        match &self.base {
+            Base::Domain { srq, .. } => srq.as_ref(),
+            Base::Xrc { .. } => None,
         }
     }
 }
@@ -154,7 +190,7 @@ impl Drop for QpInner {
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S: Sharing = Shared> {
     send: SendQueue<S>,
-    /// `None` when receives come from a shared receive queue.
+    /// `None` when receives come from a shared receive queue, and on an XRC initiator.
     recv: Option<RecvQueue>,
     control: QpControl,
 }
@@ -164,7 +200,7 @@ pub struct QueuePair<S: Sharing = Shared> {
 pub struct QpParts<S: Sharing = Shared> {
     /// The send queue.
     pub send: SendQueue<S>,
-    /// The receive queue; `None` when receives come from a shared one.
+    /// The receive queue; `None` when receives come from a shared one, and on an XRC initiator.
     pub recv: Option<RecvQueue>,
     /// Everything that is not posting.
     pub control: QpControl,
@@ -190,7 +226,7 @@ impl<S: Sharing> QueuePair<S> {
         let whole = Arc::ptr_eq(&send.qp, &control.qp)
             && match recv {
                 Some(recv) => Arc::ptr_eq(&recv.qp, &control.qp),
-                None => control.qp.srq.is_some(),
+                None => control.qp.srq().is_some() || control.qp.qp_type == QpType::XRC_INI,
             };
         if !whole {
             let error = Error::invalid("join", "the parts are not those of one queue pair");
@@ -204,7 +240,7 @@ impl<S: Sharing> QueuePair<S> {
         &mut self.send
     }
 
-    /// The receive queue; `None` when receives come from a shared one.
+    /// The receive queue; `None` when receives come from a shared one, and on an XRC initiator.
     pub fn recv_queue(&mut self) -> Option<&mut RecvQueue> {
         self.recv.as_mut()
     }
@@ -220,12 +256,14 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// [`PostError::SharedReceives`] when receives come from a shared receive queue.
+    /// [`PostError::SharedReceives`] when receives come from a shared receive queue,
+    /// [`PostError::Unsupported`] on an XRC initiator, which receives nothing.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn recv_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
         match &mut self.recv {
             Some(recv) => recv.batch(),
+            None if self.control.qp.srq().is_none() => Err(PostError::Unsupported),
             None => Err(PostError::SharedReceives),
         }
     }

@@ -92,7 +92,7 @@ impl<S: Sharing> SendBatch<'_, S> {
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         let inline = matches!(wr.payload, Payload::Inline(_));
         let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
-        if wr.op.bit() & known == 0 || wr.destination.is_some() {
+        if wr.op.bit() & known == 0 || wr.destination.is_some() || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
@@ -173,7 +173,7 @@ impl SendBatch<'_, Exclusive> {
     /// [`owned`](crate::owned).
     #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
-        let own = self.queue.qp.pd.td.as_ref();
+        let own = self.queue.qp.pd().and_then(|pd| pd.td.as_ref());
         if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {
             return Err(PostError::ForeignThreadDomain);
         }
@@ -202,9 +202,9 @@ fn plain(qp_type: QpType) -> u32 {
     ];
     let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
-        QpType::RC | QpType::XRC_INI => set(&reliable) | set(&connected),
-        // Datagrams have a destination, which belongs to a domain.
-        QpType::UD => 0,
+        QpType::RC => set(&reliable) | set(&connected),
+        // Datagrams have a destination, which belongs to a domain; XRC names where it goes.
+        QpType::UD | QpType::XRC_INI => 0,
         _ => set(&connected),
     }
 }
@@ -218,10 +218,14 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
         Some(_) if !datagram => return Err(PostError::Destination),
         None if datagram => return Err(PostError::Destination),
         // In another file, or another domain of this one, its number means something else.
-        Some(to) if !Arc::ptr_eq(&to.handle.pd().kernel, &qp.pd.kernel) => {
+        Some(to) if qp.pd().is_none_or(|pd| !Arc::ptr_eq(&to.handle.pd().kernel, &pd.kernel)) => {
             return Err(PostError::ForeignAddress);
         }
         _ => {}
+    }
+    let local = matches!(wr.op, SendOp::LocalInv(_) | SendOp::BindMw(_));
+    if wr.srq.is_some() != (qp_type == QpType::XRC_INI && !local) {
+        return Err(PostError::SrqNumber);
     }
     // The kernel notes the queue pair that a binding came through, and our hold is on the one that
     // it was prepared for.

@@ -19,6 +19,7 @@ mod events;
 mod fork;
 mod handshake;
 mod helper;
+mod interop;
 mod leaks;
 mod lent;
 mod limits;
@@ -47,6 +48,7 @@ mod uc;
 mod ud;
 mod verdict;
 mod watchdog;
+mod xrc;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         events::trials(),
         fork::trials(),
         handshake::trials(),
+        interop::trials(),
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         srq::trials(),
         uc::trials(),
         ud::trials(),
+        xrc::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -228,10 +228,17 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
+        // They would need a segment of their own in each request, and flow rules to receive.
+        if ask.qp_type == QpType::RAW_PACKET {
+            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
+        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
-            max_recv_wr: if ask.shared.is_some() { 0 } else { ask.cap.max_recv_wr.max(1) },
+            max_recv_wr: match ask.shared.is_some() || ask.qp_type == QpType::XRC_INI {
+                true => 0,
+                false => ask.cap.max_recv_wr.max(1),
+            },
             ..ask.cap
         };
         let sends = SqSize::new(limits, ask.qp_type, &told).map_err(invalid)?;
@@ -239,10 +246,7 @@ impl QpPlan {
         let split = ask.qp_type == QpType::RAW_PACKET;
         let (memory, send_memory) = queues(sends, receives, split, &source)?;
         let record = record(context, &source)?;
-        let index = context.indices.take().ok_or_else(|| {
-            Error::new(source.verb, Errno::NFILE)
-                .detail("2^24 queue pairs of this context are alive")
-        })?;
+        let index = take_index(context, source.verb)?;
         let (register, page_id, alone, lease) = match ask.register {
             Some(ThreadRegister::Mlx5(lease)) => {
                 (lease.register().clone(), lease.page_id(), true, None)
@@ -335,7 +339,6 @@ impl QpPlan {
             max_post: self.sends.max_post,
             limits: SendLimits { max_sge: self.sends.max_sge, max_inline: self.sends.max_inline },
             qpn,
-            qp_type: self.qp_type,
             signal_all: self.signal_all,
             dbrec: self.record.clone(),
             register: self.register,
@@ -387,13 +390,19 @@ pub(crate) struct SrqPlan {
     memory: Arc<QueueMemory>,
     units: Units,
     record: Arc<DoorbellRecord>,
-    /// The driver wants one for queues of XRC and takes any here.
+    /// Of a queue of an XRC domain, whose completions bear it.
+    index: Option<Arc<Index>>,
     request: abi::mlx5_ib_create_srq,
     response: abi::mlx5_ib_create_srq_resp,
 }
 
 impl SrqPlan {
-    pub(crate) fn new(context: &Mlx5, ask: SrqAsk, source: Source<'_>) -> Result<SrqPlan> {
+    pub(crate) fn new(
+        context: &Mlx5,
+        ask: SrqAsk,
+        xrc: bool,
+        source: Source<'_>,
+    ) -> Result<SrqPlan> {
         let size = SrqSize::new(&context.limits, ask.max_wr, ask.max_sge)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let memory = source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?;
@@ -401,12 +410,15 @@ impl SrqPlan {
         let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
         let units = units.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
+        let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
         let request = abi::mlx5_ib_create_srq {
             buf_addr: memory.addr(),
             db_addr: record.addr(),
+            // Only queues of XRC domains are asked for one.
+            uidx: index.as_ref().map_or(0, |index| index.number()),
             ..Default::default()
         };
-        Ok(SrqPlan { size, memory, units, record, request, response: Default::default() })
+        Ok(SrqPlan { size, memory, units, record, index, request, response: Default::default() })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -423,8 +435,50 @@ impl SrqPlan {
         Hold::new(&self.record, Some(self.memory.clone()))
     }
 
-    pub(crate) fn finish(self) -> SrqRing {
+    /// The ring, and what a completion queue knows the queue by, if it is of an XRC domain.
+    pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
         let stride = 1 << self.size.stride_log;
-        SrqRing::new(self.units, self.size.entries, stride, self.size.max_sge, self.record)
+        let sge = self.size.max_sge;
+        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record);
+        let receives = Receives::Shared(ring.slots().clone());
+        let record = self.index.map(|index| Record::new(number, index, None, receives));
+        (ring, record)
     }
+}
+
+/// An XRC target in the making.
+#[derive(Debug)]
+pub(crate) struct TargetPlan {
+    index: Arc<Index>,
+    request: abi::mlx5_ib_create_qp,
+    response: abi::mlx5_ib_create_qp_resp,
+}
+
+impl TargetPlan {
+    pub(crate) fn new(context: &Mlx5, verb: &'static str) -> Result<TargetPlan> {
+        let index = take_index(context, verb)?;
+        // The driver wants an index of every queue pair; no completion bears this one.
+        let request = abi::mlx5_ib_create_qp {
+            uidx: index.number(),
+            ece_options: if context.limits.ece { ECE_QUERY } else { 0 },
+            ..Default::default()
+        };
+        Ok(TargetPlan { index, request, response: Default::default() })
+    }
+
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command
+            .input(UVERBS_ATTR_UHW_IN, &self.request)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+    }
+
+    pub(crate) fn finish(self, qpn: u32) -> Arc<Record> {
+        Record::new(qpn, self.index, None, Receives::None)
+    }
+}
+
+fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
+    context.indices.take().ok_or_else(|| {
+        Error::new(verb, Errno::NFILE).detail("2^24 queue pairs of this context are alive")
+    })
 }

@@ -16,6 +16,12 @@ pub(crate) const fn pair(first: u32, second: u32) -> u64 {
     ((first as u64) << 32 | second as u64).to_be()
 }
 
+/// The shared receive queue at the far end of an XRC connection.
+#[inline(always)]
+pub(crate) const fn target(srqn: u32) -> Unit {
+    [pair(srqn, 0), 0]
+}
+
 /// The first word of a request at the block `at`, but for the number of its queue pair.
 #[inline(always)]
 pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {

@@ -76,7 +76,7 @@ fn every_step_is_a_transition() {
     use crate::qp::transition::check;
     let (local, remote) = (side(1, 1), side(2, 1).endpoint);
     let options = Handshake::new().timeout(1).flow_label(5).traffic_class(6).hop_limit(2);
-    for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
+    for qp_type in [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::XRC_TGT] {
         let steps = [
             (QpState::RESET, options.to_init(qp_type, &local)),
             (QpState::INIT, options.to_init(qp_type, &local)),

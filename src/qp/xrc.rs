@@ -1,0 +1,177 @@
+//! XRC targets: receiving halves of connections, which have no queues of their own. Pairs with
+//! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
+
+use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
+use crate::error::{Error, Result};
+use crate::events::keys::{Kind, Registration};
+use crate::mcast::Groups;
+use crate::number::Qpn;
+use crate::object::{Class, Object, destroy_sole};
+use crate::provider::Member;
+use crate::provider::plan::{Hold, TargetPlan};
+use crate::uverbs::command::Command;
+use crate::uverbs::invoke_write::write;
+use crate::xrcd::XrcDomain;
+use rustix::io::Errno;
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex};
+use uverbs_uapi::object::UVERBS_OBJECT_QP;
+use uverbs_uapi::qp as uapi;
+use uverbs_uapi::write::IB_USER_VERBS_CMD_OPEN_QP;
+use zerocopy::FromZeros;
+
+/// The receiving half of an XRC connection.
+///
+/// A message that arrives goes to the [shared receive queue](crate::SrqBuilder::xrc) of the target's
+/// [domain](XrcDomain) that its sender named, and completes there. There is nothing to post to and
+/// nothing to poll here: what is left is control, which it dereferences to.
+///
+/// A target belongs to its domain rather than to the process that made it. Other processes that have
+/// the domain open may [open](XrcDomain::open_target) it, and it lives until the last of them drops
+/// it.
+#[doc(alias = "IBV_QPT_XRC_RECV")]
+pub struct XrcTarget {
+    control: QpControl,
+}
+
+impl XrcDomain {
+    /// Creates a target, in state [`RESET`](QpState::RESET).
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` on a device without XRC; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_target(&self) -> Result<XrcTarget> {
+        const VERB: &str = "create_qp";
+        let file = self.inner.file().clone();
+        let registration = file.register(VERB, Kind::Qp)?;
+        let mut plan = TargetPlan::new(&file.provider, VERB)?;
+        let mut cap = uapi::ib_uverbs_qp_cap::default();
+        let none = uapi::ib_uverbs_qp_cap::default();
+        let mut qpn = 0u32;
+        let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+            .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
+            .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
+            .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &none)
+            .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, QpType::XRC_TGT.0.into())
+            .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
+            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
+            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
+        let mut command = plan.request(command);
+        let made = file.execute(VERB, &mut command);
+        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
+        drop(command);
+        made.map_err(|error| match error.errno() {
+            Errno::OPNOTSUPP => error.detail(format!("{} has no XRC targets", file.device.name())),
+            _ => error,
+        })?;
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let member = plan.finish(qpn);
+        Ok(self.target(handle, Qpn(qpn), registration, member))
+    }
+
+    /// Opens a target of this domain that somebody else created, or this process: both are the same
+    /// one, and each has to be dropped. Its [state](QpControl::state) is asked of the kernel.
+    ///
+    /// Events of the target arrive at each of those who have it open; but the kernel sends those of
+    /// an opened one to the event file that was first made on the command file, which is another
+    /// process's where that is [shared](crate::Context::share).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if no target of this domain has the number.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_target(&self, qpn: Qpn) -> Result<XrcTarget> {
+        const VERB: &str = "open_qp";
+        let file = self.inner.file().clone();
+        let registration = file.register(VERB, Kind::Qp)?;
+        let request = uapi::ib_uverbs_open_qp {
+            user_handle: registration.key().0,
+            pd_handle: self.handle(),
+            qpn: qpn.0,
+            qp_type: QpType::XRC_TGT.0 as u8,
+            ..Default::default()
+        };
+        let mut resp = uapi::ib_uverbs_create_qp_resp::new_zeroed();
+        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).answer(&mut resp);
+        let opened = file.execute(VERB, &mut command);
+        drop(command);
+        opened.map_err(|error| match error.errno() {
+            Errno::INVAL => {
+                error.detail(format!("no target of this XRC domain has the number {qpn}"))
+            }
+            _ => error,
+        })?;
+        let target = self.target(resp.qp_handle, Qpn(resp.qpn), registration, Member::None);
+        target.query().map_err(|error| error.in_verb(VERB))?;
+        Ok(target)
+    }
+
+    fn target(
+        &self,
+        handle: u32,
+        qpn: Qpn,
+        registration: Registration,
+        member: Member,
+    ) -> XrcTarget {
+        let object = Object::new(self.inner.file().clone(), Class::QP, handle, Hold::None);
+        let qp = Arc::new(QpInner {
+            object,
+            qpn,
+            qp_type: QpType::XRC_TGT,
+            caps: QpCaps::new(&uapi::ib_uverbs_qp_cap::default()),
+            state: AtomicU8::new(QpState::RESET.0),
+            local: Mutex::default(),
+            groups: Groups::default(),
+            registration,
+            base: Base::Xrc { _xrcd: self.inner.clone() },
+            member,
+        });
+        XrcTarget { control: QpControl { qp } }
+    }
+}
+
+impl XrcTarget {
+    /// Brings the target back to state [`RESET`](QpState::RESET), for everybody who has it open.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers.
+    pub fn reset(&mut self) -> Result<()> {
+        let attr = super::QpAttr::new().state(QpState::RESET);
+        self.control.apply("reset_qp", &attr)?;
+        self.qp.set_state(QpState::RESET);
+        Ok(())
+    }
+
+    /// Closes the target and says whether that went well; dropping it does the same silently. The
+    /// last one to close it destroys it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers; the target comes back with the error.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "something still holds the target";
+        destroy_sole(self.control.qp, "destroy_qp", HELD, QpInner::destroy)
+            .map_err(|(qp, error)| (XrcTarget { control: QpControl { qp } }, error))
+    }
+}
+
+impl Deref for XrcTarget {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.control
+    }
+}
+
+impl fmt::Debug for XrcTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.control.fmt(f)
+    }
+}

@@ -1,0 +1,713 @@
+//! XRC: domains by file and without, initiators, targets, and shared receive queues that senders
+//! name.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::pair::{PATIENCE, PORT, gid, wait};
+use crate::partner::Partner;
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, supported, trials};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Instant;
+use uverbs::{
+    Access, CompletionQueue, Context, Endpoint, Errno, MemoryRegion, ObjectKind, PostError,
+    ProtectionDomain, QpState, QpType, Qpn, QueuePair, Recv, SendWr, SharedReceiveQueue, SrqNumber,
+    WcOpcode, WcStatus, XrcDomain, XrcTarget,
+};
+
+trials![
+    devices_without_say_so,
+    private_domains,
+    files_that_have_no_domain,
+    files_that_have_a_domain,
+    files_that_are_none,
+    any_file_will_do,
+    unlinked_files,
+    two_devices_and_one_file,
+    what_does_not_go_together,
+    messages_to_a_queue_by_its_number,
+    reads_writes_and_atomics,
+    queues_of_another_domain_are_not_reached,
+    targets_are_opened_by_their_number,
+    busy_domains_are_not_closed,
+    destroyed_queues_complete_nothing,
+    three_processes,
+    killed_receiver,
+    nothing_is_left,
+];
+
+const BYTES: usize = 1 << 16;
+
+/// Skips on devices without XRC.
+fn context() -> Verdict<Context> {
+    let context = env::open()?;
+    supported(context.open_xrcd().open(), Capability::Xrc)?;
+    Ok(context)
+}
+
+/// A file of this test's own.
+struct Name(PathBuf);
+
+impl Name {
+    fn new(name: &str) -> Name {
+        let path = std::env::temp_dir().join(format!("uverbs-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Name(path)
+    }
+
+    fn create(&self) -> Verdict<File> {
+        Ok(File::create(&self.0)?)
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The receiving half of a connection and what it delivers to.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) target: XrcTarget,
+    pub(crate) srq: SharedReceiveQueue,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) memory: MemoryRegion,
+    pub(crate) xrcd: XrcDomain,
+    pd: ProtectionDomain,
+}
+
+impl Receiver {
+    pub(crate) fn new(context: &Context, xrcd: XrcDomain) -> Verdict<Receiver> {
+        let pd = context.alloc_pd()?;
+        let memory = pd.allocate::<u8>(BYTES)?;
+        let cq = context.create_cq(64).build()?;
+        let srq = pd.create_srq(32).max_sge(2).xrc(&xrcd, &cq).build()?;
+        let target = xrcd.create_target()?;
+        Ok(Receiver { target, srq, cq, memory, xrcd, pd })
+    }
+
+    pub(crate) fn number(&self) -> SrqNumber {
+        self.srq.number().expect("the queue is of an XRC domain")
+    }
+
+    pub(crate) fn recv(&mut self, wr_id: u64, at: usize, length: usize) -> Verdict {
+        let poison = pattern::bytes(pattern::POISON, length);
+        self.memory.copy_from(at, &poison)?;
+        let sges = [self.memory.sge(at..at + length)?];
+        post(&mut self.srq, wr_id, &sges)
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(&mut self, wr_id: u64, qpn: Qpn, seed: u64, length: usize) -> Verdict {
+        let done = wait(&mut self.cq)?;
+        assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RECV), "{done:?}");
+        assert_eq!((done.wr_id, done.qpn, done.byte_len), (wr_id, qpn, length as u32), "{done:?}");
+        let mut bytes = vec![0; length];
+        self.memory.copy_to(wr_id as usize * 4096, &mut bytes)?;
+        pattern::check(&bytes, seed);
+        Ok(())
+    }
+}
+
+/// Posts a receive.
+#[allow(unsafe_code, reason = "ringing is")]
+fn post(srq: &mut SharedReceiveQueue, wr_id: u64, sges: &[uverbs::Sge]) -> Verdict {
+    let mut batch = srq.batch()?;
+    batch.push(Recv { wr_id, sges })?;
+    // SAFETY: memory of a receiver is only copied from and to, and goes after its queues.
+    unsafe { batch.ring() };
+    Ok(())
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) memory: MemoryRegion,
+}
+
+impl Sender {
+    pub(crate) fn new(context: &Context) -> Verdict<Sender> {
+        let pd = context.alloc_pd()?;
+        let memory = pd.allocate::<u8>(BYTES)?;
+        let cq = context.create_cq(64).build()?;
+        let builder = pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(32).max_send_sge(2);
+        let qp = builder.max_inline_data(64).build()?;
+        Ok(Sender { qp, cq, memory })
+    }
+
+    pub(crate) fn message(&mut self, to: SrqNumber, seed: u64, length: usize) -> Verdict {
+        self.memory.copy_from(0, &pattern::bytes(seed, length))?;
+        let sges = [self.memory.sge(..length)?];
+        self.send(SendWr::send(&sges).id(seed).signaled().to_srq(to))?;
+        let done = wait(&mut self.cq)?;
+        assert_eq!((done.wr_id, done.status), (seed, WcStatus::SUCCESS), "{done:?}");
+        assert_eq!((done.opcode, done.qpn), (WcOpcode::SEND, self.qp.qpn()), "{done:?}");
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "ringing is")]
+    pub(crate) fn send(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        let mut batch = self.qp.send_batch()?;
+        batch.push(wr)?;
+        // SAFETY: as for receives.
+        unsafe { batch.ring() }
+    }
+}
+
+/// Connects the two halves.
+fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
+    let index = gid(context)?.index;
+    let from = sender.qp.endpoint(PORT, index)?;
+    let to = receiver.target.endpoint(PORT, index)?;
+    sender.qp.handshake(&to)?;
+    receiver.target.handshake(&from)?;
+    assert_eq!((sender.qp.state(), receiver.target.state()), (QpState::RTS, QpState::RTS));
+    Ok(())
+}
+
+fn devices_without_say_so() -> Verdict {
+    let context = env::open()?;
+    match context.open_xrcd().open() {
+        Ok(domain) => domain.destroy().map_err(|(_, error)| error.into()),
+        Err(error) => {
+            assert!(error.is_unsupported(), "{error:?}");
+            assert!(error.message().contains(env::device().name()), "{error}");
+            Ok(())
+        }
+    }
+}
+
+/// Without a file the flags mean nothing.
+fn private_domains() -> Verdict {
+    let context = context()?;
+    let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
+    let domains = flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open());
+    let domains = domains.into_iter().collect::<uverbs::Result<Vec<_>>>()?;
+    assert_eq!(context.handles(ObjectKind::XRCD)?.len(), 4);
+    for domain in domains {
+        domain.destroy().map_err(|(_, error)| error)?;
+    }
+    assert_eq!(context.handles(ObjectKind::XRCD)?, [0u32; 0]);
+    Ok(())
+}
+
+fn files_that_have_no_domain() -> Verdict {
+    let context = context()?;
+    let name = Name::new("none");
+    let file = name.create()?;
+    for flags in [OFlags::empty(), OFlags::EXCL] {
+        let error = context.open_xrcd().file(&file).raw_flags(flags.bits()).open().unwrap_err();
+        assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{flags:?}: {error}");
+        assert!(error.message().contains("no XRC domain"), "{error}");
+    }
+    for flags in [OFlags::CREATE, OFlags::CREATE | OFlags::EXCL] {
+        let domain = context.open_xrcd().file(&file).raw_flags(flags.bits()).open()?;
+        domain.destroy().map_err(|(_, error)| error)?;
+        // It was the last.
+        let error = context.open_xrcd().file(&file).open().unwrap_err();
+        assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    }
+    Ok(())
+}
+
+fn files_that_have_a_domain() -> Verdict {
+    let context = context()?;
+    // The file's domain is the device's, whichever context opens it.
+    let other = env::open()?;
+    let name = Name::new("some");
+    let file = name.create()?;
+    let first = context.open_xrcd().file(&file).create_new().open()?;
+    for context in [&context, &other] {
+        for flags in [OFlags::EXCL, OFlags::CREATE | OFlags::EXCL] {
+            let error = context.open_xrcd().file(&file).raw_flags(flags.bits()).open().unwrap_err();
+            assert_eq!(error.kernel_errno(), Some(Errno::INVAL), "{flags:?}: {error}");
+            assert!(error.message().contains("already"), "{error}");
+        }
+    }
+    let again = File::open(&name.0)?;
+    let second = context.open_xrcd().file(&again).open()?;
+    let third = other.open_xrcd().file(&file).create().open()?;
+    // The file may be closed; the domain lives as long as anybody has it open.
+    drop((file, again));
+    first.destroy().map_err(|(_, error)| error)?;
+    second.destroy().map_err(|(_, error)| error)?;
+    let again = File::open(&name.0)?;
+    let fourth = context.open_xrcd().file(&again).open()?;
+    drop(third);
+    drop(fourth);
+    let error = context.open_xrcd().file(&again).open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    Ok(())
+}
+
+fn files_that_are_none() -> Verdict {
+    let context = context()?;
+    let path = rustix::fs::open("/", OFlags::PATH, Mode::empty())?;
+    let error = context.open_xrcd().file(&path).create().open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::BADF), "{error}");
+    assert!(error.message().contains("O_PATH"), "{error}");
+    Ok(())
+}
+
+fn any_file_will_do() -> Verdict {
+    let context = context()?;
+    let (reader, writer) = rustix::pipe::pipe()?;
+    let pipe = context.open_xrcd().file(&reader).create_new().open()?;
+    // Both ends are one inode.
+    let error = context.open_xrcd().file(&writer).create_new().open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::INVAL), "{error}");
+    let null = File::open("/dev/null")?;
+    let device = context.open_xrcd().file(&null).create().open()?;
+    drop((pipe, device));
+    Ok(())
+}
+
+fn unlinked_files() -> Verdict {
+    let context = context()?;
+    let name = Name::new("unlinked");
+    let old = name.create()?;
+    let first = context.open_xrcd().file(&old).create_new().open()?;
+    std::fs::remove_file(&name.0)?;
+    // Whoever has the file open still finds the domain; by its path there is another file.
+    let second = context.open_xrcd().file(&old).open()?;
+    let new = name.create()?;
+    let error = context.open_xrcd().file(&new).open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    let third = context.open_xrcd().file(&new).create_new().open()?;
+    let number = {
+        let receiver = Receiver::new(&context, first)?;
+        second.open_target(receiver.target.qpn())?;
+        receiver.target.qpn()
+    };
+    assert_eq!(third.open_target(number).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn two_devices_and_one_file() -> Verdict {
+    let here = context()?;
+    let there = Context::open(&env::second()?)?;
+    let name = Name::new("devices");
+    let file = name.create()?;
+    let one = here.open_xrcd().file(&file).create_new().open()?;
+    let other = there.open_xrcd().file(&file).create_new().open()?;
+    drop(one);
+    // The other device's is untouched.
+    let error = here.open_xrcd().file(&file).open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    there.open_xrcd().file(&file).open()?;
+    drop(other);
+    Ok(())
+}
+
+fn what_does_not_go_together() -> Verdict {
+    let context = context()?;
+    let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut sender = Sender::new(&context)?;
+    let pd = &receiver.pd;
+    let cq = context.create_cq(8).build()?;
+    let refusals = [
+        pd.create_qp(&cq, &cq, QpType::XRC_TGT).build().unwrap_err(),
+        pd.create_qp(&cq, &cq, QpType::RC).srq(&receiver.srq).build().unwrap_err(),
+        pd.create_qp(&cq, &cq, QpType::XRC_INI).srq(&receiver.srq).build().unwrap_err(),
+    ];
+    for error in refusals {
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    let elsewhere = env::open()?;
+    let cq_there = elsewhere.create_cq(8).build()?;
+    let error = pd.create_srq(4).xrc(&receiver.xrcd, &cq_there).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    connect(&context, &sender, &receiver)?;
+    assert_eq!(sender.send(SendWr::send(&[])), Err(PostError::SrqNumber));
+    assert_eq!(sender.qp.recv_batch().map(drop), Err(PostError::Unsupported));
+    let rc = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    rc.modify(
+        &uverbs::QpAttr::new()
+            .state(QpState::INIT)
+            .port(PORT)
+            .pkey_index(0)
+            .access(Access::empty()),
+    )?;
+    assert_eq!(pd.create_srq(4).build()?.number(), None);
+    let parts = sender.qp.split();
+    assert!(parts.recv.is_none());
+    sender.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn messages_to_a_queue_by_its_number() -> Verdict {
+    let context = context()?;
+    let mut one = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut sender = Sender::new(&context)?;
+    connect(&context, &sender, &one)?;
+    // Another queue of the domain, with a completion queue of its own, reached by the same target.
+    let cq = context.create_cq(64).build()?;
+    let mut srq = one.pd.create_srq(32).xrc(&one.xrcd, &cq).build()?;
+    let mut cq = cq;
+    let other = srq.number().expect("the queue is of an XRC domain");
+    assert_ne!(other, one.number());
+    for (round, length) in [0, 1, 64, 1000, 1024, 4096].into_iter().enumerate() {
+        let (wr_id, seed) = (round as u64, 7 * round as u64);
+        one.recv(wr_id, round * 4096, 4096)?;
+        sender.message(one.number(), seed, length)?;
+        one.expect(wr_id, one.target.qpn(), seed, length)?;
+    }
+    for round in 0..100u64 {
+        if round % 3 == 0 {
+            let memory = one.memory.sge(8192..8192 + 100)?;
+            post(&mut srq, round, &[memory])?;
+            sender.message(other, round, 100)?;
+            let done = wait(&mut cq)?;
+            assert_eq!((done.wr_id, done.status), (round, WcStatus::SUCCESS), "{done:?}");
+            assert_eq!(done.qpn, one.target.qpn(), "{done:?}");
+        } else {
+            one.recv(round % 3, (round % 3) as usize * 4096, 2000)?;
+            sender.message(one.number(), round, 2000)?;
+            one.expect(round % 3, one.target.qpn(), round, 2000)?;
+        }
+    }
+    // Inline data, and a number on the side.
+    one.recv(1, 4096, 64)?;
+    let text = pattern::bytes(3, 48);
+    let number = one.number();
+    sender.send(SendWr::send_imm(&[], 0x1234_5678).inline(&text).signaled().to_srq(number))?;
+    assert_eq!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+    let done = wait(&mut one.cq)?;
+    assert_eq!((done.imm, done.byte_len), (Some(0x1234_5678), 48), "{done:?}");
+    Ok(())
+}
+
+fn reads_writes_and_atomics() -> Verdict {
+    let context = context()?;
+    let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut sender = Sender::new(&context)?;
+    connect(&context, &sender, &receiver)?;
+    let number = receiver.number();
+    let remote = receiver.memory.remote(0)?;
+    sender.memory.copy_from(0, &pattern::bytes(5, 10_000))?;
+    let expect = |sender: &mut Sender| -> Verdict {
+        assert_eq!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+        Ok(())
+    };
+    let sges = [sender.memory.sge(..10_000)?];
+    sender.send(SendWr::write(remote, &sges).signaled().to_srq(number))?;
+    expect(&mut sender)?;
+    let mut bytes = vec![0; 10_000];
+    receiver.memory.copy_to(0, &mut bytes)?;
+    pattern::check(&bytes, 5);
+    let sges = [sender.memory.sge(20_000..30_000)?];
+    sender.send(SendWr::read(remote, &sges).signaled().to_srq(number))?;
+    expect(&mut sender)?;
+    sender.memory.copy_to(20_000, &mut bytes)?;
+    pattern::check(&bytes, 5);
+    receiver.memory.copy_from(0, &40u64.to_ne_bytes())?;
+    let sges = [sender.memory.sge(..8)?];
+    sender.send(SendWr::fetch_add(remote, 2, &sges).signaled().to_srq(number))?;
+    expect(&mut sender)?;
+    let mut word = [0; 8];
+    receiver.memory.copy_to(0, &mut word)?;
+    assert_eq!(u64::from_ne_bytes(word), 42);
+    sender.memory.copy_to(0, &mut word)?;
+    assert_eq!(u64::from_ne_bytes(word), 40);
+    // A write with a number on the side consumes a receive of the queue that it names.
+    receiver.recv(1, 4096, 64)?;
+    sender.send(SendWr::write_imm(remote, &sges, 9).signaled().to_srq(number))?;
+    expect(&mut sender)?;
+    let done = wait(&mut receiver.cq)?;
+    assert_eq!((done.wr_id, done.imm, done.opcode), (1, Some(9), WcOpcode::RECV_WRITE_IMM));
+    Ok(())
+}
+
+fn queues_of_another_domain_are_not_reached() -> Verdict {
+    let context = context()?;
+    let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut stranger = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut sender = Sender::new(&context)?;
+    connect(&context, &sender, &receiver)?;
+    stranger.recv(1, 4096, 64)?;
+    let sges = [sender.memory.sge(..8)?];
+    let number = stranger.number();
+    sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
+    let done = wait(&mut sender.cq)?;
+    assert_ne!(done.status, WcStatus::SUCCESS, "{done:?}");
+    assert_eq!(crate::pair::poll(&mut stranger.cq)?, None, "it arrived in another domain");
+    Ok(())
+}
+
+fn targets_are_opened_by_their_number() -> Verdict {
+    let context = context()?;
+    let name = Name::new("targets");
+    let file = name.create()?;
+    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let mut receiver = Receiver::new(&context, xrcd)?;
+    let mut sender = Sender::new(&context)?;
+    connect(&context, &sender, &receiver)?;
+    let elsewhere = env::open()?;
+    let xrcd = elsewhere.open_xrcd().file(&file).open()?;
+    let opened = xrcd.open_target(receiver.target.qpn())?;
+    assert_eq!((opened.qpn(), opened.state()), (receiver.target.qpn(), QpState::RTS));
+    assert_eq!(opened.qp_type(), QpType::XRC_TGT);
+    for wrong in [Qpn(0xff_fff0), sender.qp.qpn()] {
+        let error = xrcd.open_target(wrong).unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("open_qp", Errno::INVAL), "{error}");
+    }
+    let private = elsewhere.open_xrcd().open()?;
+    assert_eq!(private.open_target(opened.qpn()).unwrap_err().errno(), Errno::INVAL);
+    // It outlives who made it, and goes on delivering.
+    let fresh = receiver.xrcd.create_target()?;
+    let old = std::mem::replace(&mut receiver.target, fresh);
+    old.destroy().map_err(|(_, error)| error)?;
+    receiver.recv(2, 2 * 4096, 100)?;
+    sender.message(receiver.number(), 11, 100)?;
+    receiver.expect(2, opened.qpn(), 11, 100)?;
+    assert_eq!(opened.query()?.state, QpState::RTS);
+    let qpn = opened.qpn();
+    opened.destroy().map_err(|(_, error)| error)?;
+    assert_eq!(xrcd.open_target(qpn).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn busy_domains_are_not_closed() -> Verdict {
+    let context = context()?;
+    let name = Name::new("busy");
+    let file = name.create()?;
+    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let Receiver { target, srq, cq, memory, xrcd, pd } = Receiver::new(&context, xrcd)?;
+    let envelope = xrcd.export();
+    let (xrcd, error) = xrcd.destroy().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    // The kernel says so, too.
+    for _ in 0..2 {
+        let (_, error) = context.foreign(&envelope)?.destroy().unwrap_err();
+        assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
+    }
+    drop(srq);
+    assert!(context.foreign(&envelope)?.destroy().is_err(), "a target is left");
+    let qpn = target.qpn();
+    // Another opening of the domain has nothing of its own, and may go.
+    let other = context.open_xrcd().file(&file).open()?;
+    other.destroy().map_err(|(_, error)| error)?;
+    let other = context.open_xrcd().file(&file).open()?;
+    let opened = other.open_target(qpn)?;
+    drop(target);
+    xrcd.destroy().map_err(|(_, error)| error)?;
+    let (other, error) = other.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY, "{error}");
+    drop(opened);
+    other.destroy().map_err(|(_, error)| error)?;
+    drop((cq, memory, pd));
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+/// A queue is destroyed while completions of it are in a queue that others use, too; the next queue
+/// may be known by the same index.
+fn destroyed_queues_complete_nothing() -> Verdict {
+    let context = context()?;
+    let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut sender = Sender::new(&context)?;
+    connect(&context, &sender, &receiver)?;
+    for round in 0..20 {
+        receiver.recv(1, 4096, 100)?;
+        sender.message(receiver.number(), round, 100)?;
+        // What it completed is there: the acknowledgement came after.
+        let fresh =
+            receiver.pd.create_srq(32).max_sge(2).xrc(&receiver.xrcd, &receiver.cq).build()?;
+        let old = std::mem::replace(&mut receiver.srq, fresh);
+        if round % 2 == 0 {
+            drop(old);
+        } else {
+            old.destroy().map_err(|(_, error)| error)?;
+        }
+        receiver.recv(2, 2 * 4096, 100)?;
+        sender.message(receiver.number(), 100 + round, 100)?;
+        receiver.expect(2, receiver.target.qpn(), 100 + round, 100)?;
+        assert_eq!(crate::pair::poll(&mut receiver.cq)?, None);
+    }
+    Ok(())
+}
+
+/// Writes an endpoint as a word.
+fn print(endpoint: &Endpoint) -> String {
+    let gid: String = endpoint.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{} {} {gid} {} {}", endpoint.qpn.0, endpoint.psn.0, endpoint.lid, endpoint.rd_atomic)
+}
+
+/// One makes the target and leaves, another receives what a third sends: all that they share is a
+/// file.
+fn three_processes() -> Verdict {
+    let context = context()?;
+    let name = Name::new("three");
+    let path = name.0.display().to_string();
+    drop(name.create()?);
+    let device = env::device().name().to_owned();
+    let (mut maker, mut receiver) = (Partner::start()?, Partner::start()?);
+    // The receiver first: it has the domain open when the maker leaves.
+    let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
+    let number = SrqNumber(number.parse()?);
+    let mut sender = Sender::new(&context)?;
+    let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+    let to = maker.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
+    let to = parse(&to, &from)?;
+    sender.qp.handshake(&to)?;
+    receiver.ask(&format!("xrc-open {}", to.qpn.0), "opened")?;
+    for seed in 0..5 {
+        sender.message(number, seed, 3000)?;
+        receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
+    }
+    // The target is the domain's: its maker may die.
+    maker.kill()?;
+    for seed in 5..10 {
+        sender.message(number, seed, 3000)?;
+        receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
+    }
+    receiver.dismiss()?;
+    // Now nobody has it any more.
+    let sges = [sender.memory.sge(..8)?];
+    sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
+    assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+    let file = File::open(&name.0)?;
+    let error = context.open_xrcd().file(&file).open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    Ok(())
+}
+
+fn parse(line: &str, like: &Endpoint) -> Verdict<Endpoint> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [qpn, psn, gid, lid, rd_atomic] = fields[..] else {
+        return Err(Stop::fail(format!("{line:?} is no endpoint")));
+    };
+    Ok(Endpoint {
+        qpn: Qpn(qpn.parse()?),
+        psn: uverbs::Psn(psn.parse()?),
+        gid: uverbs::Gid(u128::from_str_radix(gid, 16)?.to_be_bytes()),
+        lid: lid.parse()?,
+        rd_atomic: rd_atomic.parse()?,
+        ..*like
+    })
+}
+
+/// The receiver is killed while messages are under way: the sender hears of it, and what is left of
+/// the domain goes with the last who has it open.
+fn killed_receiver() -> Verdict {
+    let context = context()?;
+    let idle = env::device().resources()?;
+    {
+        let name = Name::new("killed");
+        let path = name.0.display().to_string();
+        drop(name.create()?);
+        let device = env::device().name().to_owned();
+        let mut receiver = Partner::start()?;
+        let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
+        let number = SrqNumber(number.parse()?);
+        let mut sender = Sender::new(&context)?;
+        let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+        let to = receiver.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
+        sender.qp.handshake(&parse(&to, &from)?)?;
+        sender.message(number, 1, 3000)?;
+        receiver.ask("xrc-check 1 3000", "checked")?;
+        for _ in 0..3 {
+            let sges = [sender.memory.sge(..30_000)?];
+            let remote = sender.memory.remote(0)?;
+            // Not its memory: what counts is that the target is busy when it goes.
+            let _ = sender.send(SendWr::write(remote, &sges).to_srq(number));
+        }
+        receiver.kill()?;
+        let sges = [sender.memory.sge(..8)?];
+        sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
+        assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while env::device().resources()? != idle {
+        if Instant::now() > deadline {
+            return Err(Stop::fail("objects of the killed receiver remain"));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn nothing_is_left() -> Verdict {
+    let context = context()?;
+    let device = env::device();
+    let idle = device.resources()?;
+    for round in 0..50 {
+        let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+        let mut sender = Sender::new(&context)?;
+        if round % 10 == 0 {
+            connect(&context, &sender, &receiver)?;
+            receiver.recv(0, 0, 64)?;
+            sender.message(receiver.number(), round, 64)?;
+        }
+        // In any order.
+        let Receiver { target, srq, cq, memory, xrcd, pd } = receiver;
+        match round % 3 {
+            0 => drop((xrcd, cq, pd, srq, target, memory)),
+            1 => drop((pd, memory, target, srq, cq, xrcd)),
+            _ => drop((srq, target, xrcd, memory, pd, cq)),
+        }
+    }
+    assert_eq!(device.resources()?, idle);
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+/// What a partner has of XRC. Fields are dropped in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Half {
+    opened: Option<XrcTarget>,
+    made: Option<(XrcTarget, XrcDomain)>,
+    receiver: Option<Receiver>,
+}
+
+impl Half {
+    /// Does what a partner is told.
+    pub(crate) fn obey(&mut self, word: &str, rest: &str) -> Verdict<Option<String>> {
+        let fields: Vec<&str> = rest.split(' ').collect();
+        let missing = || Stop::fail("there is no receiver yet");
+        Ok(Some(match (word, &fields[..]) {
+            ("xrc-receive", [device, path]) => {
+                let context = Context::open(&uverbs::Device::by_name(device)?)?;
+                let file = File::open(path)?;
+                let xrcd = context.open_xrcd().file(&file).create().open()?;
+                let mut receiver = Receiver::new(&context, xrcd)?;
+                for at in 0..16 {
+                    receiver.recv(at, at as usize * 4096, 4096)?;
+                }
+                let text = format!("number {}", receiver.number().0);
+                self.receiver = Some(receiver);
+                text
+            }
+            ("xrc-target", [device, path, peer @ ..]) => {
+                let context = Context::open(&uverbs::Device::by_name(device)?)?;
+                let file = File::open(path)?;
+                let xrcd = context.open_xrcd().file(&file).open()?;
+                let target = xrcd.create_target()?;
+                let own = target.endpoint(PORT, gid(&context)?.index)?;
+                target.handshake(&parse(&peer.join(" "), &own)?)?;
+                self.made = Some((target, xrcd));
+                format!("target {}", print(&own))
+            }
+            ("xrc-open", [qpn]) => {
+                let receiver = self.receiver.as_ref().ok_or_else(missing)?;
+                self.opened = Some(receiver.xrcd.open_target(Qpn(qpn.parse()?))?);
+                "opened".into()
+            }
+            ("xrc-check", [seed, length]) => {
+                let receiver = self.receiver.as_mut().ok_or_else(missing)?;
+                let done = wait(&mut receiver.cq)?;
+                assert_eq!(done.status, WcStatus::SUCCESS, "{done:?}");
+                let mut bytes = vec![0; length.parse()?];
+                receiver.memory.copy_to(done.wr_id as usize * 4096, &mut bytes)?;
+                pattern::check(&bytes, seed.parse()?);
+                "checked".into()
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
