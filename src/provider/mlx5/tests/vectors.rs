@@ -294,7 +294,7 @@ fn receives_are_those_of_libmlx5() {
         let recv = Recv { wr_id: 1, sges: &sges };
         let found = match to {
             "pair" => {
-                let mut receiver = Receiver::new(512, stride);
+                let receiver = Receiver::new(512, stride);
                 let mut cursor = receiver.ring.cursor();
                 cursor.at = at;
                 receiver.ring.push(&mut cursor, &recv).unwrap();
