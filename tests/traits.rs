@@ -3,10 +3,11 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use uverbs::{
     AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
-    Completions, Context, Device, DmaBuf, Endpoint, Error, Exclusive, McastMembership,
-    MemoryRegion, MemoryWindow, ObjectKey, OnDemandRange, ParentDomain, PostError,
-    ProtectionDomain, QpControl, QpParts, QueuePair, QueuePairBuilder, RawRange, RecvBatch,
-    RecvQueue, RegionBuilder, SendBatch, SendQueue, Shared, SharedReceiveQueue, ThreadDomain,
+    Completions, Context, Device, DmaBuf, Endpoint, Envelope, Error, Exclusive, Foreign,
+    ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, ObjectKey, OnDemandRange,
+    ParentDomain, PostError, ProtectionDomain, QpControl, QpParts, QueuePair, QueuePairBuilder,
+    RawRange, RecvBatch, RecvQueue, RegionBuilder, SendBatch, SendQueue, Shared,
+    SharedReceiveQueue, ThreadDomain, XrcDomain, XrcDomainOptions, XrcTarget,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -28,6 +29,13 @@ const _: () = {
     shared::<MemoryRegion<u8, Borrowed<'static>>>();
     shared::<OnDemandRange<'static>>();
     carefree::<Context>();
+    carefree::<Envelope>();
+    carefree::<ForeignObject>();
+    carefree::<Imported<ProtectionDomain>>();
+    carefree::<Imported<MemoryRegion<u8, Foreign>>>();
+    carefree::<XrcDomain>();
+    carefree::<XrcTarget>();
+    shared::<XrcDomainOptions<'static>>();
     carefree::<Device>();
     carefree::<Error>();
     carefree::<PostError>();

@@ -11,7 +11,6 @@ use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvRing, SendLimits, SendRing};
-use crate::qp::QpType;
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -64,7 +63,6 @@ impl Sends {
             max_post: requests,
             limits: SendLimits { max_sge: 4, max_inline: 200 },
             qpn: QPN,
-            qp_type: QpType::RC,
             signal_all: false,
             dbrec: dbrec()?,
             register: register(if blueflame { BUFFER } else { 0 })?,
@@ -151,7 +149,7 @@ impl Completed {
             let mut core = [0; CQE];
             core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
             core[60..62].copy_from_slice(&(self.producer as u16).to_be_bytes());
-            core[63] = (self.producer / self.slots & 1) as u8;
+            core[63] = ((self.producer / self.slots) & 1) as u8;
             self.device.copy(self.producer.wrapping_mul((CQE / UNIT) as u32), 0, &core);
             self.producer = self.producer.wrapping_add(1);
         }

@@ -494,11 +494,6 @@ impl Reader {
         self.look_at(self.position.wrapping_add(self.stride));
     }
 
-    /// Goes back to the element before it.
-    pub(crate) fn retreat(&mut self) {
-        self.look_at(self.position.wrapping_sub(self.stride));
-    }
-
     /// The element before the next.
     #[inline(always)]
     pub(crate) fn last(&self) -> Element<'_> {
@@ -598,12 +593,6 @@ impl Element<'_> {
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside and aligned; the device does not write an element that it handed over.
         unsafe { place.cast::<Be32>().write(Be32::new(value)) };
-    }
-
-    /// The first 32 bytes of the core: data that the device scattered into the completion.
-    pub(crate) fn inline_data(&self) -> [u8; CORE / 2] {
-        // SAFETY: inside and initialised; the device has finished with the element.
-        unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
     }
 }
 

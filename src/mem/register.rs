@@ -31,7 +31,7 @@ pub(crate) struct Register {
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
     held: AtomicBool,
-    mapping: Arc<Mapping>,
+    _mapping: Arc<Mapping>,
 }
 
 // SAFETY: the mapping may be written from any thread.
@@ -75,7 +75,7 @@ impl Register {
             units: (buffer / UNIT) as u32,
             next: AtomicUsize::new(0),
             held: AtomicBool::new(false),
-            mapping,
+            _mapping: mapping,
         })
     }
 
@@ -166,10 +166,5 @@ impl Register {
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
         true
-    }
-
-    /// The mapping that the register is in.
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
     }
 }

@@ -31,6 +31,8 @@ capabilities! {
     CqResize = "cq_resize";
     /// Making writes visible or persistent.
     Flush = "flush";
+    /// Imports that rdma-core knows, too.
+    Import = "import";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
     /// An event when a queue pair in an error state is through with its shared receive queue.

@@ -19,6 +19,7 @@ mod events;
 mod fork;
 mod handshake;
 mod helper;
+mod interop;
 mod leaks;
 mod lent;
 mod limits;
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         events::trials(),
         fork::trials(),
         handshake::trials(),
+        interop::trials(),
         leaks::trials(),
         limits::trials(),
         mcast::trials(),

@@ -31,10 +31,10 @@ const ROOM: usize = rustix::cmsg_space!(ScmRights(1));
 
 /// One end of the socket.
 #[derive(Debug)]
-struct Wire(OwnedFd);
+pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
-    fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
+    pub(crate) fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
         let mut room = [MaybeUninit::uninit(); ROOM];
         let mut ancillary = SendAncillaryBuffer::new(&mut room);
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
@@ -47,7 +47,7 @@ impl Wire {
     }
 
     /// The next message; `None` when the other end is closed.
-    fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
+    pub(crate) fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
         let mut bytes = [0; MESSAGE];
         let mut room = [MaybeUninit::uninit(); ROOM];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
@@ -66,6 +66,14 @@ impl Wire {
     }
 }
 
+/// Our end of a socket, which does not wait for ever, and the other.
+pub(crate) fn pair() -> Verdict<(Wire, OwnedFd)> {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    Ok((Wire(ours), theirs))
+}
+
 /// The partner that a test talks to. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Partner {
@@ -76,15 +84,13 @@ pub(crate) struct Partner {
 impl Partner {
     /// Starts a partner.
     pub(crate) fn start() -> Verdict<Partner> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        let (wire, theirs) = pair()?;
         let process = Command::new(std::env::current_exe()?)
             .arg(PARTNER)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::inherit())
             .spawn()?;
-        Ok(Partner { process, wire: Wire(ours) })
+        Ok(Partner { process, wire })
     }
 
     /// Starts one that has imported `context`, a protection domain and a region of it.

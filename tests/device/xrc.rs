@@ -325,7 +325,7 @@ fn what_does_not_go_together() -> Verdict {
     connect(&context, &sender, &receiver)?;
     assert_eq!(sender.send(SendWr::send(&[])), Err(PostError::SrqNumber));
     assert_eq!(sender.qp.recv_batch().map(drop), Err(PostError::Unsupported));
-    let mut rc = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let rc = pd.create_qp(&cq, &cq, QpType::RC).build()?;
     rc.modify(
         &uverbs::QpAttr::new()
             .state(QpState::INIT)

@@ -45,7 +45,9 @@ pub(crate) enum Profile {
     Checked,
     /// Optimised: what is measured.
     Release,
-    /// The same, but not static.
+    /// The same without symbols: what is weighed.
+    Stripped,
+    /// What is measured, but not static.
     Dynamic,
 }
 
@@ -66,10 +68,10 @@ pub(crate) fn cargo() -> OsString {
 impl Workspace {
     /// The workspace of the current directory if it is this project's, else the lab's own.
     pub(crate) fn find() -> Result<Self> {
-        if let Ok(here) = Self::at(Path::new(".")) {
-            if here.package("uverbs").is_some() {
-                return Ok(here);
-            }
+        if let Ok(here) = Self::at(Path::new("."))
+            && here.package("uverbs").is_some()
+        {
+            return Ok(here);
         }
         Self::of_lab()
     }
@@ -216,8 +218,13 @@ impl Workspace {
                 "lab/checked"
             }
             Profile::Release => "lab/release",
+            Profile::Stripped => {
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+                "lab/stripped"
+            }
             Profile::Dynamic => {
                 command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
                 "lab/dynamic"
             }
         };

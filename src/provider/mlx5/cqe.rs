@@ -126,10 +126,13 @@ impl Wc<'_> {
         self.element.byte::<PATH>() & 0x7f
     }
 
-    /// When the device wrote the completion, by its own clock.
-    pub(crate) fn timestamp(&self) -> u64 {
+    /// When the device wrote the completion, by its own clock; an error stands in the same place.
+    pub(crate) fn timestamp(&self) -> Option<u64> {
+        if self.is_error() {
+            return None;
+        }
         let high = u64::from(self.element.be32::<TIME_HIGH>());
-        high << 32 | u64::from(self.element.be32::<TIME_LOW>())
+        Some(high << 32 | u64::from(self.element.be32::<TIME_LOW>()))
     }
 }
 

@@ -201,7 +201,6 @@ impl ResizePlan {
 #[derive(Debug)]
 pub(crate) struct QpPlan {
     told: ib_uverbs_qp_cap,
-    qp_type: QpType,
     signal_all: bool,
     sends: SqSize,
     receives: RqSize,
@@ -228,6 +227,10 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
+        // They would need a segment of their own in each request, and flow rules to receive.
+        if ask.qp_type == QpType::RAW_PACKET {
+            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
+        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -268,7 +271,6 @@ impl QpPlan {
         };
         Ok(QpPlan {
             told,
-            qp_type: ask.qp_type,
             signal_all: ask.signal_all,
             sends,
             receives,
@@ -335,7 +337,6 @@ impl QpPlan {
             max_post: self.sends.max_post,
             limits: SendLimits { max_sge: self.sends.max_sge, max_inline: self.sends.max_inline },
             qpn,
-            qp_type: self.qp_type,
             signal_all: self.signal_all,
             dbrec: self.record.clone(),
             register: self.register,
@@ -357,13 +358,15 @@ impl QpPlan {
     }
 }
 
-/// The memory of a queue pair: receives, and behind them, or in memory of their own, sends.
+/// Memory for receives, and behind them, or in memory of their own, for sends.
+type QueuePairMemory = (Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>);
+
 fn queues(
     sends: SqSize,
     receives: RqSize,
     split: bool,
     source: &Source<'_>,
-) -> Result<(Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>)> {
+) -> Result<QueuePairMemory> {
     let alloc = |bytes: usize, align: usize| -> Result<_> {
         if bytes == 0 {
             return Ok(None);

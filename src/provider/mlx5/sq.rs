@@ -12,7 +12,6 @@ use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
 use crate::provider::{Address, Cursor, SendLimits};
-use crate::qp::QpType;
 use crate::wr::{Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
@@ -41,7 +40,6 @@ pub(crate) struct Setup {
     pub(crate) max_post: u32,
     pub(crate) limits: SendLimits,
     pub(crate) qpn: u32,
-    pub(crate) qp_type: QpType,
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) register: Arc<Register>,
@@ -123,7 +121,7 @@ impl SendRing {
             Payload::Sges([]) | Payload::Inline(_) => true,
             Payload::Sges(_) => false,
         };
-        if simple {
+        if simple && wr.srq.is_none() {
             return self.write(cursor, wr);
         }
         // Copies, lest the simple ones are kept in memory for this.

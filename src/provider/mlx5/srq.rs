@@ -88,7 +88,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     }
     let units = Units::new(memory.clone(), 0, entries.checked_mul(shift)?)?;
     for entry in 0..entries {
-        units.write(entry * shift, link(entry + 1 & (entries - 1)));
+        units.write(entry * shift, link((entry + 1) & (entries - 1)));
     }
     Some(units)
 }

@@ -87,7 +87,7 @@ fn completions_say_what_their_fields_say() {
     assert_eq!((wc.imm(), wc.invalidated_rkey()), (Some(0x0102_0304), None));
     assert_eq!((wc.src_qpn(), wc.service_level(), wc.has_grh()), (0x11_2233, 0xb, true));
     assert_eq!((wc.src_lid(), wc.path_bits(), wc.pkey_index()), (0x1234, 5, 0x0304));
-    assert_eq!(wc.timestamp(), 0x0102_0304_0506_0708);
+    assert_eq!(wc.timestamp(), Some(0x0102_0304_0506_0708));
 
     let mut core = element(SEND_INV, 1, 0x42, 3);
     core[36..40].copy_from_slice(&[9, 8, 7, 6]);
@@ -130,6 +130,7 @@ fn errors_have_names_and_the_device_s_own_code() {
             completed.write(core);
             let wc = completed.ring.next(true).unwrap();
             assert_eq!((wc.status(), wc.vendor_err(), wc.qpn()), (status, 0x8f, 0x42));
+            assert_eq!(wc.timestamp(), None);
             let wr_id = if opcode == REQ_ERR { 101 } else { 201 };
             assert_eq!(wc.wr_id, wr_id);
             completed.ring.release();
@@ -272,7 +273,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let (page, dbrec) = (Page::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let elements = cq::prepare(&memory, 4, 64).unwrap();
-    let mut ring = CqRing::new(elements, dbrec, page.register, CQN);
+    let ring = CqRing::new(elements, dbrec, page.register, CQN);
     let record = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.members().attach(&record);
     ring.members().retire(&record);
