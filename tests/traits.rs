@@ -3,8 +3,8 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use uverbs::aio;
 use uverbs::owned::{
-    Buffer, BufferPool, Done, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch,
-    OwnedSendBatch, OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
+    Buffer, BufferPool, Done, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch,
+    OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
 };
 use uverbs::{
     AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
