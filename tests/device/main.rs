@@ -14,6 +14,8 @@ mod context;
 mod cq;
 mod device;
 mod env;
+#[cfg(feature = "tokio")]
+mod epoll;
 mod errors;
 mod events;
 mod fork;
@@ -44,6 +46,8 @@ mod root;
 mod scope;
 mod sharing;
 mod srq;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod uc;
 mod ud;
 mod verdict;
@@ -75,6 +79,8 @@ fn main() -> ExitCode {
         context::trials(),
         cq::trials(),
         device::trials(),
+        #[cfg(feature = "tokio")]
+        epoll::trials(),
         errors::trials(),
         events::trials(),
         fork::trials(),
