@@ -49,6 +49,7 @@ mod ud;
 mod verdict;
 mod watchdog;
 mod xrc;
+mod xrc_processes;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
         uc::trials(),
         ud::trials(),
         xrc::trials(),
+        xrc_processes::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
