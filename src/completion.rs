@@ -185,6 +185,16 @@ impl<'a> Completion<'a> {
         }
     }
 
+    /// When the device completed the request, in ticks of its own clock, where the device says so:
+    /// mlx5 does for requests that succeeded.
+    #[doc(alias = "ibv_wc_read_completion_ts")]
+    pub fn timestamp(&self) -> Option<u64> {
+        match &self.wc {
+            Wc::Rxe(_) => None,
+            Wc::Mlx5(wc) => wc.timestamp(),
+        }
+    }
+
     /// Index of the partition key that a datagram came with.
     pub fn pkey_index(&self) -> u16 {
         match &self.wc {

@@ -220,7 +220,6 @@ impl CompletionQueue {
         if self.epoch.is_over() {
             return Err(PollError::Forked);
         }
-        self.ring.learn();
         Ok(Completions { cq: self, consumed: false })
     }
 
@@ -366,7 +365,7 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.cq.ring.next()?;
+        let wc = self.cq.ring.next(!self.consumed)?;
         self.consumed = true;
         Some(Completion::new(wc))
     }

@@ -11,7 +11,6 @@ use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvRing, SendLimits, SendRing};
-use crate::qp::QpType;
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -64,7 +63,6 @@ impl Sends {
             max_post: requests,
             limits: SendLimits { max_sge: 4, max_inline: 200 },
             qpn: QPN,
-            qp_type: QpType::RC,
             signal_all: false,
             dbrec: dbrec()?,
             register: register(if blueflame { BUFFER } else { 0 })?,
@@ -75,28 +73,12 @@ impl Sends {
         Ok(Sends { ring, record })
     }
 
-    pub fn post1<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
-        self.postn::<1>(make)
-    }
+    /// Writes what `make` makes `count` times and rings once; then all of them are done.
     #[inline(always)]
-    pub fn postn<'a, const N: u32>(
-        &mut self,
-        make: impl Fn() -> SendWr<'a>,
-    ) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
-        for _ in 0..N {
-            self.ring.push(&mut cursor, &make())?;
-        }
-        self.ring.publish(cursor, || Ok(()))?;
-        self.record.sends.complete(cursor.last);
-        Ok(())
-    }
-    /// Writes a request `count` times and rings once; then all of them are done.
-    #[inline]
-    pub fn post(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
+    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..count {
-            self.ring.push(&mut cursor, wr)?;
+            self.ring.push(&mut cursor, &make())?;
         }
         self.ring.publish(cursor, || Ok(()))?;
         self.record.sends.complete(cursor.last);
@@ -121,24 +103,12 @@ impl Recvs {
         Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
     }
 
+    /// Posts what `make` makes `count` times at once; then all of them are done.
     #[inline(always)]
-    pub fn postn<'a, const N: u32>(
-        &mut self,
-        make: impl Fn() -> Recv<'a>,
-    ) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
-        for _ in 0..N {
-            self.ring.push(&mut cursor, &make())?;
-        }
-        self.ring.publish(cursor);
-        Ok(())
-    }
-    /// Posts a receive `count` times at once; then all of them are done.
-    #[inline]
-    pub fn post(&mut self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
+    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> Recv<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..count {
-            self.ring.push(&mut cursor, recv)?;
+            self.ring.push(&mut cursor, &make())?;
         }
         self.ring.publish(cursor);
         if let Source::Own(posted) = &self.record.receives {
@@ -179,7 +149,7 @@ impl Completed {
             let mut core = [0; CQE];
             core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
             core[60..62].copy_from_slice(&(self.producer as u16).to_be_bytes());
-            core[63] = (self.producer / self.slots & 1) as u8;
+            core[63] = ((self.producer / self.slots) & 1) as u8;
             self.device.copy(self.producer.wrapping_mul((CQE / UNIT) as u32), 0, &core);
             self.producer = self.producer.wrapping_add(1);
         }
@@ -189,10 +159,9 @@ impl Completed {
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
     pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
-        self.ring.learn();
         let mut found = false;
         for _ in 0..most {
-            let Some(wc) = self.ring.next() else { break };
+            let Some(wc) = self.ring.next(!found) else { break };
             read(Completion::new(wc));
             found = true;
         }

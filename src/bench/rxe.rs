@@ -112,7 +112,7 @@ impl Completed {
 
     /// Reads all completions, gives each to `read`, and hands their places back.
     pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
-        while let Some(wc) = self.ring.next() {
+        while let Some(wc) = self.ring.next(true) {
             read(Completion::new(wc));
         }
         self.ring.release();

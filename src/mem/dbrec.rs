@@ -50,7 +50,7 @@ impl DoorbellPages {
             }
         };
         let base = place.page.range(place.offset, RECORD, RECORD).ok_or(Errno::INVAL)?;
-        let record = DoorbellRecord { base, home: Some((self.clone(), place)), memory: None };
+        let record = DoorbellRecord { base, home: Some((self.clone(), place)), _memory: None };
         record.set(0, 0);
         record.set(1, 0);
         Ok(record)
@@ -63,7 +63,7 @@ impl DoorbellPages {
 pub(crate) struct DoorbellRecord {
     base: NonNull<u8>,
     home: Option<(Arc<DoorbellPages>, Place)>,
-    memory: Option<QueueMemory>,
+    _memory: Option<QueueMemory>,
 }
 
 // SAFETY: the record may be written from any thread; each of its words has one writer.
@@ -76,7 +76,7 @@ impl DoorbellRecord {
     /// multiple of eight, so that they are in one page.
     pub(crate) fn custom(memory: QueueMemory) -> Option<DoorbellRecord> {
         let base = memory.range(0, RECORD, RECORD)?;
-        Some(DoorbellRecord { base, home: None, memory: Some(memory) })
+        Some(DoorbellRecord { base, home: None, _memory: Some(memory) })
     }
 
     /// The number by which the kernel is told of the record.
@@ -86,7 +86,7 @@ impl DoorbellRecord {
 
     /// The word `N`, 0 or 1, for the ring that writes it.
     pub(crate) fn word<const N: usize>(self: &Arc<Self>) -> RecordWord<N> {
-        RecordWord { place: self.place(N), record: self.clone() }
+        RecordWord { place: self.place(N), _record: self.clone() }
     }
 
     fn place(&self, n: usize) -> *mut Be32 {
@@ -124,7 +124,7 @@ impl Drop for DoorbellRecord {
 #[derive(Debug)]
 pub(crate) struct RecordWord<const N: usize> {
     place: *mut Be32,
-    record: Arc<DoorbellRecord>,
+    _record: Arc<DoorbellRecord>,
 }
 
 // SAFETY: see `DoorbellRecord`.
@@ -138,14 +138,9 @@ impl<const N: usize> RecordWord<N> {
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
         note(Step::Record(N));
-        // SAFETY: inside and aligned since `word` made it, and alive as long as `record`; volatile
+        // SAFETY: inside and aligned since `word` made it, and alive as long as `_record`; volatile
         // because the device reads it at any time.
         unsafe { self.place.write_volatile(Be32::new(value)) };
-    }
-
-    /// The record that the word is part of.
-    pub(crate) fn record(&self) -> &Arc<DoorbellRecord> {
-        &self.record
     }
 }
 
@@ -176,7 +171,6 @@ mod tests {
         receive.set(0x0102_0304);
         send.set(5);
         assert_eq!((record.get(0), record.get(1)), (0x0102_0304, 5));
-        assert!(Arc::ptr_eq(receive.record(), &record));
         let addr = record.addr();
         drop((receive, send, record));
         let fresh = pages.alloc().unwrap();
@@ -186,9 +180,9 @@ mod tests {
     #[test]
     fn a_record_of_its_own_needs_eight_bytes() {
         let record = DoorbellRecord::custom(QueueMemory::pages(8).unwrap()).unwrap();
-        let word = Arc::new(record).word::<0>();
-        word.set(1 << 31);
-        assert_eq!(word.record().get(0), 1 << 31);
+        let record = Arc::new(record);
+        record.word::<0>().set(1 << 31);
+        assert_eq!(record.get(0), 1 << 31);
         let mut short = [0u64; 1];
         let base = NonNull::from(&mut short).cast();
         // SAFETY: the array outlives the memory, which is dropped at the end of the statement.

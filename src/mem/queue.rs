@@ -16,6 +16,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
 use uverbs_uapi::endian::{Be16, Be32};
 
 /// What is called with custom memory when nothing uses it any more.
@@ -228,6 +229,8 @@ impl Units {
             // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
             // slice, so that the two lie apart.
             unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            // Or the loop becomes a call after all.
+            compiler_fence(Ordering::SeqCst);
             at += UNIT;
         }
         // SAFETY: the last `UNIT` bytes.
@@ -352,6 +355,8 @@ impl Elements {
             return None;
         }
         let length = size.checked_mul(usize::try_from(count).ok()?)?;
+        // A reader counts the bytes of two passes in 32 bits.
+        u32::try_from(length.checked_mul(2)?).ok()?;
         let base = memory.range(0, length, CORE)?;
         // SAFETY: an element is at least `CORE` bytes, and the first is inside.
         let base = unsafe { base.add(size - CORE) }.as_ptr();
@@ -399,6 +404,116 @@ impl Elements {
         // writes neither: one is ours to consume, the other not yet known to it.
         unsafe { source.copy_to(target, before + CORE - 1) };
         to.set_owner(owner);
+    }
+}
+
+/// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
+/// that finding nothing there costs next to nothing.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    elements: Elements,
+    /// The next element.
+    next: *mut u8,
+    /// Bytes consumed in all: as many as matter, which are those that make a place and a parity.
+    position: u32,
+    /// What an element adds to `position`.
+    stride: u32,
+    /// One less than the bytes of the ring.
+    mask: u32,
+    /// Which bit of `position` is the parity of the pass over the ring.
+    pass: u32,
+    /// That parity, as the lowest bit.
+    parity: u8,
+}
+
+// SAFETY: see `Elements`, whose memory `next` points into.
+unsafe impl Send for Reader {}
+// SAFETY: as above.
+unsafe impl Sync for Reader {}
+
+/// The parity bit in an element's last byte.
+const PARITY: u8 = 1;
+/// Elements that the device has not written have this in their last byte, or more.
+const UNWRITTEN: u8 = 0xf0;
+
+impl Reader {
+    /// Begins with the element `consumer`.
+    pub(crate) fn new(elements: Elements, consumer: u32) -> Reader {
+        let stride = 1 << elements.shift;
+        let bytes = stride * elements.count();
+        let position = consumer.wrapping_mul(stride);
+        let mut reader = Reader {
+            next: elements.base,
+            elements,
+            position,
+            stride,
+            mask: bytes - 1,
+            pass: bytes,
+            parity: 0,
+        };
+        reader.look_at(position);
+        reader
+    }
+
+    pub(crate) fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// How many elements were consumed, as far as 24 bits say.
+    #[inline(always)]
+    pub(crate) fn consumer(&self) -> u32 {
+        self.position >> self.elements.shift & 0xff_ffff
+    }
+
+    #[inline(always)]
+    fn look_at(&mut self, position: u32) {
+        self.position = position;
+        // SAFETY: `position & mask` is a multiple of the stride, less than the ring's bytes.
+        self.next = unsafe { self.elements.base.add((position & self.mask) as usize) };
+        self.parity = (position & self.pass != 0).into();
+    }
+
+    /// The last byte of the next element if that is ours, loaded now.
+    #[inline(always)]
+    pub(crate) fn ready(&self) -> Option<u8> {
+        let owner = Element { core: self.next, ring: PhantomData }.owner();
+        // Both at once: the parity is right, and the rest is no mark of what is unwritten.
+        let rolled = (owner ^ self.parity).rotate_right(1);
+        (rolled < UNWRITTEN >> 1).then_some(owner)
+    }
+
+    /// The next element.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> Element<'_> {
+        Element { core: self.next, ring: PhantomData }
+    }
+
+    /// Goes on to the element after it.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        self.look_at(self.position.wrapping_add(self.stride));
+    }
+
+    /// The element before the next.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> Element<'_> {
+        let at = self.position.wrapping_sub(self.stride) & self.mask;
+        // SAFETY: `at` is a multiple of the stride, less than the ring's bytes.
+        let core = unsafe { self.elements.base.add(at as usize) };
+        Element { core, ring: PhantomData }
+    }
+
+    /// Elements from the next on that are ours, with their numbers.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
+        let log = self.elements.count().trailing_zeros();
+        let first = self.position >> self.elements.shift;
+        (0..self.elements.count())
+            .map(move |n| first.wrapping_add(n))
+            .map(|at| (at, self.elements.at(at)))
+            .take_while(move |(at, element)| {
+                let owner = element.owner();
+                (owner ^ (at >> log) as u8) & PARITY == 0 && owner < UNWRITTEN
+            })
     }
 }
 
@@ -478,12 +593,6 @@ impl Element<'_> {
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside and aligned; the device does not write an element that it handed over.
         unsafe { place.cast::<Be32>().write(Be32::new(value)) };
-    }
-
-    /// The first 32 bytes of the core: data that the device scattered into the completion.
-    pub(crate) fn inline_data(&self) -> [u8; CORE / 2] {
-        // SAFETY: inside and initialised; the device has finished with the element.
-        unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
     }
 }
 

@@ -9,7 +9,7 @@ use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::order::{Step, note};
-use super::queue::{BLOCK, Blocks};
+use super::queue::{BLOCK, Blocks, UNIT};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -26,10 +26,12 @@ pub(crate) struct Register {
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
     buffer: usize,
+    /// The same in units of a request.
+    units: u32,
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
     held: AtomicBool,
-    mapping: Arc<Mapping>,
+    _mapping: Arc<Mapping>,
 }
 
 // SAFETY: the mapping may be written from any thread.
@@ -70,9 +72,10 @@ impl Register {
         Some(Register {
             base,
             buffer,
+            units: (buffer / UNIT) as u32,
             next: AtomicUsize::new(0),
             held: AtomicBool::new(false),
-            mapping,
+            _mapping: mapping,
         })
     }
 
@@ -101,12 +104,6 @@ impl Register {
         }
     }
 
-    /// How many units a request may have to be taken whole; 0 where there is no BlueFlame.
-    #[inline(always)]
-    pub(crate) fn blueflame_units(&self) -> u32 {
-        (self.buffer / super::queue::UNIT) as u32
-    }
-
     /// The buffer that comes next; the other one comes after it.
     ///
     /// Not one atomic step: who rings is alone, or holds the register.
@@ -133,13 +130,17 @@ impl Register {
         mmio_flush();
     }
 
-    /// Hands over a request of `count` units, at most [`blueflame_units`](Self::blueflame_units),
-    /// that begins at the block `index` of its queue.
+    /// Hands over a request of `count` units that begins at the block `index` of its queue; `false`,
+    /// and nothing done, if it does not fit.
     #[inline(always)]
-    pub(crate) fn blueflame(&self, queue: &Blocks, index: u32, count: u32) {
+    #[must_use]
+    pub(crate) fn blueflame(&self, queue: &Blocks, index: u32, count: u32) -> bool {
+        if count > self.units {
+            return false;
+        }
         let offset = self.take_turn();
         // One burst moves one block.
-        let bursts = count.min(self.blueflame_units()).div_ceil(BLOCK);
+        let bursts = count.div_ceil(BLOCK);
         // Pairs with the device reading the doorbell record, and the ring where the copy does not
         // suffice.
         mmio_wc_start();
@@ -164,10 +165,6 @@ impl Register {
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
-    }
-
-    /// The mapping that the register is in.
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+        true
     }
 }

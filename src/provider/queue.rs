@@ -74,21 +74,13 @@ impl CqRing {
         }
     }
 
-    /// Reads what the control path has to tell.
+    /// The next completion of a queue pair that is alive, consumed. With `fresh` the control path is
+    /// listened to first: a poll has to do so once.
     #[inline(always)]
-    pub(crate) fn learn(&mut self) {
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
         match self {
-            CqRing::Rxe(poller) => poller.learn(),
-            CqRing::Mlx5(ring) => ring.learn(),
-        }
-    }
-
-    /// The next completion of a queue pair that is alive, consumed.
-    #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
-        match self {
-            CqRing::Rxe(poller) => poller.next().map(Wc::Rxe),
-            CqRing::Mlx5(ring) => ring.next().map(Wc::Mlx5),
+            CqRing::Rxe(poller) => poller.next(fresh).map(Wc::Rxe),
+            CqRing::Mlx5(ring) => ring.next(fresh).map(Wc::Mlx5),
         }
     }
 

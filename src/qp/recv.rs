@@ -1,6 +1,7 @@
 //! Receive queues and their batches. A receive costs no system call.
 
 use super::QpInner;
+use crate::mem::fork::Epoch;
 use crate::provider::{Cursor, RecvRing};
 use crate::wr::{PostError, Recv};
 use std::sync::Arc;
@@ -12,11 +13,13 @@ use std::sync::Arc;
 pub struct RecvQueue {
     pub(super) qp: Arc<QpInner>,
     ring: RecvRing,
+    epoch: Epoch,
 }
 
 impl RecvQueue {
     pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
-        RecvQueue { qp, ring }
+        let epoch = qp.file().epoch;
+        RecvQueue { qp, ring, epoch }
     }
 
     pub(super) fn into_ring(self) -> RecvRing {
@@ -40,7 +43,7 @@ impl RecvQueue {
     /// child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
-        if self.qp.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();

@@ -17,6 +17,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
     CompletionQueue, Context, Device, Envelope, EventType, Foreign, Imported, MemoryRegion, Notify,
     ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
@@ -275,6 +276,7 @@ pub(crate) fn run() -> Option<ExitCode> {
 /// What a partner has. Fields are dropped in this order.
 #[derive(Debug, Default)]
 struct Desk {
+    var: VarDesk,
     path: Option<Loop>,
     imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
     imported_pd: Option<Imported<ProtectionDomain>>,
@@ -282,6 +284,64 @@ struct Desk {
     own_pd: Option<ProtectionDomain>,
     context: Option<Context>,
     xrc: crate::xrc_processes::Half,
+}
+
+/// What a partner has of VARs.
+#[derive(Debug, Default)]
+struct VarDesk {
+    imported: Option<ImportedVar>,
+    own: Option<Var>,
+    page: Option<DoorbellPage>,
+}
+
+impl VarDesk {
+    fn obey(&mut self, context: Context, line: &str) -> Verdict<String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        Ok(match word {
+            "import" => match Var::import(&context, &parse(rest)?) {
+                Ok(var) => {
+                    let text = format!("imported {} {}", var.page_id(), var.len());
+                    self.imported = Some(var);
+                    text
+                }
+                Err(error) => refused(&error),
+            },
+            "alloc" => {
+                let var = Var::alloc(&context, VarKind::Virtio)?;
+                let text = format!("allocated {}", print(&var.export()?));
+                self.own = Some(var);
+                text
+            }
+            "map" => match self.imported.as_ref().ok_or_else(|| missing("VAR"))?.map() {
+                Ok(page) => {
+                    self.page = Some(page);
+                    "mapped".into()
+                }
+                Err(error) => refused(&error),
+            },
+            "ring" => {
+                self.page.as_ref().ok_or_else(|| missing("page"))?.ring_u32(0, rest.parse()?)?;
+                "rung".into()
+            }
+            "own" => match self.imported.take().ok_or_else(|| missing("VAR"))?.into_owner() {
+                Ok(var) => {
+                    self.own = Some(var);
+                    "owned".into()
+                }
+                Err((_, error)) => refused(&error),
+            },
+            "unimport" => {
+                let var = self.imported.take().ok_or_else(|| missing("VAR"))?;
+                var.unimport().map_err(|(_, error)| error)?;
+                "forgotten".into()
+            }
+            "destroy" => match self.own.take().ok_or_else(|| missing("VAR"))?.destroy() {
+                Ok(()) => "destroyed".into(),
+                Err((_, error)) => refused(&error),
+            },
+            other => return Err(Stop::fail(format!("var-{other} is nothing that is known"))),
+        })
+    }
 }
 
 fn missing(what: &str) -> Stop {
@@ -306,6 +366,10 @@ impl Desk {
     ) -> Verdict<(String, Option<OwnedFd>)> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
+        if let Some(rest) = line.strip_prefix("var-") {
+            let text = self.var.obey(self.context()?.clone(), rest)?;
+            return Ok((text, None));
+        }
         let text = match (word, &numbers[..]) {
             ("import", _) => {
                 let file = file.ok_or_else(|| missing("file"))?;

@@ -65,11 +65,6 @@ impl Members {
     }
 }
 
-/// Records of one leaf.
-const LEAF: usize = 64;
-
-type Leaf = [Option<Arc<Record>>; LEAF];
-
 /// A queue pair that is gone.
 #[derive(Debug)]
 struct Dead {
@@ -83,7 +78,9 @@ struct Dead {
 /// The poller's end.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    leaves: Vec<Option<Box<Leaf>>>,
+    /// From the index `first` on; those who complete to one queue mostly were made together.
+    records: Vec<Option<Arc<Record>>>,
+    first: u32,
     dead: Vec<Dead>,
 }
 
@@ -91,17 +88,32 @@ impl Book {
     /// The queue pair with an index.
     #[inline(always)]
     pub(crate) fn get(&self, number: u32) -> Option<&Record> {
-        let leaf = self.leaves.get(number as usize / LEAF)?.as_deref()?;
-        leaf[number as usize % LEAF].as_deref()
+        self.records.get(number.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn place(&mut self, number: u32) -> &mut Option<Arc<Record>> {
-        let leaf = number as usize / LEAF;
-        if self.leaves.len() <= leaf {
-            self.leaves.resize_with(leaf + 1, || None);
+    fn insert(&mut self, number: u32, record: Arc<Record>) {
+        if self.records.is_empty() {
+            self.first = number;
         }
-        let leaf = self.leaves[leaf].get_or_insert_with(|| Box::new([const { None }; LEAF]));
-        &mut leaf[number as usize % LEAF]
+        if number < self.first {
+            let before = (self.first - number) as usize;
+            self.records.splice(0..0, (0..before).map(|_| None));
+            self.first = number;
+        }
+        let at = (number - self.first) as usize;
+        if self.records.len() <= at {
+            self.records.resize_with(at + 1, || None);
+        }
+        self.records[at] = Some(record);
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(record) = self.records.get_mut(number.wrapping_sub(self.first) as usize) {
+            *record = None;
+        }
+        while let Some(None) = self.records.last() {
+            self.records.pop();
+        }
     }
 
     /// Reads what the control path wrote. `consumer` is the index of the next completion, `entries`
@@ -115,11 +127,11 @@ impl Book {
             match letter {
                 Letter::Attached { number, record } => {
                     if let Some(record) = record.upgrade() {
-                        *self.place(number) = Some(record);
+                        self.insert(number, record);
                     }
                 }
                 Letter::Gone { index, slots } => {
-                    *self.place(index.number()) = None;
+                    self.remove(index.number());
                     let until = consumer.wrapping_add(entries);
                     self.dead.push(Dead { index, slots, until });
                 }
@@ -127,19 +139,28 @@ impl Book {
         }
     }
 
+    /// Whether there are indices to give up.
+    #[inline(always)]
+    pub(crate) fn mourns(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
     /// Gives up indices of which nothing can be in the queue any more: all of them if it is
     /// `empty`, else those whose last completion is behind `consumer`.
     #[cold]
     pub(crate) fn forget(&mut self, consumer: u32, empty: bool) {
-        self.dead.retain(|dead| !empty && dead.until.wrapping_sub(consumer) as i32 > 0);
+        /// Completions are counted in 24 bits.
+        const UNUSED: u32 = 8;
+        let ahead = |until: u32| (until.wrapping_sub(consumer) << UNUSED) as i32 > 0;
+        self.dead.retain(|dead| !empty && ahead(dead.until));
     }
 
-    /// Takes note of a completion of nobody in the book: if it consumed an entry `at` of a shared
-    /// receive queue, that goes back.
+    /// Takes note of the completion of a receive of nobody in the book: if it consumed an entry `at`
+    /// of a shared receive queue, that goes back.
     #[cold]
-    pub(crate) fn discard(&self, number: u32, received: Option<u32>) {
+    pub(crate) fn discard(&self, number: u32, at: u32) {
         let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
-        if let (Some(Dead { slots: Some(slots), .. }), Some(at)) = (dead, received) {
+        if let Some(Dead { slots: Some(slots), .. }) = dead {
             slots.complete(at);
         }
     }

@@ -16,7 +16,6 @@ const PATH: usize = offset_of!(mlx5_cqe64, ml_path);
 const LID: usize = offset_of!(mlx5_cqe64, slid);
 const TIME_HIGH: usize = offset_of!(mlx5_cqe64, timestamp_h);
 const TIME_LOW: usize = offset_of!(mlx5_cqe64, timestamp_l);
-const OWNER: usize = offset_of!(mlx5_cqe64, op_own);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
 
@@ -35,21 +34,23 @@ pub(crate) struct Wc<'r> {
     pub(crate) wr_id: u64,
     /// What a send was.
     pub(crate) kind: u32,
+    /// The element's last byte.
+    pub(crate) owner: u8,
     pub(crate) element: Element<'r>,
 }
 
 impl Wc<'_> {
     #[inline(always)]
     fn opcode_byte(&self) -> opcode {
-        opcode_of(self.element.byte::<OWNER>())
+        opcode_of(self.owner)
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_error(&self) -> bool {
         matches!(self.opcode_byte(), opcode::MLX5_CQE_REQ_ERR | opcode::MLX5_CQE_RESP_ERR)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn status(&self) -> WcStatus {
         if !self.is_error() {
             return WcStatus::SUCCESS;
@@ -57,7 +58,7 @@ impl Wc<'_> {
         status_of(self.element.byte::<SYNDROME>())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn opcode(&self) -> WcOpcode {
         match self.opcode_byte() {
             opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR => WcOpcode(self.kind),
@@ -125,10 +126,13 @@ impl Wc<'_> {
         self.element.byte::<PATH>() & 0x7f
     }
 
-    /// When the device wrote the completion, by its own clock.
-    pub(crate) fn timestamp(&self) -> u64 {
+    /// When the device wrote the completion, by its own clock; an error stands in the same place.
+    pub(crate) fn timestamp(&self) -> Option<u64> {
+        if self.is_error() {
+            return None;
+        }
         let high = u64::from(self.element.be32::<TIME_HIGH>());
-        high << 32 | u64::from(self.element.be32::<TIME_LOW>())
+        Some(high << 32 | u64::from(self.element.be32::<TIME_LOW>()))
     }
 }
 

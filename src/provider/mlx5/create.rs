@@ -228,6 +228,10 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
+        // They would need a segment of their own in each request, and flow rules to receive.
+        if ask.qp_type == QpType::RAW_PACKET {
+            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
+        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -335,7 +339,6 @@ impl QpPlan {
             max_post: self.sends.max_post,
             limits: SendLimits { max_sge: self.sends.max_sge, max_inline: self.sends.max_inline },
             qpn,
-            qp_type: self.qp_type,
             signal_all: self.signal_all,
             dbrec: self.record.clone(),
             register: self.register,

@@ -36,6 +36,17 @@ pub(crate) enum Source {
     Shared(Arc<Slots>),
 }
 
+impl Source {
+    /// Takes note that the receive at `at` has completed, and answers its number.
+    #[inline(always)]
+    pub(crate) fn complete(&self, at: u32) -> u64 {
+        match self {
+            Source::Own(posted) => posted.complete(at),
+            Source::Shared(slots) => slots.complete(at),
+        }
+    }
+}
+
 impl Record {
     /// `blocks` is the size of the send queue in blocks of 64 bytes.
     pub(crate) fn new(

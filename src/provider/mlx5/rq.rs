@@ -20,6 +20,8 @@ pub(crate) struct RecvRing {
     entries: u32,
     /// Units of an entry, as a shift.
     stride: u8,
+    /// Units of an entry.
+    room: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
@@ -42,7 +44,8 @@ impl RecvRing {
         record: Arc<Record>,
     ) -> Option<RecvRing> {
         let units = stride / UNIT as u32;
-        if !entries.is_power_of_two() || !units.is_power_of_two() || max_sge > units {
+        if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
+        {
             return None;
         }
         let notes = match &record.receives {
@@ -54,6 +57,7 @@ impl RecvRing {
             units: Units::new(memory, offset, entries.checked_mul(units)?)?,
             entries,
             stride: units.trailing_zeros() as u8,
+            room: units,
             max_sge,
             head: 0,
             notes,
@@ -90,7 +94,7 @@ impl RecvRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        scatter(&self.units, cursor.at << self.stride, 1 << self.stride, self.max_sge, recv.sges)?;
+        scatter(&self.units, cursor.at << self.stride, self.room, self.max_sge, recv.sges)?;
         self.notes.at(cursor.at).store(recv.wr_id, Ordering::Relaxed);
         cursor.at = cursor.at.wrapping_add(1);
         cursor.room -= 1;
@@ -119,9 +123,29 @@ impl RecvRing {
 }
 
 /// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
-/// room for a mark.
+/// room for a mark. `max` pieces fit, one at least.
 #[inline(always)]
 pub(super) fn scatter(
+    units: &Units,
+    at: u32,
+    room: u32,
+    max: u32,
+    sges: &[Sge],
+) -> Result<(), PostError> {
+    if let [sge] = sges {
+        if sge.length as i32 > 0 {
+            units.write(at, data(sge));
+            if room > 1 {
+                units.write(at.wrapping_add(1), TERMINATOR);
+            }
+            return Ok(());
+        }
+    }
+    scatter_many(units, at, room, max, sges)
+}
+
+#[inline(never)]
+fn scatter_many(
     units: &Units,
     at: u32,
     room: u32,

@@ -12,7 +12,6 @@ use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
 use crate::provider::{Address, Cursor, SendLimits};
-use crate::qp::QpType;
 use crate::wr::{Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
@@ -41,7 +40,6 @@ pub(crate) struct Setup {
     pub(crate) max_post: u32,
     pub(crate) limits: SendLimits,
     pub(crate) qpn: u32,
-    pub(crate) qp_type: QpType,
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) register: Arc<Register>,
@@ -69,8 +67,6 @@ pub(crate) struct SendRing {
     notes: Masked<Send>,
     word: RecordWord<MLX5_SND_DBR>,
     register: Arc<Register>,
-    /// The greatest request that the register takes whole, in units.
-    blueflame: u32,
     alone: bool,
     /// The greatest request, in units.
     largest: u32,
@@ -95,7 +91,6 @@ impl SendRing {
             limits: setup.limits,
             notes: setup.record.sends.notes(),
             word: setup.dbrec.word(),
-            blueflame: setup.register.blueflame_units(),
             register: setup.register,
             alone: setup.alone,
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
@@ -269,9 +264,8 @@ impl SendRing {
     fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it; one unit alone is
         // nothing but the doorbell.
-        if single && cursor.size > 1 && cursor.size <= self.blueflame {
-            self.register.blueflame(&self.blocks, cursor.last, cursor.size);
-        } else {
+        let whole = single && cursor.size > 1;
+        if !(whole && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
             self.register.doorbell(cursor.word);
         }
     }

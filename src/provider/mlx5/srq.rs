@@ -9,6 +9,7 @@ use super::rq::scatter;
 use super::wqe::{link, linked};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::fork::Epoch;
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
@@ -37,11 +38,6 @@ impl Slots {
             before: Masked::new(entries),
             last: AtomicU32::new(NONE),
         }
-    }
-
-    #[inline(always)]
-    fn note(&self, at: u32, wr_id: u64) {
-        self.wr_ids.at(at).store(wr_id, Ordering::Relaxed);
     }
 
     /// Gives the entry back that a completion names, and answers the number of its request. Any
@@ -92,7 +88,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     }
     let units = Units::new(memory.clone(), 0, entries.checked_mul(shift)?)?;
     for entry in 0..entries {
-        units.write(entry * shift, link(entry + 1 & (entries - 1)));
+        units.write(entry * shift, link((entry + 1) & (entries - 1)));
     }
     Some(units)
 }
@@ -103,6 +99,8 @@ pub(crate) struct SrqRing {
     units: Units,
     /// Units of an entry, as a shift.
     stride: u8,
+    /// Units of an entry after its link.
+    room: u32,
     max_sge: u32,
     /// One less than the entries.
     capacity: u32,
@@ -115,6 +113,8 @@ pub(crate) struct SrqRing {
     /// Receives posted in all.
     posted: u32,
     word: RecordWord<0>,
+    wr_ids: Masked<AtomicU64>,
+    epoch: Epoch,
     slots: Arc<Slots>,
 }
 
@@ -128,9 +128,11 @@ impl SrqRing {
         dbrec: Arc<DoorbellRecord>,
     ) -> SrqRing {
         let stride = stride / UNIT as u32;
+        let (slots, epoch) = (Arc::new(Slots::new(entries)), units.epoch());
         SrqRing {
             units,
             stride: stride.trailing_zeros() as u8,
+            room: stride - 1,
             // The first unit of an entry is its link.
             max_sge: max_sge.min(stride - 1),
             capacity: entries - 1,
@@ -139,7 +141,9 @@ impl SrqRing {
             free: entries - 1,
             posted: 0,
             word: dbrec.word(),
-            slots: Arc::new(Slots::new(entries)),
+            wr_ids: slots.wr_ids.clone(),
+            epoch,
+            slots,
         }
     }
 
@@ -155,7 +159,7 @@ impl SrqRing {
     /// Where the next receive goes, after what came back was put at the end of the list.
     #[inline(always)]
     pub(crate) fn cursor(&mut self) -> Cursor {
-        if !self.units.epoch().is_over() {
+        if !self.epoch.is_over() {
             self.collect();
         }
         Cursor { at: self.head, room: self.free, ..Cursor::default() }
@@ -177,16 +181,15 @@ impl SrqRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.units.epoch().is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
         let unit = cursor.at << self.stride;
-        let room = (1 << self.stride) - 1;
-        scatter(&self.units, unit.wrapping_add(1), room, self.max_sge, recv.sges)?;
-        self.slots.note(cursor.at, recv.wr_id);
+        scatter(&self.units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
+        self.wr_ids.at(cursor.at).store(recv.wr_id, Ordering::Relaxed);
         cursor.at = linked(self.units.read(unit));
         cursor.room -= 1;
         Ok(())
@@ -194,7 +197,7 @@ impl SrqRing {
 
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.units.epoch().is_over() {
+        if self.epoch.is_over() {
             return;
         }
         self.posted = self.posted.wrapping_add(self.free - cursor.room);
@@ -218,8 +221,8 @@ mod model {
     fn two_give_back_while_one_takes() {
         loom::model(|| {
             let slots = Arc::new(Slots::new(2));
-            slots.note(0, 10);
-            slots.note(1, 11);
+            slots.wr_ids.at(0).store(10, Ordering::Relaxed);
+            slots.wr_ids.at(1).store(11, Ordering::Relaxed);
             let pollers: Vec<_> = (0..2u32)
                 .map(|at| {
                     let slots = slots.clone();
@@ -230,7 +233,7 @@ mod model {
             slots.take(|at| {
                 seen.push(at);
                 // The entry is posted again at once.
-                slots.note(at, 99);
+                slots.wr_ids.at(at).store(99, Ordering::Relaxed);
             });
             for poller in pollers {
                 poller.join().unwrap();

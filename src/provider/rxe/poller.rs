@@ -50,13 +50,13 @@ impl Poller {
         self.ring = ring;
     }
 
-    #[inline(always)]
-    pub(crate) fn learn(&mut self) {
-        self.retired.learn(&self.retirements, self.consumed);
-    }
-
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<&ib_uverbs_wc> {
+    /// The next completion of a queue pair that is alive, consumed. With `fresh` it is asked first who
+    /// is gone.
+    #[inline(never)]
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<&ib_uverbs_wc> {
+        if fresh {
+            self.retired.learn(&self.retirements, self.consumed);
+        }
         loop {
             self.current = self.ring.next()?;
             let position = self.consumed;

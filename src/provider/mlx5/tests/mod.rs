@@ -19,7 +19,6 @@ use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::register::Register;
 use crate::number::Lkey;
 use crate::provider::{Cursor, SendLimits};
-use crate::qp::QpType;
 use crate::wr::{PostError, Recv, SendWr, Sge};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
@@ -72,7 +71,6 @@ struct Sends {
 #[derive(Clone, Copy)]
 struct Shape {
     qpn: u32,
-    qp_type: QpType,
     blocks: u32,
     max_post: u32,
     buffer: usize,
@@ -82,15 +80,7 @@ struct Shape {
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape {
-            qpn: QPN,
-            qp_type: QpType::RC,
-            blocks: 64,
-            max_post: 4,
-            buffer: BUFFER,
-            alone: false,
-            signal_all: false,
-        }
+        Shape { qpn: QPN, blocks: 64, max_post: 4, buffer: BUFFER, alone: false, signal_all: false }
     }
 }
 
@@ -112,7 +102,6 @@ impl Sends {
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
             qpn: shape.qpn,
-            qp_type: shape.qp_type,
             signal_all: shape.signal_all,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
@@ -233,7 +222,7 @@ impl Completed {
 
     /// Writes a completion as a device would, whose owner bit is filled in here.
     fn write(&mut self, mut core: [u8; 64]) {
-        let parity = self.producer / self.entries & 1;
+        let parity = (self.producer / self.entries) & 1;
         core[63] = core[63] & 0xfe | parity as u8;
         let at = self.producer.wrapping_mul(self.stride) + (self.stride - 4);
         self.device.copy(at, 0, &core);
