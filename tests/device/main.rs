@@ -53,6 +53,7 @@ mod ud;
 mod verdict;
 mod watchdog;
 mod xrc;
+mod xrc_processes;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -109,6 +110,7 @@ fn main() -> ExitCode {
         uc::trials(),
         ud::trials(),
         xrc::trials(),
+        xrc_processes::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
