@@ -109,8 +109,9 @@ fn piece(memory: &MemoryRegion<u64>, word: usize, length: u32) -> Result<Sge, Fa
     Ok(memory.sge(start..start + length as usize)?)
 }
 
-/// Builds and hands over `RUN` requests, `N` at once.
-#[inline]
+/// Builds and hands over `RUN` requests, `N` at once. A function of its own for each kind, as theirs
+/// have, or all loops share the registers of one large function.
+#[inline(never)]
 fn post<'a, S: Ringing, const N: u32>(
     qp: &mut QueuePair<S>,
     token: &mut S::Token,
@@ -160,7 +161,7 @@ fn failed(id: u64, status: WcStatus) -> Failure {
 }
 
 /// Takes `RUN` completions, at most `N` at once.
-#[inline]
+#[inline(never)]
 fn poll<const N: u32>(cq: &mut CompletionQueue) -> Result<u32, Failure> {
     let (mut found, mut sum) = (0, 0);
     for _ in 0..RUN / N {
