@@ -37,7 +37,7 @@ use crate::pd::{PdInner, Shared, Sharing};
 use crate::provider::Member;
 use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
-use crate::wr::PostError;
+use crate::wr::{Destination, PostError};
 use crate::xrcd::XrcdInner;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -118,6 +118,13 @@ impl QpInner {
         self.state.store(state.0, Ordering::Release);
     }
 
+    /// Whether a destination belongs to this queue pair's domain: in another one, or another file,
+    /// its number means something else.
+    #[inline]
+    pub(crate) fn knows(&self, to: &Destination<'_>) -> bool {
+        self.pd().is_some_and(|pd| Arc::ptr_eq(&to.handle.pd().kernel, &pd.kernel))
+    }
+
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
         let _ = self.state.compare_exchange(before.0, told.0, Ordering::AcqRel, Ordering::Relaxed);
@@ -149,6 +156,7 @@ impl QpInner {
     }
 
     /// The protection domain; an XRC target has none.
+    #[inline]
     #[inline]
     pub(crate) fn pd(&self) -> Option<&Arc<PdInner>> {
         match &self.base {
