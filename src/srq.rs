@@ -38,10 +38,10 @@ pub(crate) struct SrqInner {
     pub(crate) slots: SharedSlots,
     registration: Registration,
     pd: Arc<PdInner>,
-    /// What is lent to its receives; see [`owned`](crate::owned).
-    pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
     /// Of a queue in an XRC domain.
     xrc: Option<Xrc>,
+    /// What is lent to its receives; see [`owned`](crate::owned).
+    pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 
 /// What a shared receive queue of an XRC domain has besides: its own number, and completions.
@@ -81,8 +81,7 @@ impl SrqInner {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         let lent = self.lent.take();
-        let over = self.file().epoch.is_over();
-        if !over && self.destroy().is_ok() {
+        if self.destroy().is_ok() {
             if let Some(lent) = lent {
                 lent.reclaim_all();
             }
@@ -90,7 +89,7 @@ impl Drop for SrqInner {
         }
         // The device may still write what is lent.
         std::mem::forget(lent);
-        if over {
+        if self.file().epoch.is_over() {
             return;
         }
         self.object.abandon();
@@ -244,8 +243,8 @@ impl SrqBuilder {
                 slots,
                 registration,
                 pd,
-                lent: OnceLock::new(),
                 xrc,
+                lent: OnceLock::new(),
             }),
             ring,
             max_wr: granted.max_wr,

@@ -74,7 +74,7 @@ impl CompletionQueue {
     /// Outside of a runtime, or in one without `enable_io`, as everything of tokio's does.
     pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
         let (cq, driver): (_, Driver<Registered>) =
-            CompletionQueue::new(context, cqe, |fd| Registered::new(fd))?;
+            CompletionQueue::new(context, cqe, Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
     }
 }

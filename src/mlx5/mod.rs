@@ -8,9 +8,11 @@ mod clock;
 mod page;
 mod uar;
 mod var;
+mod var_export;
 
 pub use attr::{DeviceAttr, query_device};
 pub use clock::Clock;
 pub use page::{DoorbellPage, PageError};
 pub use uar::{Uar, UarKind};
 pub use var::{Var, VarKind};
+pub use var_export::{ExportSizes, ImportedVar, export_sizes};

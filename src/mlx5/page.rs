@@ -56,6 +56,22 @@ impl DoorbellPage {
         self.ring(offset, value.to_be())
     }
 
+    /// What the device answers to a load of 32 bits, taken as the least significant byte first. Most
+    /// doorbells answer nothing that means anything.
+    ///
+    /// # Errors
+    ///
+    /// As [`ring_u16`](Self::ring_u16).
+    pub fn peek_u32(&self, offset: usize) -> Result<u32, PageError> {
+        if self.page.is_inherited() {
+            return Err(PageError::Forked);
+        }
+        self.page.load(offset).map(u32::from_le).ok_or(match offset % size_of::<u32>() {
+            0 => PageError::OutOfBounds,
+            _ => PageError::Unaligned,
+        })
+    }
+
     fn ring<T: Word>(&self, offset: usize, value: T) -> Result<(), PageError> {
         if self.page.is_inherited() {
             return Err(PageError::Forked);

@@ -17,7 +17,7 @@ use uverbs_uapi::mlx5::var::mlx5_ib_uapi_var_alloc_flags;
 const VERB: &str = "alloc_var";
 
 impl Class {
-    const VAR: Class = Class {
+    pub(super) const VAR: Class = Class {
         verb: "free_var",
         object: MLX5_IB_OBJECT_VAR,
         destroy: uapi::MLX5_IB_METHOD_VAR_OBJ_DESTROY,
@@ -38,14 +38,14 @@ pub enum VarKind {
 
 /// Where a VAR is, as the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    page_id: u32,
-    length: u32,
-    offset: u64,
+pub(super) struct Place {
+    pub(super) page_id: u32,
+    pub(super) length: u32,
+    pub(super) offset: u64,
 }
 
 impl Place {
-    fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
+    pub(super) fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
         const VERB: &str = "map_var";
         file.check_fork(VERB)?;
         let mapping = file.kernel.mapper().map(self.offset, self.length as usize);
@@ -60,13 +60,13 @@ impl Place {
 
 /// A VAR: a doorbell page of an emulated device.
 ///
-/// Dropping it destroys it. A page that is [mapped](Self::map) stays with whoever mapped it: the
+/// Dropping it destroys it, for everybody who has [imported](Var::import) it. A page that is [mapped](Self::map) stays with whoever mapped it: the
 /// kernel gives it to nobody else before the last mapping is gone.
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {
-    object: Object,
-    place: Place,
+    pub(super) object: Object,
+    pub(super) place: Place,
 }
 
 impl Var {
@@ -154,7 +154,7 @@ impl Var {
     /// What the kernel answers; the VAR comes back with the error. That somebody else destroyed it
     /// is no error.
     #[doc(alias = "mlx5dv_free_var")]
-    pub fn release(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
             Err(error) => Err((self, error)),

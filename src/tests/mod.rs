@@ -7,6 +7,7 @@ mod events;
 mod fork;
 mod golden;
 mod mixing;
+mod mlx5;
 mod owned;
 mod posting;
 mod retire;

@@ -14,6 +14,7 @@
 //! ```
 
 mod attrs;
+mod mlx5;
 mod ring;
 mod state;
 mod write;
@@ -28,6 +29,7 @@ use crate::error::Result;
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
 use crate::provider::Opening;
+pub(crate) use mlx5::Mlx5;
 use ring::KernelRing;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -80,6 +82,9 @@ impl Op {
             | objects::UVERBS_OBJECT_SRQ
             | objects::UVERBS_OBJECT_MR
             | objects::UVERBS_OBJECT_DM => 1,
+            uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR => {
+                uverbs_uapi::mlx5::uar::MLX5_IB_METHOD_UAR_OBJ_DESTROY
+            }
             _ => 0,
         };
         Op::Method { object, method }
@@ -133,9 +138,22 @@ impl Script {
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
         let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
-        let device = Device::planted(device, DriverId::RXE);
+        let driver = if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE };
+        let device = Device::planted(device, driver);
         let opening = Opening::new(&device)?;
         Context::on(kernel, device, opening, epoch)
+    }
+
+    /// A played file of an mlx5 device; only what it takes to make and destroy queues.
+    pub(crate) fn mlx5() -> Script {
+        let script = Script::new();
+        script.state().mlx5 = Some(Mlx5::default());
+        script
+    }
+
+    /// Changes what the device of [`mlx5`](Self::mlx5) is like.
+    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut Mlx5)) {
+        change(self.state().mlx5.as_mut().expect("an mlx5 device"));
     }
 
     /// A context of another process on the played file, as far as the kernel is concerned.

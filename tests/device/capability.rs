@@ -31,6 +31,8 @@ capabilities! {
     CqResize = "cq_resize";
     /// Making writes visible or persistent.
     Flush = "flush";
+    /// Imports that rdma-core knows, too.
+    Import = "import";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
     /// An event when a queue pair in an error state is through with its shared receive queue.
@@ -41,6 +43,8 @@ capabilities! {
     Links = "links";
     /// The driver mlx5, with what only it has.
     Mlx5 = "mlx5";
+    /// Memory of other devices.
+    Dmabuf = "dmabuf";
     /// Multicast groups.
     Multicast = "multicast";
     /// Memory windows of type 1.
@@ -83,6 +87,8 @@ capabilities! {
     Uc = "uc";
     /// Datagrams.
     Ud = "ud";
+    /// A device that makes memory of other devices out of files.
+    Udmabuf = "udmabuf";
     /// Doorbell pages of emulated virtio devices.
     Var = "var";
     /// Doorbell pages of other emulated devices.

@@ -14,11 +14,14 @@ mod context;
 mod cq;
 mod device;
 mod env;
+#[cfg(feature = "tokio")]
+mod epoll;
 mod errors;
 mod events;
 mod fork;
 mod handshake;
 mod helper;
+mod interop;
 mod leaks;
 mod lent;
 mod limits;
@@ -43,11 +46,14 @@ mod root;
 mod scope;
 mod sharing;
 mod srq;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod uc;
 mod ud;
 mod verdict;
 mod watchdog;
 mod xrc;
+mod xrc_processes;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -74,10 +80,13 @@ fn main() -> ExitCode {
         context::trials(),
         cq::trials(),
         device::trials(),
+        #[cfg(feature = "tokio")]
+        epoll::trials(),
         errors::trials(),
         events::trials(),
         fork::trials(),
         handshake::trials(),
+        interop::trials(),
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
@@ -101,6 +110,7 @@ fn main() -> ExitCode {
         uc::trials(),
         ud::trials(),
         xrc::trials(),
+        xrc_processes::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()

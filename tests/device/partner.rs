@@ -17,6 +17,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
     CompletionQueue, Context, Device, Envelope, EventType, Foreign, Imported, MemoryRegion, Notify,
     ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
@@ -30,10 +31,10 @@ const ROOM: usize = rustix::cmsg_space!(ScmRights(1));
 
 /// One end of the socket.
 #[derive(Debug)]
-struct Wire(OwnedFd);
+pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
-    fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
+    pub(crate) fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
         let mut room = [MaybeUninit::uninit(); ROOM];
         let mut ancillary = SendAncillaryBuffer::new(&mut room);
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
@@ -46,7 +47,7 @@ impl Wire {
     }
 
     /// The next message; `None` when the other end is closed.
-    fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
+    pub(crate) fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
         let mut bytes = [0; MESSAGE];
         let mut room = [MaybeUninit::uninit(); ROOM];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
@@ -65,6 +66,14 @@ impl Wire {
     }
 }
 
+/// Our end of a socket, which does not wait for ever, and the other.
+pub(crate) fn pair() -> Verdict<(Wire, OwnedFd)> {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    Ok((Wire(ours), theirs))
+}
+
 /// The partner that a test talks to. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Partner {
@@ -75,15 +84,13 @@ pub(crate) struct Partner {
 impl Partner {
     /// Starts a partner.
     pub(crate) fn start() -> Verdict<Partner> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        let (wire, theirs) = pair()?;
         let process = Command::new(std::env::current_exe()?)
             .arg(PARTNER)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::inherit())
             .spawn()?;
-        Ok(Partner { process, wire: Wire(ours) })
+        Ok(Partner { process, wire })
     }
 
     /// Starts one that has imported `context`, a protection domain and a region of it.
@@ -269,13 +276,72 @@ pub(crate) fn run() -> Option<ExitCode> {
 /// What a partner has. Fields are dropped in this order.
 #[derive(Debug, Default)]
 struct Desk {
+    var: VarDesk,
     path: Option<Loop>,
     imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
     imported_pd: Option<Imported<ProtectionDomain>>,
     own: Option<MemoryRegion>,
     own_pd: Option<ProtectionDomain>,
     context: Option<Context>,
-    xrc: crate::xrc::Half,
+    xrc: crate::xrc_processes::Half,
+}
+
+/// What a partner has of VARs.
+#[derive(Debug, Default)]
+struct VarDesk {
+    imported: Option<ImportedVar>,
+    own: Option<Var>,
+    page: Option<DoorbellPage>,
+}
+
+impl VarDesk {
+    fn obey(&mut self, context: Context, line: &str) -> Verdict<String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        Ok(match word {
+            "import" => match Var::import(&context, &parse(rest)?) {
+                Ok(var) => {
+                    let text = format!("imported {} {}", var.page_id(), var.len());
+                    self.imported = Some(var);
+                    text
+                }
+                Err(error) => refused(&error),
+            },
+            "alloc" => {
+                let var = Var::alloc(&context, VarKind::Virtio)?;
+                let text = format!("allocated {}", print(&var.export()?));
+                self.own = Some(var);
+                text
+            }
+            "map" => match self.imported.as_ref().ok_or_else(|| missing("VAR"))?.map() {
+                Ok(page) => {
+                    self.page = Some(page);
+                    "mapped".into()
+                }
+                Err(error) => refused(&error),
+            },
+            "ring" => {
+                self.page.as_ref().ok_or_else(|| missing("page"))?.ring_u32(0, rest.parse()?)?;
+                "rung".into()
+            }
+            "own" => match self.imported.take().ok_or_else(|| missing("VAR"))?.into_owner() {
+                Ok(var) => {
+                    self.own = Some(var);
+                    "owned".into()
+                }
+                Err((_, error)) => refused(&error),
+            },
+            "unimport" => {
+                let var = self.imported.take().ok_or_else(|| missing("VAR"))?;
+                var.unimport().map_err(|(_, error)| error)?;
+                "forgotten".into()
+            }
+            "destroy" => match self.own.take().ok_or_else(|| missing("VAR"))?.destroy() {
+                Ok(()) => "destroyed".into(),
+                Err((_, error)) => refused(&error),
+            },
+            other => return Err(Stop::fail(format!("var-{other} is nothing that is known"))),
+        })
+    }
 }
 
 fn missing(what: &str) -> Stop {
@@ -300,6 +366,10 @@ impl Desk {
     ) -> Verdict<(String, Option<OwnedFd>)> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
+        if let Some(rest) = line.strip_prefix("var-") {
+            let text = self.var.obey(self.context()?.clone(), rest)?;
+            return Ok((text, None));
+        }
         let text = match (word, &numbers[..]) {
             ("import", _) => {
                 let file = file.ok_or_else(|| missing("file"))?;

@@ -3,14 +3,27 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::pair::gid;
-use crate::verdict::{Stop, Verdict, require, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::fs;
 use std::io::Read;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-trials![rc_server, rc_client, uc_server, uc_client, ud_server, ud_client, srq_server, srq_client,];
+trials![
+    rc_server,
+    rc_client,
+    uc_server,
+    uc_client,
+    ud_server,
+    ud_client,
+    srq_server,
+    srq_client,
+    xsrq_server,
+    xsrq_client,
+    xsrq_server_of_two,
+    xsrq_clients_of_theirs,
+];
 
 /// How long one ping-pong may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -62,6 +75,17 @@ struct Player {
 
 impl Player {
     fn start(ours: bool, kind: &str, game: Game, port: u16, server: bool) -> Verdict<Player> {
+        Player::start_with(ours, kind, game, port, server, &[])
+    }
+
+    fn start_with(
+        ours: bool,
+        kind: &str,
+        game: Game,
+        port: u16,
+        server: bool,
+        more: &[&str],
+    ) -> Verdict<Player> {
         let index = gid(&env::open()?)?.index;
         let mut command = if ours {
             let mut command = Command::new("uverbs");
@@ -76,9 +100,11 @@ impl Player {
         if game.events {
             command.arg("-e");
         }
-        if game.check {
+        // There it would be the number of clients, and all messages are alike.
+        if game.check && kind != "xsrq" {
             command.arg("-c");
         }
+        command.args(more);
         if !server {
             command.arg("127.0.0.1");
         }
@@ -143,7 +169,11 @@ fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
     // Theirs says how much went there and back.
     let theirs = if ours_is_server { at_client } else { at_server };
     let bytes = 2 * u64::from(game.size) * u64::from(game.rounds);
-    assert!(theirs.contains(&format!("{bytes} bytes in")), "{game:?}: {theirs}");
+    let content = match kind {
+        "xsrq" => "success".to_owned(),
+        _ => format!("{bytes} bytes in"),
+    };
+    assert!(theirs.contains(&content), "{game:?}: {theirs}");
     Ok(())
 }
 
@@ -189,4 +219,64 @@ fn srq_server() -> Verdict {
 
 fn srq_client() -> Verdict {
     tournament("srq", false)
+}
+
+fn xrc() -> Verdict {
+    supported(env::open()?.open_xrcd().open(), Capability::Xrc)?;
+    Ok(())
+}
+
+fn xsrq_server() -> Verdict {
+    xrc()?;
+    tournament("xsrq", true)
+}
+
+fn xsrq_client() -> Verdict {
+    xrc()?;
+    tournament("xsrq", false)
+}
+
+/// A server with a client of theirs and one of ours, which share a domain by a file and are reached
+/// over each other's connections.
+fn two_clients(ours_is_server: bool) -> Verdict {
+    xrc()?;
+    require(std::env::var("UVERBS_PEERS").is_ok(), Capability::Peers, "UVERBS_PEERS is not set")?;
+    let game = Game { size: 3000, rounds: 20, events: false, check: false };
+    let port = free_port()?;
+    let count = if ours_is_server { "--clients" } else { "-c" };
+    let mut server = Player::start_with(ours_is_server, "xsrq", game, port, true, &[count, "2"])?;
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listened_at(port) {
+        if server.has_ended()? || Instant::now() > deadline {
+            return Err(Stop::fail(format!("it does not listen: {}", server.end())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut clients = [
+        Player::start(true, "xsrq", game, port, false)?,
+        Player::start(false, "xsrq", game, port, false)?,
+    ];
+    let deadline = Instant::now() + PATIENCE;
+    let mut ended = false;
+    while !ended && Instant::now() < deadline {
+        ended = server.has_ended()?;
+        for client in &mut clients {
+            ended &= client.has_ended()?;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let [one, other] = &mut clients;
+    let texts = [server.end(), one.end(), other.end()];
+    if texts.iter().all(|text| text.contains("success")) {
+        return Ok(());
+    }
+    Err(Stop::fail(texts.join("\n")))
+}
+
+fn xsrq_server_of_two() -> Verdict {
+    two_clients(true)
+}
+
+fn xsrq_clients_of_theirs() -> Verdict {
+    two_clients(false)
 }

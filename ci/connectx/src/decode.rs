@@ -327,7 +327,11 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
         }
         op::ATOMIC_MASKED_CS => {
             cut.take("mlx5_wqe_raddr_seg", 16);
-            cut.take("mlx5_wqe_masked_atomic_seg", 32);
+            // Of four bytes, all operands fit one segment.
+            match control.atomic_len() {
+                Some(4) => cut.take("mlx5_wqe_atomic_seg", 16),
+                _ => cut.take("mlx5_wqe_masked_atomic_seg", 32),
+            }
         }
         op::UMR => {
             const INLINE: u8 = 1 << 7;

@@ -14,7 +14,7 @@ use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
-use crate::port::{Port, Traffic};
+use crate::port::{Casts, Port};
 use crate::record::{Entry, Recorder};
 use crate::segment::{Effect, Segment};
 
@@ -62,8 +62,8 @@ pub struct Device {
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
-    pub(crate) rdma_sent: Traffic,
-    pub(crate) rdma_received: Traffic,
+    pub(crate) rdma_sent: Casts,
+    pub(crate) rdma_received: Casts,
     /// Queues with something to send.
     pub(crate) awake: VecDeque<u32>,
     /// Queues that try again at a time.
@@ -95,8 +95,8 @@ impl Device {
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar: BarMemory::new(),
-            rdma_sent: Traffic::default(),
-            rdma_received: Traffic::default(),
+            rdma_sent: Casts::default(),
+            rdma_received: Casts::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),

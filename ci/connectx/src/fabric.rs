@@ -3,6 +3,8 @@
 //! Pairs with the requester and responder of [`crate::data`]. Nothing is under way between calls: a
 //! message is carried out at its destination while its sender waits.
 
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+
 use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
@@ -130,13 +132,20 @@ impl Fabric {
     /// Brings a message to where it is addressed.
     fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
         if let Target::Group(group) = target {
+            let sender = self.functions[from].device();
+            let deaf = sender
+                .objects
+                .qps
+                .get(message.source_qpn)
+                .is_ok_and(|qp| qp.context.is_set(qpc::block_lb_mc));
             for number in 0..self.functions.len() {
                 if !self.reaches(from, number) {
                     continue;
                 }
                 let device = self.functions[number].device_mut();
                 for qpn in device.objects.groups.members(&group) {
-                    if number == from && qpn == message.source_qpn {
+                    // A sender that is a member hears itself, unless it asked not to.
+                    if deaf && number == from && qpn == message.source_qpn {
                         continue;
                     }
                     device.respond(&Message { qpn, ..message.clone() });

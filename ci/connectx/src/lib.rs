@@ -28,6 +28,7 @@ pub mod object;
 pub mod pages;
 pub mod pci;
 pub mod port;
+mod ppcnt;
 pub mod record;
 pub mod register;
 pub mod segment;

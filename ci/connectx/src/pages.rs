@@ -1,8 +1,9 @@
 //! Host pages that the driver lends to firmware.
 //!
-//! Pairs with mlx5_core's `pagealloc.c`: QUERY_PAGES says how many are wanted, MANAGE_PAGES gives
-//! them or takes them back. This firmware keeps nothing in them; it counts them, so that a page
-//! that the driver does not get back shows.
+//! Pairs with mlx5_core's `pagealloc.c`: QUERY_PAGES says how many are wanted to boot, events ask for
+//! more and offer some back as objects come and go, MANAGE_PAGES gives them or takes them back. This
+//! firmware keeps nothing in them; it counts them, so that a page that the driver does not get back
+//! shows.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::Layout;
@@ -23,16 +24,47 @@ const TAKE: u64 = 2;
 const BOOT_PAGES: usize = 16;
 const INIT_PAGES: usize = 64;
 
+/// Objects whose contexts share a page.
+const OBJECTS: usize = 8;
+/// Pages beyond what objects need: below the first more are asked for, above the last some are
+/// offered back, either way up to the one between.
+const SPARE: [usize; 3] = [4, 16, 32];
+
 /// The pages held.
 #[derive(Default)]
 pub struct Pages {
     held: Vec<u64>,
+    /// Whether objects may come and go.
+    running: bool,
+    /// Whether the driver has yet to answer an event.
+    asked: bool,
 }
 
 impl Pages {
     /// How many pages are held.
     pub fn held(&self) -> usize {
         self.held.len()
+    }
+
+    /// The driver begins, or ends, to make objects.
+    pub fn run(&mut self, running: bool) {
+        self.running = running;
+        self.asked = false;
+    }
+
+    /// How many pages to ask for, or below zero to offer, now that there are this many objects.
+    pub fn change(&mut self, objects: usize) -> Option<i32> {
+        if !self.running || self.asked {
+            return None;
+        }
+        let [least, middle, most] = SPARE;
+        let needed = BOOT_PAGES + INIT_PAGES + objects.div_ceil(OBJECTS);
+        let held = self.held.len();
+        if held >= needed + least && held <= needed + most {
+            return None;
+        }
+        self.asked = true;
+        Some((needed + middle) as i32 - held as i32)
     }
 
     /// Answers QUERY_PAGES.
@@ -44,7 +76,7 @@ impl Pages {
         let wanted = match input.get(query_pages_in::op_mod) {
             BOOT => BOOT_PAGES,
             INIT => BOOT_PAGES + INIT_PAGES,
-            // Everything is asked for before: nothing here grows with the number of objects.
+            // More is asked for by events.
             REGULAR => self.held.len(),
             other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
         };
@@ -61,6 +93,7 @@ impl Pages {
         let input = Bits::<manage_pages_in, _>::new(input);
         let count = input.get(manage_pages_in::input_num_entries) as usize;
         let mut out = Bits::<manage_pages_out, _>::new(vec![0; manage_pages_out::SIZE]);
+        self.asked = false;
         match input.get(manage_pages_in::op_mod) {
             CANNOT_GIVE => log::warn!("the driver cannot give pages"),
             GIVE => {
@@ -101,6 +134,25 @@ mod tests {
         let mut input = input.into_inner();
         input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
         input
+    }
+
+    #[test]
+    fn pages_follow_objects() {
+        let mut pages =
+            Pages { held: (0..80).map(|page| page << 12).collect(), ..Pages::default() };
+        assert_eq!(pages.change(100), None, "not running");
+        pages.run(true);
+        assert_eq!(pages.change(8), Some(1 + 16));
+        assert_eq!(pages.change(800), None, "the driver has not answered");
+        let more: Vec<u64> = (100..117).map(|page| page << 12).collect();
+        pages.manage(&command(GIVE, &more, 17), 16).unwrap();
+        assert_eq!(pages.change(80), None);
+        assert_eq!(pages.change(8 * 14), Some(13));
+        let more: Vec<u64> = (200..250).map(|page| page << 12).collect();
+        pages.manage(&command(GIVE, &more, 50), 16).unwrap();
+        assert_eq!(pages.change(0), Some(16 - 67));
+        pages.manage(&command(TAKE, &[], 51), 16 + 51 * 8).unwrap();
+        assert_eq!(pages.change(0), None);
     }
 
     #[test]

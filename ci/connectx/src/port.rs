@@ -14,6 +14,7 @@ use uverbs_uapi::mlx5::prm::vport::{
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
 use crate::cmd::refusal::{Refused, refuse};
+use crate::data::message::Message;
 use crate::device::{Device, PortType};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
@@ -38,9 +39,45 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn add(&mut self, octets: usize) {
-        self.packets += 1;
+    pub(crate) fn add(&mut self, packets: u64, octets: usize) {
+        self.packets += packets;
         self.octets += octets as u64;
+    }
+}
+
+/// Traffic one way by kind of destination.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Casts {
+    pub(crate) unicast: Traffic,
+    pub(crate) multicast: Traffic,
+    pub(crate) broadcast: Traffic,
+}
+
+impl Casts {
+    /// Counts an Ethernet frame.
+    pub(crate) fn add_frame(&mut self, frame: &[u8]) {
+        let cast = match frame.first_chunk::<6>() {
+            Some([0xff, 0xff, 0xff, 0xff, 0xff, 0xff]) => &mut self.broadcast,
+            Some([first, ..]) if first & 1 != 0 => &mut self.multicast,
+            _ => &mut self.unicast,
+        };
+        cast.add(1, frame.len());
+    }
+
+    /// Counts a message between queue pairs.
+    pub(crate) fn add_message(&mut self, message: &Message, payload: usize) {
+        let group = message.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some());
+        let cast = if group { &mut self.multicast } else { &mut self.unicast };
+        cast.add(message.packets.into(), payload);
+    }
+
+    /// All of it.
+    pub(crate) fn total(&self) -> Traffic {
+        let all = [self.unicast, self.multicast, self.broadcast];
+        Traffic {
+            packets: all.iter().map(|cast| cast.packets).sum(),
+            octets: all.iter().map(|cast| cast.octets).sum(),
+        }
     }
 }
 
@@ -55,8 +92,8 @@ pub struct Port {
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
-    pub(crate) sent: Traffic,
-    pub(crate) received: Traffic,
+    pub(crate) sent: Casts,
+    pub(crate) received: Casts,
 }
 
 impl Port {
@@ -77,8 +114,8 @@ impl Port {
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
-            sent: Traffic::default(),
-            received: Traffic::default(),
+            sent: Casts::default(),
+            received: Casts::default(),
         }
     }
 
@@ -221,12 +258,20 @@ impl Device {
             counter.set(traffic_counter::packets, traffic.packets);
             counter.set(traffic_counter::octets, traffic.octets);
         };
+        use query_vport_counter_out as counters;
         if ethernet {
-            put(query_vport_counter_out::received_eth_unicast, self.port.received);
-            put(query_vport_counter_out::transmitted_eth_unicast, self.port.sent);
+            let (received, sent) = (self.port.received, self.port.sent);
+            put(counters::received_eth_unicast, received.unicast);
+            put(counters::received_eth_multicast, received.multicast);
+            put(counters::received_eth_broadcast, received.broadcast);
+            put(counters::transmitted_eth_unicast, sent.unicast);
+            put(counters::transmitted_eth_multicast, sent.multicast);
+            put(counters::transmitted_eth_broadcast, sent.broadcast);
         }
-        put(query_vport_counter_out::received_ib_unicast, self.rdma_received);
-        put(query_vport_counter_out::transmitted_ib_unicast, self.rdma_sent);
+        put(counters::received_ib_unicast, self.rdma_received.unicast);
+        put(counters::received_ib_multicast, self.rdma_received.multicast);
+        put(counters::transmitted_ib_unicast, self.rdma_sent.unicast);
+        put(counters::transmitted_ib_multicast, self.rdma_sent.multicast);
         Ok(out.into_inner())
     }
 

@@ -5,10 +5,7 @@
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::access_register_in;
-use uverbs_uapi::mlx5::prm::register::{
-    eth_802_3_cntrs_grp_data_layout as ieee, paos_reg, pcap_reg, pmtu_reg, ppcnt_reg, ptys_reg,
-    pvlc_reg,
-};
+use uverbs_uapi::mlx5::prm::register::{paos_reg, pcap_reg, pmtu_reg, ptys_reg, pvlc_reg};
 
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::{Device, PortType};
@@ -157,46 +154,5 @@ impl Device {
         data[8] = 1 << 4;
         let sub_type = if self.port.active() { SUB_ACTIVE } else { SUB_DOWN };
         self.raise_event(event::PORT_CHANGE, sub_type, &data);
-    }
-
-    fn ppcnt(&mut self, mut ppcnt: Bits<ppcnt_reg, &mut [u8]>) -> Result<(), Refused> {
-        const IEEE_802_3: u64 = 0;
-        let (sent, received) = (self.port.sent, self.port.received);
-        let mut counters = Bits::<ieee, _>::new(vec![0; 0xf8]);
-        match ppcnt.get(ppcnt_reg::grp) {
-            IEEE_802_3 => {
-                for (high, low, value) in [
-                    (
-                        ieee::a_frames_transmitted_ok_high,
-                        ieee::a_frames_transmitted_ok_low,
-                        sent.packets,
-                    ),
-                    (
-                        ieee::a_frames_received_ok_high,
-                        ieee::a_frames_received_ok_low,
-                        received.packets,
-                    ),
-                    (
-                        ieee::a_octets_transmitted_ok_high,
-                        ieee::a_octets_transmitted_ok_low,
-                        sent.octets,
-                    ),
-                    (
-                        ieee::a_octets_received_ok_high,
-                        ieee::a_octets_received_ok_low,
-                        received.octets,
-                    ),
-                ] {
-                    counters.set(high, value >> 32);
-                    counters.set(low, value);
-                }
-            }
-            // RFC 2863, RFC 2819, RFC 3635, per priority, physical layer, InfiniBand port: what
-            // these count beyond the first group are errors and pauses, of which there are none.
-            0x1..=0x3 | 0x5 | 0x10 | 0x12 | 0x16 | 0x20 => {}
-            group => return refuse!(BadParam, "port counter group {group:#x} is not modelled"),
-        }
-        ppcnt.set_span(ppcnt_reg::counter_set, counters.bytes());
-        Ok(())
     }
 }

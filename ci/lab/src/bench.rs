@@ -3,13 +3,18 @@
 //! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
 //! is.
 
+mod control;
+mod futures;
 mod path;
 mod pingpong;
 mod rounds;
 mod rxe;
+mod scale;
 mod score;
+mod size;
 mod table;
 
+use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use anyhow::Result;
@@ -23,8 +28,16 @@ use std::process::ExitCode;
 enum Suite {
     /// ping-pong over soft-RoCE: time and system calls per message
     Rxe,
+    /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
+    RxeFutures,
     /// instructions of each operation of mlx5's data path
     Mlx5Path,
+    /// the control path: time and system calls
+    Control,
+    /// many objects: time and memory of each
+    Scale,
+    /// bytes of programs, and files that they open
+    Size,
 }
 
 /// `cargo ci bench`
@@ -36,13 +49,16 @@ pub(crate) struct BenchArguments {
     /// The kernel to boot
     #[arg(long, value_enum, default_value = "newest")]
     kernel: KernelName,
+    /// The device of control, scale and size
+    #[arg(long, value_enum, default_value = "mlx5")]
+    device: DeviceName,
     /// Runs of each side for each operation
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// With rxe: let the guest's clock count instructions: the same result each time, whatever else
+    /// With rxe and its futures: let the guest's clock count instructions: the same result each time, whatever else
     /// this machine does. The guest has one processor then, so that polling tells nothing and is
     /// left out
     #[arg(long)]
@@ -78,7 +94,11 @@ impl BenchArguments {
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     match arguments.suite {
         Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
+        Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
+        Suite::Control => arguments.print(&control::run(arguments)?)?,
+        Suite::Scale => arguments.print(&scale::run(arguments)?)?,
+        Suite::Size => arguments.print(&size::run(arguments)?)?,
     }
     Ok(ExitCode::SUCCESS)
 }

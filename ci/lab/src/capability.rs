@@ -69,7 +69,7 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("xrc", Has::Never, Has::Always),
     ("counters", Has::Never, Has::Never),
     ("device_memory", Has::Never, Has::Never),
-    ("dmabuf", Has::Never, Has::Never),
+    ("dmabuf", Has::Never, Has::Always),
     ("flow", Has::Never, Has::Never),
     ("raw_packet", Has::Never, Has::Never),
     ("timestamp", Has::Never, Has::Never),

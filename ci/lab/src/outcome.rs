@@ -37,10 +37,10 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     }
     for (name, message) in messages(output) {
         for report in &mut reports {
-            if bare(&report.name) == name {
-                if let Outcome::Failed(text) = &mut report.outcome {
-                    text.clone_from(&message);
-                }
+            if bare(&report.name) == name
+                && let Outcome::Failed(text) = &mut report.outcome
+            {
+                text.clone_from(&message);
             }
         }
     }
@@ -108,13 +108,12 @@ fn messages(output: &str) -> Vec<(String, String)> {
             inside = true;
         } else if line == "failures:" || line.starts_with("test result:") {
             inside = false;
-        } else if inside {
-            if let Some((_, text)) = found.last_mut() {
-                if !(text.is_empty() && line.is_empty()) {
-                    text.push_str(line);
-                    text.push('\n');
-                }
-            }
+        } else if inside
+            && let Some((_, text)) = found.last_mut()
+            && !(text.is_empty() && line.is_empty())
+        {
+            text.push_str(line);
+            text.push('\n');
         }
     }
     for (_, text) in &mut found {

@@ -51,11 +51,11 @@ impl Qemu {
         if let Some(path) = on_path {
             let mut qemu = Self::at(&path);
             // A broken or old one is passed over: the fetched one takes its place.
-            if let Ok((version, numbers)) = qemu.ask_version() {
-                if numbers >= OLDEST {
-                    qemu.version = version;
-                    return Ok(Some(qemu));
-                }
+            if let Ok((version, numbers)) = qemu.ask_version()
+                && numbers >= OLDEST
+            {
+                qemu.version = version;
+                return Ok(Some(qemu));
             }
         }
         let Some(directory) = cache.unit(UNIT) else { return Ok(None) };

@@ -15,10 +15,7 @@ use crate::qemu::Qemu;
 use crate::vm::{self, Plan, Tied, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
-use connectx::control::Client;
 use std::cell::Cell;
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -125,14 +122,6 @@ impl Session {
 
     fn skeleton(&self) -> Initramfs {
         Initramfs::new(&self.init)
-    }
-
-    /// What controls the emulated functions of the running machine.
-    pub(crate) fn control(&self) -> Result<Client> {
-        // The way by the open directory is short enough for a socket's name.
-        let directory = File::open(&self.directory)?;
-        let path = format!("/proc/self/fd/{}/{}", directory.as_raw_fd(), device::CONTROL);
-        Client::connect(Path::new(&path)).context("connect to the emulator")
     }
 
     /// Boots a machine.

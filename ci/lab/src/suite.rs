@@ -28,8 +28,7 @@ struct Target {
 }
 
 const TARGETS: &[Target] = &[
-    // Add the other device once the library drives it.
-    Target { package: "uverbs", test: "device", modules: &[], devices: &[DeviceName::Rxe] },
+    Target { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
     // What it asks is the kernel's to answer, so that one device will do.
     Target {
         package: "uverbs-uapi",

@@ -156,6 +156,8 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
             let machine = Machine {
                 programs: &programs,
                 peers: scope.offer.peers,
+                // A program of rdma-core's bindings imports and exports.
+                python: scope.offer.peers && device == DeviceName::Mlx5,
                 ..Machine::new(kernel, device)
             };
             let mut place = Place { name, ..Place::default() };
@@ -210,10 +212,10 @@ fn run_suites(
             vm = None;
         }
     }
-    if let Some(vm) = vm {
-        if let Err(error) = vm.power_off() {
-            place.reports.extend(reports_of("power off", Err(error)));
-        }
+    if let Some(vm) = vm
+        && let Err(error) = vm.power_off()
+    {
+        place.reports.extend(reports_of("power off", Err(error)));
     }
 }
 

@@ -45,7 +45,9 @@ pub(crate) enum Profile {
     Checked,
     /// Optimised: what is measured.
     Release,
-    /// The same, but not static.
+    /// The same without symbols: what is weighed.
+    Stripped,
+    /// What is measured, but not static.
     Dynamic,
 }
 
@@ -66,10 +68,10 @@ pub(crate) fn cargo() -> OsString {
 impl Workspace {
     /// The workspace of the current directory if it is this project's, else the lab's own.
     pub(crate) fn find() -> Result<Self> {
-        if let Ok(here) = Self::at(Path::new(".")) {
-            if here.package("uverbs").is_some() {
-                return Ok(here);
-            }
+        if let Ok(here) = Self::at(Path::new("."))
+            && here.package("uverbs").is_some()
+        {
+            return Ok(here);
         }
         Self::of_lab()
     }
@@ -161,6 +163,18 @@ impl Workspace {
         self.build(package, &arguments, program, Profile::Dynamic)
     }
 
+    /// Builds a static example that needs a feature.
+    pub(crate) fn static_example(
+        &self,
+        package: &str,
+        example: &str,
+        feature: &str,
+        profile: Profile,
+    ) -> Result<PathBuf> {
+        let arguments = ["build", "--example", example, "--features", feature];
+        self.build(package, &arguments.map(str::to_owned), example, profile)
+    }
+
     /// Builds the static test binary of an integration test.
     pub(crate) fn static_test(
         &self,
@@ -204,8 +218,13 @@ impl Workspace {
                 "lab/checked"
             }
             Profile::Release => "lab/release",
+            Profile::Stripped => {
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+                "lab/stripped"
+            }
             Profile::Dynamic => {
                 command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
                 "lab/dynamic"
             }
         };
@@ -224,7 +243,10 @@ impl Workspace {
             .find(|message| {
                 message.target.as_ref().is_some_and(|target| {
                     target.name == name
-                        && target.kind.iter().any(|kind| kind == "bin" || kind == "test")
+                        && target
+                            .kind
+                            .iter()
+                            .any(|kind| ["bin", "test", "example"].contains(&kind.as_str()))
                 }) && message.executable.is_some()
             })
             .and_then(|message| message.executable)

@@ -24,8 +24,8 @@ const PINGPONG: &str = concat!(
     "\
 Start it without HOST on one side: that is the server, and it waits. Then start it on the other
 side with the server's name or address. Both need the same kind, --size and --iters. Either side
-may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong; over
-Ethernet those need -g with the index of a GID.
+may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong or
+ibv_xsrq_pingpong; over Ethernet those need -g with the index of a GID.
 
 The messages of a client that validates all differ, and a server sends back what it got. A server
 that validates checks them, too; or, if the client does not validate or is rdma-core's, what such
@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Devinfo(DevinfoArgs),
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
-    Pingpong(PingpongArgs),
+    Pingpong(PingpongCommand),
     /// Share a context and registered memory between two processes of this machine
     #[command(subcommand)]
     Share(ShareArgs),
@@ -107,6 +107,46 @@ pub(crate) struct DevinfoArgs {
     /// Names of devices; all devices unless given
     #[arg(value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = PINGPONG)]
+pub(crate) enum PingpongCommand {
+    #[command(flatten)]
+    Pair(PingpongArgs),
+    /// Between a server and several clients over XRC, whose messages name where they go
+    #[command(after_help = PINGPONG)]
+    Xsrq(XsrqArgs),
+}
+
+/// Clients of one machine share the XRC domain of the file /tmp/xrc_domain, with those of rdma-core,
+/// and are reached over each other's connections. That program does 5 --iters unless told.
+#[derive(Debug, Group)]
+pub(crate) struct XsrqArgs {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(flatten)]
+    pub(crate) path: PathOptions,
+    /// Clients that a server waits for
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=255))]
+    pub(crate) clients: u32,
+}
+
+impl XsrqArgs {
+    /// Bytes of a message.
+    pub(crate) fn size(&self) -> u32 {
+        self.options.size.unwrap_or(4096)
+    }
+}
+
+impl PingpongCommand {
+    pub(crate) fn options(&self) -> &Options {
+        match self {
+            PingpongCommand::Pair(args) => args.options(),
+            PingpongCommand::Xsrq(args) => &args.options,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -291,7 +331,7 @@ mod tests {
     fn pingpong(line: &str) -> Result<PingpongArgs, clap::Error> {
         let words = ["uverbs", "pingpong"].into_iter().chain(line.split_whitespace());
         match Args::try_parse_from(words)?.command {
-            Command::Pingpong(args) => Ok(args),
+            Command::Pingpong(PingpongCommand::Pair(args)) => Ok(args),
             other => unreachable!("the line says pingpong, not {other:?}"),
         }
     }

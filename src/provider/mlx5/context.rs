@@ -112,8 +112,6 @@ pub(crate) struct Limits {
     pub(crate) clock_info_versions: u8,
     /// Whether timestamps can be taken of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
-    /// How many headers of a raw packet must be inline.
-    pub(crate) eth_min_inline: u8,
     /// Whether commands to the firmware may be made up here.
     pub(crate) devx: bool,
 }
@@ -165,7 +163,6 @@ impl Limits {
             real_time: has(
                 mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS,
             ),
-            eth_min_inline: resp.eth_min_inline,
             devx,
         })
     }

@@ -201,7 +201,6 @@ impl ResizePlan {
 #[derive(Debug)]
 pub(crate) struct QpPlan {
     told: ib_uverbs_qp_cap,
-    qp_type: QpType,
     signal_all: bool,
     sends: SqSize,
     receives: RqSize,
@@ -272,7 +271,6 @@ impl QpPlan {
         };
         Ok(QpPlan {
             told,
-            qp_type: ask.qp_type,
             signal_all: ask.signal_all,
             sends,
             receives,
@@ -360,13 +358,15 @@ impl QpPlan {
     }
 }
 
-/// The memory of a queue pair: receives, and behind them, or in memory of their own, sends.
+/// Memory for receives, and behind them, or in memory of their own, for sends.
+type QueuePairMemory = (Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>);
+
 fn queues(
     sends: SqSize,
     receives: RqSize,
     split: bool,
     source: &Source<'_>,
-) -> Result<(Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>)> {
+) -> Result<QueuePairMemory> {
     let alloc = |bytes: usize, align: usize| -> Result<_> {
         if bytes == 0 {
             return Ok(None);

@@ -245,7 +245,6 @@ mod tests {
         clock_offset: None,
         clock_info_versions: 0,
         real_time: false,
-        eth_min_inline: 0,
         devx: false,
     };
 

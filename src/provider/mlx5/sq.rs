@@ -120,7 +120,7 @@ impl SendRing {
             Payload::Sges([sge]) => sge.length as i32 > 0,
             Payload::Sges(_) | Payload::Inline(_) => true,
         };
-        if simple {
+        if simple && wr.srq.is_none() {
             return self.write(cursor, wr);
         }
         // Copies, lest the simple ones are kept in memory for this.

@@ -67,6 +67,8 @@ pub(crate) struct Object {
 pub(super) struct State {
     tag: Arc<str>,
     pub(super) deviations: Deviations,
+    /// Set if the played driver is mlx5's and not rxe's.
+    pub(super) mlx5: Option<super::Mlx5>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, Object>,
@@ -93,6 +95,7 @@ impl State {
         State {
             tag,
             deviations: Deviations::default(),
+            mlx5: None,
             log: Vec::new(),
             complaints: Vec::new(),
             objects: BTreeMap::new(),
@@ -203,9 +206,13 @@ impl State {
     fn run_method(&mut self, object: u16, method: u16, mut to: Answers<'_, '_>) -> Result<()> {
         match (object, method) {
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_GET_CONTEXT) => {
-                if std::mem::replace(&mut self.has_context, true) {
+                if self.has_context {
                     return Err(Errno::INVAL);
                 }
+                if let Some(mlx5) = &self.mlx5 {
+                    mlx5.alloc_ucontext(&mut to)?;
+                }
+                self.has_context = true;
                 to.put(context_ids::UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &2u32);
                 to.put(context_ids::UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &1u64);
                 Ok(())
@@ -234,6 +241,7 @@ impl State {
                 self.events = Some(ours);
                 to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(theirs))
             }
+            _ if self.mlx5.is_some() => self.run_mlx5(object, method, to),
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => self.create_cq(to),
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp(to),
             (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => self.create_srq(to),

@@ -3,9 +3,11 @@
 mod allocator;
 mod clock;
 mod context;
+mod dmabuf;
 mod td;
 mod uar;
 mod var;
+mod var_sharing;
 
 use crate::capability::Capability;
 use crate::env;
@@ -19,9 +21,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        dmabuf::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),
+        var_sharing::trials(),
     ];
     modules.into_iter().flatten().collect()
 }

@@ -27,7 +27,7 @@ fn pages_differ_and_come_back() -> Verdict {
     listed.sort_unstable();
     assert_eq!(listed, [one.handle(), other.handle()]);
     let id = one.page_id();
-    one.release().map_err(|(_, error)| error)?;
+    one.destroy().map_err(|(_, error)| error)?;
     let again = alloc(&context)?;
     assert_eq!(again.page_id(), id, "the lowest free page");
     drop((other, again));
@@ -43,7 +43,11 @@ fn doorbells_are_stores() -> Verdict {
     page.ring_u16(0, 3)?;
     page.ring_u16(last, 0xffff)?;
     page.ring_u32(4, 0x1234_5678)?;
-    page.ring_u64(8, u64::MAX)?;
+    page.ring_u64(8, 0x1122_3344_5566_7788)?;
+    // The emulated device keeps what was stored.
+    assert_eq!([page.peek_u32(0)?, page.peek_u32(4)?], [3, 0x1234_5678]);
+    assert_eq!([page.peek_u32(8)?, page.peek_u32(12)?], [0x5566_7788, 0x1122_3344]);
+    assert_eq!(page.peek_u32(last - 2)?, 0xffff_0000);
     assert_eq!(page.ring_u32(last, 0), Err(PageError::Unaligned));
     assert_eq!(page.ring_u16(page.len(), 0), Err(PageError::OutOfBounds));
     assert_eq!(page.ring_u64(usize::MAX - 7, 0), Err(PageError::OutOfBounds));
@@ -54,7 +58,7 @@ fn mappings_outlive_the_object() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let (page, id) = (var.map()?, var.page_id());
-    var.release().map_err(|(_, error)| error)?;
+    var.destroy().map_err(|(_, error)| error)?;
     page.ring_u32(0, 1)?;
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id, "the page is still somebody's");

@@ -11,9 +11,11 @@ use crate::kernel::Kernel;
 
 /// Layouts that the compiler leaves out: the driver names them only to compute a size or an offset.
 const LEFT_OUT: &[&str] = &[
+    "alloc_memic_out",
     "pcap_reg",
     "query_cq_out",
     "query_eq_out",
+    "query_flow_counter_out",
     "query_hca_vport_context_out",
     "query_hca_vport_gid_out",
     "query_mkey_out",
@@ -27,8 +29,17 @@ const LEFT_OUT: &[&str] = &[
 ];
 
 /// What older kernels do not have, with the last series without it.
-const LATER: &[(&str, (u32, u32))] =
-    &[("tlp_dev_emu_capabilities", (6, 12)), ("cmd_hca_cap.tlp_device_emulation_manager", (6, 12))];
+const LATER: &[(&str, (u32, u32))] = &[
+    ("tlp_dev_emu_capabilities", (6, 12)),
+    ("cmd_hca_cap.tlp_device_emulation_manager", (6, 12)),
+    ("ib_ext_port_cntrs_grp_data_layout", (6, 1)),
+    ("create_qp_in.wq_umem_offset", (6, 1)),
+    ("create_qp_in.wq_umem_id", (6, 1)),
+    ("wq.dbr_umem_id", (6, 1)),
+    ("wq.wq_umem_id", (6, 1)),
+    ("wq.wq_umem_offset", (6, 1)),
+    ("query_q_counter_out.req_rnr_retries_exceeded", (6, 1)),
+];
 
 /// What older kernels have under another name, with the last series that does.
 const RENAMED: &[(&str, &str, (u32, u32))] = &[("dest_format", "dest_format_struct", (6, 1))];

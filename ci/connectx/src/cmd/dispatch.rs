@@ -63,7 +63,11 @@ fn run(
         device.objects.uctxs.get(uid)?;
     }
     match op {
-        ENABLE_HCA | INIT_HCA | DISABLE_HCA | TEARDOWN_HCA | NOP => Ok(vec![]),
+        ENABLE_HCA | NOP => Ok(vec![]),
+        INIT_HCA | TEARDOWN_HCA | DISABLE_HCA => {
+            device.pages.run(op == INIT_HCA);
+            Ok(vec![])
+        }
         QUERY_ISSI => {
             let mut out = Bits::<query_issi_out, _>::new(vec![0; query_issi_out::SIZE]);
             out.set(query_issi_out::current_issi, 0);

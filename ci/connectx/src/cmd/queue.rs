@@ -93,6 +93,8 @@ fn run_slot(device: &mut Device, index: u32) {
         && device.command_eq() == Some(eqn)
     {
         device.command_done(eqn, index);
+        // Whoever hears of commands hears of pages too.
+        device.balance_pages();
     }
 }
 

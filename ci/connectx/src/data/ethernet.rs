@@ -115,7 +115,7 @@ impl Device {
                     !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
                 });
                 for frame in &frames {
-                    self.port.sent.add(frame.len());
+                    self.port.sent.add_frame(frame);
                 }
                 let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
                 Outgoing::Frames(frames, domain)
@@ -211,7 +211,7 @@ impl Device {
             }
         }
         if taken && from_own.is_none() {
-            self.port.received.add(frame.len());
+            self.port.received.add_frame(frame);
         }
     }
 

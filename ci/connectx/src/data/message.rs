@@ -117,6 +117,7 @@ pub enum Syndrome {
     LocalQpOperation = 0x02,
     LocalProtection = 0x04,
     Flushed = 0x05,
+    WindowBinding = 0x06,
     BadResponse = 0x10,
     LocalAccess = 0x11,
     RemoteInvalidRequest = 0x12,

@@ -25,7 +25,7 @@ impl Device {
     pub(crate) fn respond(&mut self, message: &Message) -> Answer {
         let answer = self.respond_checked(message);
         if answer != Answer::Lost {
-            self.rdma_received.add(message.payload.len());
+            self.rdma_received.add_message(message, message.payload.len());
         }
         answer
     }

@@ -440,7 +440,7 @@ impl Device {
         let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
         if !service.reliable() {
             // Nobody says what became of it.
-            self.rdma_sent.add(message.payload.len());
+            self.rdma_sent.add_message(message, message.payload.len());
             return self.retire(qpn, control, job.len as u32, &[]);
         }
         let outcome = match answer {
@@ -481,7 +481,7 @@ impl Device {
         };
         match outcome {
             Ok(inline) => {
-                self.rdma_sent.add(message.payload.len());
+                self.rdma_sent.add_message(message, message.payload.len());
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());

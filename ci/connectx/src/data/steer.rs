@@ -53,9 +53,106 @@ impl Device {
         }
         for counter in counters {
             if let Ok(counter) = self.objects.flow_counters.get_mut(counter) {
-                counter.add(len);
+                counter.add(1, len);
             }
         }
         verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uverbs_uapi::mlx5::prm::flow::{
+        create_flow_group_in, create_flow_table_in, create_flow_table_out, delete_fte_in,
+        flow_context, fte_match_param, fte_match_set_lyr_2_4, set_flow_table_root_in, set_fte_in,
+    };
+    use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+    use super::*;
+    use crate::device::Options;
+    use crate::object::flow::NIC_TRANSMIT;
+    use crate::port::Traffic;
+
+    const DROP: u64 = 2;
+    const COUNT: u64 = 8;
+    const USER: u32 = 7;
+
+    /// A table with one entry for UDP port 7: it counts and drops.
+    fn device() -> (Device, u32, u32) {
+        let mut device = Device::new(Options::default(), 1);
+        let counter = device.objects.flow_counters.insert_owned(USER, Traffic::default()).unwrap();
+        let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
+        input.set(create_flow_table_in::table_type, NIC_TRANSMIT);
+        let out = device.create_flow_table(&input.into_inner()).unwrap();
+        let table =
+            Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
+        let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
+        input.set(create_flow_group_in::table_type, NIC_TRANSMIT);
+        input.set(create_flow_group_in::table_id, table.into());
+        input
+            .sub_mut(create_flow_group_in::match_criteria)
+            .sub_mut(fte_match_param::outer_headers)
+            .set(fte_match_set_lyr_2_4::udp_dport, 0xffff);
+        device.create_flow_group(&input.into_inner()).unwrap();
+        device.set_fte(USER, &entry(table, &[counter])).unwrap();
+        let mut input =
+            Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
+        input.set(set_flow_table_root_in::table_type, NIC_TRANSMIT);
+        input.set(set_flow_table_root_in::table_id, table.into());
+        device.set_flow_table_root(&input.into_inner()).unwrap();
+        (device, table, counter)
+    }
+
+    fn entry(table: u32, counters: &[u32]) -> Vec<u8> {
+        let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
+        input.set(set_fte_in::table_type, NIC_TRANSMIT);
+        input.set(set_fte_in::table_id, table.into());
+        let mut context = input.sub_mut(set_fte_in::flow_context);
+        context.set(flow_context::action, DROP | COUNT);
+        context.set(flow_context::flow_counter_list_size, counters.len() as u64);
+        context
+            .sub_mut(flow_context::match_value)
+            .sub_mut(fte_match_param::outer_headers)
+            .set(fte_match_set_lyr_2_4::udp_dport, 7);
+        let mut input = input.into_inner();
+        for counter in counters {
+            input.extend(counter.to_be_bytes());
+            input.extend([0; 4]);
+        }
+        input
+    }
+
+    fn headers(port: u64) -> [u8; MATCH] {
+        let mut headers = Bits::<fte_match_param, _>::new([0; MATCH]);
+        headers.sub_mut(fte_match_param::outer_headers).set(fte_match_set_lyr_2_4::udp_dport, port);
+        headers.into_inner()
+    }
+
+    #[test]
+    fn frames_of_a_flow_are_counted_and_dropped() {
+        let (mut device, _, counter) = device();
+        assert!(device.steer(NIC_TRANSMIT, &headers(7), 60).dropped);
+        assert!(device.steer(NIC_TRANSMIT, &headers(7), 40).dropped);
+        assert!(!device.steer(NIC_TRANSMIT, &headers(8), 40).dropped);
+        assert!(!device.steer(0, &headers(7), 40).dropped, "another direction");
+        let counted = device.objects.flow_counters.get(counter).unwrap();
+        assert_eq!((counted.packets, counted.octets), (2, 100));
+    }
+
+    #[test]
+    fn a_counter_lives_as_long_as_its_flow() {
+        let (mut device, table, counter) = device();
+        let mut number = vec![0; 16];
+        number[8..12].copy_from_slice(&counter.to_be_bytes());
+        assert!(device.dealloc_flow_counter(USER, &number).is_err(), "held");
+        assert!(device.set_fte(USER + 1, &entry(table, &[counter])).is_err(), "another's");
+        assert!(device.set_fte(USER, &entry(table, &[])).is_err(), "counts by nothing");
+        // The same again replaces the entry, and holds the counter once.
+        device.set_fte(USER, &entry(table, &[counter])).unwrap();
+        let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
+        input.set(delete_fte_in::table_type, NIC_TRANSMIT);
+        input.set(delete_fte_in::table_id, table.into());
+        device.delete_fte(&input.into_inner()).unwrap();
+        device.dealloc_flow_counter(USER, &number).unwrap();
     }
 }

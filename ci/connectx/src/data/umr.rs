@@ -41,6 +41,21 @@ const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (47, &[mkc::relaxed_ordering_read]),
 ];
 
+/// Why a key stays as it is, and what the completion says.
+struct Refusal(Syndrome, String);
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Refusal(Syndrome::LocalQpOperation, why)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Self {
+        why.to_owned().into()
+    }
+}
+
 impl Device {
     /// Carries out a UMR request for the key in the control segment.
     pub(crate) fn umr(
@@ -51,9 +66,9 @@ impl Device {
         key: u32,
         segments: Segments<'_>,
     ) -> Result<(), Syndrome> {
-        self.change_key(qpn, service, pd, key, segments).map_err(|why| {
+        self.change_key(qpn, service, pd, key, segments).map_err(|Refusal(syndrome, why)| {
             log::warn!("UMR of key {key:#x} by QP {qpn:#x}: {why}");
-            Syndrome::LocalQpOperation
+            syndrome
         })
     }
 
@@ -64,7 +79,7 @@ impl Device {
         pd: u32,
         key: u32,
         mut segments: Segments<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
         let flags = control[0];
         let octowords = usize::from(u16::from_be_bytes([control[4], control[5]]));
@@ -75,7 +90,7 @@ impl Device {
         let offset = if flags & OFFSET != 0 { number(6, 2) | number(16, 4) << 16 } else { 0 };
         let known = FIELDS.iter().fold(0, |sum, (bit, _)| sum | 1u64 << bit);
         if mask & !known != 0 {
-            return Err(format!("changes of {:#x} are not modelled", mask & !known));
+            return Err(format!("changes of {:#x} are not modelled", mask & !known).into());
         }
         let new = Bits::<mkc, _>::new(&context[..]);
         let kernel = service == Service::Umr;
@@ -84,10 +99,10 @@ impl Device {
             return Err("device memory stays where it is".into());
         }
         if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
-            return Err("the key is free".into());
+            return Err(Refusal(Syndrome::WindowBinding, "the key is free".into()));
         }
         if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
-            return Err("the key is not free".into());
+            return Err(Refusal(Syndrome::WindowBinding, "the key is not free".into()));
         }
         if !kernel && (mkey.context.get32(mkc::pd) != pd || !mkey.context.is_set(mkc::umr_en)) {
             return Err("the key is not for this queue to change".into());
@@ -95,7 +110,7 @@ impl Device {
         if mask >> 7 & 1 != 0 {
             let wanted = new.get32(mkc::pd);
             if !kernel && wanted != pd {
-                return Err(format!("PD {wanted} is not the queue's"));
+                return Err(format!("PD {wanted} is not the queue's").into());
             }
             self.objects.pds.get(wanted).map_err(|refused| refused.why)?;
         }
@@ -104,7 +119,7 @@ impl Device {
         let end = start.saturating_add(len);
         let room = mkey.translation.len();
         if octowords > 0 && end > room {
-            return Err(format!("octowords to {} of {}", end / OCTOWORD, room / OCTOWORD));
+            return Err(format!("octowords to {} of {}", end / OCTOWORD, room / OCTOWORD).into());
         }
         let list = if octowords == 0 {
             vec![]
@@ -114,7 +129,7 @@ impl Device {
             let gather = segments.gather().map_err(|_| "the request is too short")?;
             let listed: u64 = gather.iter().map(Gather::len).sum();
             if listed < len as u64 || listed > super::send::MAX_MESSAGE {
-                return Err(format!("{listed} bytes of list, {len} needed"));
+                return Err(format!("{listed} bytes of list, {len} needed").into());
             }
             let mut list = self.gather(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
             list.truncate(len);

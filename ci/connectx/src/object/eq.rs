@@ -24,6 +24,7 @@ pub mod event {
     pub const WQ_CATASTROPHIC: u8 = 0x05;
     pub const PORT_CHANGE: u8 = 0x09;
     pub const COMMAND: u8 = 0x0a;
+    pub const PAGE_REQUEST: u8 = 0x0b;
     pub const WQ_INVALID_REQUEST: u8 = 0x10;
     pub const WQ_ACCESS_ERROR: u8 = 0x11;
     pub const LAST_WQE_REACHED: u8 = 0x13;
@@ -121,6 +122,20 @@ impl Device {
         let mut data = [0; 28];
         data[..4].copy_from_slice(&(1u32 << slot).to_be_bytes());
         self.post_event(eqn, event::COMMAND, 0, &data);
+    }
+
+    /// Asks for host pages, or offers some back, as the number of objects calls for.
+    pub(crate) fn balance_pages(&mut self) {
+        if !self.objects.eqs.iter().any(|(_, eq)| eq.wants(event::PAGE_REQUEST)) {
+            return;
+        }
+        let objects = self.objects.counts().iter().map(|(_, count)| count).sum();
+        if let Some(change) = self.pages.change(objects) {
+            log::debug!("{change} host pages, for {objects} objects");
+            let mut data = [0; 28];
+            data[4..8].copy_from_slice(&change.to_be_bytes());
+            self.raise_event(event::PAGE_REQUEST, 0, &data);
+        }
     }
 
     /// Reports an asynchronous event to every EQ that asked for its type.

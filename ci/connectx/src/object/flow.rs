@@ -286,13 +286,12 @@ impl Device {
         let Ok(table) = self.objects.flow_tables.get(number) else { return };
         let Some(entry) = table.entries.get(&index) else { return };
         let (to, counters) = (entry.to.clone(), entry.counters.clone());
-        let tables = to.iter().map(|to| match to {
+        let held = to.iter().try_for_each(|to| match to {
             Destination::Table(table) => self.objects.flow_tables.hold(*table),
             Destination::Tir(tir) => self.objects.tirs.hold(*tir),
         });
-        let held: Result<(), Refused> = tables.collect();
-        let counted: Result<(), Refused> =
-            counters.iter().map(|counter| self.objects.flow_counters.hold(*counter)).collect();
+        let counted =
+            counters.iter().try_for_each(|counter| self.objects.flow_counters.hold(*counter));
         if let Err(refused) = held.and(counted) {
             log::error!("{refused}");
         }

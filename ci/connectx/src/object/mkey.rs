@@ -446,4 +446,51 @@ mod tests {
             assert!(objects.resolve(bad).is_err(), "{bad:?}");
         }
     }
+
+    /// Two ranges of the key of `objects`, 16 and 8 bytes, that repeat every 32 and 8 bytes.
+    fn pattern(count: u32, period: u32) -> Objects {
+        let mut objects = objects();
+        let mut context = Bits::<mkc, _>::new(vec![0; 64]);
+        for (field, value) in [
+            (mkc::access_mode_1_0, KLMS),
+            (mkc::qpn, ANY_QP),
+            (mkc::pd, 3),
+            (mkc::start_addr, 0x1000),
+            (mkc::len, 24 * 4),
+            (mkc::lr, 1),
+            (mkc::rr, 1),
+        ] {
+            context.set(field, value);
+        }
+        let mut translation = [period, Pattern::MARK, count, 2].map(u32::to_be_bytes).concat();
+        for (stride, len, address) in
+            [(32u16, 16u16, 0x7f00_0000_0800u64), (8, 8, 0x7f00_0000_1800)]
+        {
+            translation.extend(stride.to_be_bytes());
+            translation.extend(len.to_be_bytes());
+            translation.extend(GOOD.key.to_be_bytes());
+            translation.extend(address.to_be_bytes());
+        }
+        objects.mkeys.insert(Mkey { context, translation }).unwrap();
+        objects
+    }
+
+    #[test]
+    fn a_pattern_repeats_each_range_with_its_own_stride() {
+        let access = Access { key: 0x101 << 8, address: 0x1000 + 12, len: 40, ..GOOD };
+        let pieces = pattern(4, 24).resolve(access).unwrap();
+        let piece = |address, len| Piece { place: Place::Guest(address), len };
+        let want = [piece(0x580c, 4), piece(0x9800, 8), piece(0x5820, 16), piece(0x9808, 8)];
+        assert_eq!(pieces[..4], want);
+        assert_eq!(pieces[4..], [piece(0x5840, 4)]);
+    }
+
+    #[test]
+    fn a_pattern_ends_after_its_last_turn_and_has_to_add_up() {
+        let access = Access { key: 0x101 << 8, address: 0x1000, len: 72, ..GOOD };
+        assert!(pattern(3, 24).resolve(access).is_ok());
+        assert!(pattern(2, 24).resolve(access).is_err());
+        assert!(pattern(u32::MAX, 0).resolve(access).is_err());
+        assert!(pattern(u32::MAX, 25).resolve(access).is_err());
+    }
 }

@@ -291,3 +291,52 @@ fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
     }
     Ok(count.to_ne_bytes().to_vec())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
+
+    fn ask(index: u32, room: u32) -> Answer {
+        let request = Request {
+            id: 1,
+            command: command::DEVICE_GET_REGION_INFO,
+            wants_reply: true,
+            body: words(&[room, 0, index, 0, 0, 0, 0, 0]),
+            files: vec![],
+        };
+        region_info(&request, &Function::new(Options::default()))
+    }
+
+    fn word(body: &[u8], at: usize) -> u32 {
+        u32::from_ne_bytes(body[at..at + 4].try_into().unwrap())
+    }
+
+    fn long(body: &[u8], at: usize) -> u64 {
+        u64::from_ne_bytes(body[at..at + 8].try_into().unwrap())
+    }
+
+    #[test]
+    fn a_client_learns_what_of_bar0_it_may_map() {
+        let short = ask(BAR0_REGION, 32).unwrap();
+        assert_eq!((short.len(), word(&short, 0)), (32, 80), "it has to ask with more room");
+        let body = ask(BAR0_REGION, 80).unwrap();
+        assert_eq!(
+            (body.len(), word(&body, 4)),
+            (80, REGION_READ_WRITE | REGION_MMAP | REGION_CAPS)
+        );
+        assert_eq!((word(&body, 12), long(&body, 16)), (32, BAR0_SIZE));
+        assert_eq!((word(&body, 32), word(&body, 36), word(&body, 40)), (SPARSE_MMAP, 0, 2));
+        for (at, (offset, len)) in [48, 64].into_iter().zip(bar::AREAS) {
+            assert_eq!((long(&body, at), long(&body, at + 8)), (offset, len));
+        }
+    }
+
+    #[test]
+    fn nothing_else_can_be_mapped() {
+        let body = ask(CONFIG_REGION, 80).unwrap();
+        assert_eq!((body.len(), word(&body, 4)), (32, REGION_READ_WRITE));
+        assert_eq!(ask(BAR0_REGION, 31), Err(EINVAL));
+        assert_eq!(ask(REGIONS, 80), Err(EINVAL));
+    }
+}

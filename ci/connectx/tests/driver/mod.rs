@@ -9,7 +9,7 @@ use connectx::guest::GuestMemory;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
-use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out};
+use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, create_uctx_out};
 use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in};
 use uverbs_uapi::mlx5::prm::vport::{roce_addr_layout, set_roce_address_in};
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
@@ -163,6 +163,12 @@ impl Driver {
 
     /// A completion queue of 64 entries: its number and its buffer.
     pub(crate) fn cq(&mut self, eqn: u32) -> (u32, u64) {
+        self.cq_with(eqn, &[])
+    }
+
+    /// The same with other fields of the context; entries have room for 128 bytes if they ask for
+    /// 32 at most.
+    pub(crate) fn cq_with(&mut self, eqn: u32, fields: &[(Field<cqc>, u64)]) -> (u32, u64) {
         let (page, record) = (self.page(), self.page());
         self.memory().write(page, &[0xf1; 4096]).unwrap();
         let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
@@ -171,6 +177,9 @@ impl Driver {
         context.set(cqc::uar_page, self.uar.into());
         context.set(cqc::c_eqn_or_apu_element, eqn.into());
         context.set(cqc::dbr_addr, record);
+        for (field, value) in fields {
+            context.set(*field, *value);
+        }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
         let out = self.simple(opcode::CREATE_CQ, &input).unwrap();
@@ -225,6 +234,16 @@ impl Driver {
 
     /// A queue pair of 16 receives of one segment and 16 send blocks.
     pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
+        self.qp_with(service, cqn, &[])
+    }
+
+    /// The same with other fields of the context.
+    pub(crate) fn qp_with(
+        &mut self,
+        service: u64,
+        cqn: u32,
+        fields: &[(Field<qpc>, u64)],
+    ) -> Queue {
         let (page, record) = (self.page(), self.page());
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
@@ -240,6 +259,9 @@ impl Driver {
             (qpc::dbr_addr, record),
         ] {
             context.set(field, value);
+        }
+        for (field, value) in fields {
+            context.set(*field, *value);
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
@@ -350,6 +372,40 @@ impl Driver {
                 None => return,
             }
         }
+    }
+
+    /// Arms a completion queue for every completion, from consumer index `seen`.
+    pub(crate) fn arm(&mut self, cqn: u32, seen: u32) {
+        let mut doorbell = seen.to_be_bytes().to_vec();
+        doorbell.extend(cqn.to_be_bytes());
+        let place = u64::from(self.uar) * 4096 + 0x20;
+        self.fabric.function(0).write(Region::Bar0, place, &doorbell);
+    }
+
+    /// How many events of a completion queue an event queue at `page` has.
+    pub(crate) fn completion_events(&mut self, page: u64, cqn: u32) -> usize {
+        let mut bytes = [0; 4096];
+        self.memory().read(page, &mut bytes).unwrap();
+        let of_queue = |eqe: &&[u8]| eqe[1] == 0 && eqe[56..60] == cqn.to_be_bytes();
+        bytes.chunks(64).filter(of_queue).count()
+    }
+
+    /// Runs a command in the name of a user context.
+    pub(crate) fn simple_as(
+        &mut self,
+        uid: u32,
+        op: u16,
+        input: &[u8],
+    ) -> Result<Vec<u8>, Refused> {
+        let mut input = input.to_vec();
+        input[2..4].copy_from_slice(&(uid as u16).to_be_bytes());
+        self.simple(op, &input)
+    }
+
+    /// A new user context.
+    pub(crate) fn context(&mut self) -> u32 {
+        let out = self.simple(opcode::CREATE_UCTX, &[0; 64]).unwrap();
+        Bits::<create_uctx_out, _>::new(out).get32(create_uctx_out::uid)
     }
 
     /// Entry `index` of a completion queue: opcode and bytes.

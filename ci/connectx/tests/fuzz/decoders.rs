@@ -82,7 +82,12 @@ pub(crate) fn request(input: &[u8]) -> Traits {
         0 => segments.xrc().is_ok(),
         1 => segments.address_vector().is_ok(),
         2 => segments.remote().is_ok(),
-        3 => segments.remote().is_ok() && segments.atomic(control.opcode, 8).is_ok(),
+        3 => {
+            segments.remote().is_ok()
+                && control
+                    .atomic_len()
+                    .is_some_and(|len| segments.atomic(control.opcode, len).is_ok())
+        }
         4 => segments.umr().is_ok(),
         5 => segments.ethernet().is_ok(),
         6 => segments.xrc().is_ok() && segments.remote().is_ok(),

@@ -64,8 +64,26 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
             Ok(())
         }
         ["first", device] => S::Control::first(device),
+        ["mapped", device] => mapped::<S::Control>(device),
         ["scale", device] => scale::measure::<S::Scale>(device),
         _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
-             perform DEVICE THING COUNT, list, first DEVICE, or scale DEVICE".into()),
+             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE".into()),
     }
+}
+
+/// The files that are mapped when a device is open, with their sizes.
+fn mapped<C: Control>(device: &str) -> Result<(), Failure> {
+    let _open = C::open(device)?;
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mut paths: Vec<&str> = maps
+        .lines()
+        .filter_map(|line| Some(&line[line.find('/')?..]))
+        .filter(|path| !path.starts_with("/dev/"))
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    for path in paths {
+        println!("{} {path}", std::fs::metadata(path)?.len());
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 
 use crate::Failure;
 use crate::sample::Sample;
+use rustix::time::{ClockId, clock_gettime};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -62,9 +63,9 @@ pub trait Control: Sized {
     /// Opens a device and allocates a protection domain: the first verb.
     fn first(device: &str) -> Result<(), Failure>;
 
-    /// Opens a device and brings a queue pair of it, with a completion queue, to the state in which
-    /// it sends.
-    fn connect(device: &str) -> Result<Self::Connected, Failure>;
+    /// Lists the devices, opens one, asks for its port and identifier, and brings a queue pair of
+    /// it, with a completion queue, to the state in which it sends.
+    fn connect(&self, device: &str) -> Result<Self::Connected, Failure>;
 
     /// Takes a connection down.
     fn close(connected: Self::Connected) -> Result<(), Failure>;
@@ -79,6 +80,22 @@ pub trait Control: Sized {
     fn thing(&mut self, thing: Thing) -> Result<(), Failure>;
 }
 
+/// What one of a thing costs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    /// Microseconds that pass.
+    passed: f64,
+    /// Nanoseconds that the program works, in the kernel as well: instructions where the clock
+    /// counts those. Waiting for a device is not among them.
+    worked: f64,
+}
+
+/// Nanoseconds that this process has worked.
+fn worked() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    1e9 * time.tv_sec as f64 + time.tv_nsec as f64
+}
+
 /// Does one thing so often.
 fn repeat<C: Control>(
     side: &mut C,
@@ -86,10 +103,10 @@ fn repeat<C: Control>(
     memory: &[AtomicU64],
     thing: Thing,
     count: u32,
-) -> Result<f64, Failure> {
-    let mut seconds = 0.0;
+) -> Result<Cost, Failure> {
+    let mut cost = Cost::default();
     for _ in 0..count {
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), worked());
         match thing {
             Thing::Start => {
                 let own = std::env::current_exe()?;
@@ -99,17 +116,20 @@ fn repeat<C: Control>(
                 }
             }
             Thing::Connect => {
-                let connected = C::connect(device)?;
-                seconds += start.elapsed().as_secs_f64();
+                let connected = side.connect(device)?;
+                cost.worked += worked() - before;
+                cost.passed += start.elapsed().as_secs_f64();
                 C::close(connected)?;
                 continue;
             }
             Thing::Region(length) => side.region(&memory[..length / size_of::<AtomicU64>()])?,
             other => side.thing(other)?,
         }
-        seconds += start.elapsed().as_secs_f64();
+        cost.worked += worked() - before;
+        cost.passed += start.elapsed().as_secs_f64();
     }
-    Ok(1e6 * seconds / f64::from(count))
+    let count = f64::from(count);
+    Ok(Cost { passed: 1e6 * cost.passed / count, worked: cost.worked / count })
 }
 
 /// Zeroed memory for the largest region.
@@ -118,16 +138,24 @@ fn memory(thing: Thing) -> Vec<AtomicU64> {
     (0..length / size_of::<AtomicU64>()).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Measures everything, and prints microseconds.
+/// The way of a sample that is microseconds that pass.
+pub const PASSED: &str = "µs";
+/// The way of a sample that is nanoseconds of work.
+pub const WORKED: &str = "instructions";
+
+/// Measures everything, and prints both costs.
 pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failure> {
     let mut side = C::open(device)?;
     for &(name, thing, count) in Thing::ALL.iter().filter(|(name, ..)| name.contains(only)) {
         let memory = memory(thing);
-        let mut all = Vec::new();
+        let (mut passed, mut worked) = (Vec::new(), Vec::new());
         // The first run is not timed.
         for run in 0..=runs {
             match repeat(&mut side, device, &memory, thing, count) {
-                Ok(microseconds) if run > 0 => all.push(microseconds),
+                Ok(cost) if run > 0 => {
+                    passed.push(cost.passed);
+                    worked.push(cost.worked);
+                }
                 Ok(_) => {}
                 Err(failure) => {
                     eprintln!("{name}: {failure}");
@@ -135,8 +163,12 @@ pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Fa
                 }
             }
         }
-        if !all.is_empty() {
-            println!("{}", Sample { operation: name.into(), way: String::new(), runs: all });
+        for (way, runs) in [(PASSED, passed), (WORKED, worked)] {
+            // Another process works when a program starts.
+            let counted = way == PASSED || thing != Thing::Start;
+            if counted && !runs.is_empty() {
+                println!("{}", Sample { operation: name.into(), way: way.into(), runs });
+            }
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! `lab-count`: runs a program and says how many system calls it made, with all of its threads and
-//! children.
+//! children, and how many files they opened and mapped.
 //!
-//! The last line of standard error is `lab-count: N system calls`. Used by `bench.rs` of `lab`,
-//! which takes the difference between a short run and a long one.
+//! The last line of standard error is `lab-count: N system calls, M files opened, K file mappings`.
+//! Used by `bench.rs` of `lab`. With `--each` a line for each call's number stands before it.
 
 use crate::Failure;
 use nix::errno::Errno;
@@ -18,7 +18,10 @@ use std::{env, fs};
 /// Tells the copy of this program that becomes the counted one.
 const BECOME: &str = "--become";
 
-/// `lab-count COMMAND…`; ends with the command's status.
+/// Asks for each call by its number.
+const EACH: &str = "--each";
+
+/// `lab-count [--each] COMMAND…`; ends with the command's status.
 pub(crate) fn count() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.as_slice() {
@@ -32,9 +35,16 @@ pub(crate) fn count() -> ExitCode {
             eprintln!("{program}: {error}");
             ExitCode::from(127)
         }
-        [_, ..] => match trace(&arguments) {
-            Ok((status, calls)) => {
-                eprintln!("lab-count: {calls} system calls");
+        [_, ..] => match trace(arguments.strip_prefix(&[EACH.to_owned()]).unwrap_or(&arguments)) {
+            Ok((status, Counts { calls, each, opened, mapped })) => {
+                if arguments[0] == EACH {
+                    for (number, times) in each {
+                        eprintln!("lab-count: call {number}: {times}");
+                    }
+                }
+                eprintln!(
+                    "lab-count: {calls} system calls, {opened} files opened, {mapped} file mappings"
+                );
                 ExitCode::from(status)
             }
             Err(failure) => {
@@ -43,13 +53,42 @@ pub(crate) fn count() -> ExitCode {
             }
         },
         [] => {
-            eprintln!("lab-count COMMAND…");
+            eprintln!("lab-count [--each] COMMAND…");
             ExitCode::from(2)
         }
     }
 }
 
-fn trace(command: &[String]) -> Result<(u8, u64), Failure> {
+/// What is counted.
+#[derive(Default)]
+struct Counts {
+    calls: u64,
+    /// How often each call, by number.
+    each: BTreeMap<u64, u64>,
+    opened: u64,
+    mapped: u64,
+}
+
+impl Counts {
+    /// At the end of a call of x86: files that were opened or mapped.
+    fn returned(&mut self, thread: Pid) -> nix::Result<()> {
+        const OPEN: u64 = 2;
+        const MMAP: u64 = 9;
+        const OPENAT: u64 = 257;
+        let registers = ptrace::getregs(thread)?;
+        let succeeded = (registers.rax as i64) >= 0 || registers.rax < (-4095_i64) as u64;
+        *self.each.entry(registers.orig_rax).or_default() += 1;
+        match registers.orig_rax {
+            OPEN | OPENAT if succeeded => self.opened += 1,
+            // Memory of its own has no file.
+            MMAP if succeeded && registers.r8 as i32 >= 0 => self.mapped += 1,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn trace(command: &[String]) -> Result<(u8, Counts), Failure> {
     let child = Command::new(fs::read_link("/proc/self/exe")?)
         .arg0("lab-count")
         .arg(BECOME)
@@ -71,7 +110,7 @@ fn trace(command: &[String]) -> Result<(u8, u64), Failure> {
             | Options::PTRACE_O_EXITKILL,
     )?;
     resume(child, None)?;
-    let mut calls = 0;
+    let mut counts = Counts::default();
     // Whether a thread is inside a system call.
     let mut inside = BTreeMap::new();
     loop {
@@ -79,7 +118,11 @@ fn trace(command: &[String]) -> Result<(u8, u64), Failure> {
             Ok(WaitStatus::PtraceSyscall(thread)) => {
                 let inside: &mut bool = inside.entry(thread).or_default();
                 *inside = !*inside;
-                calls += u64::from(*inside);
+                counts.calls += u64::from(*inside);
+                if !*inside && counts.returned(thread) == Err(Errno::ESRCH) {
+                    // It was killed meanwhile, which the next wait will tell.
+                    continue;
+                }
                 resume(thread, None)?;
             }
             Ok(WaitStatus::PtraceEvent(thread, ..)) => resume(thread, None)?,
@@ -87,10 +130,10 @@ fn trace(command: &[String]) -> Result<(u8, u64), Failure> {
             Ok(WaitStatus::Stopped(thread, Signal::SIGSTOP)) => resume(thread, None)?,
             Ok(WaitStatus::Stopped(thread, signal)) => resume(thread, Some(signal))?,
             Ok(WaitStatus::Exited(ended, status)) if ended == child => {
-                return Ok((u8::try_from(status & 0xff)?, calls));
+                return Ok((u8::try_from(status & 0xff)?, counts));
             }
             Ok(WaitStatus::Signaled(ended, signal, _)) if ended == child => {
-                return Ok((128 + signal as u8, calls));
+                return Ok((128 + signal as u8, counts));
             }
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),

@@ -83,11 +83,8 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
             words.extend(arguments.only.clone());
             let found = rounds::play(&mut vm, &words, rounds)?;
             spinner.finish_and_clear();
-            for (side, found) in rounds::Side::BOTH.into_iter().zip(&found) {
-                if let Some(failure) = &found.failure {
-                    table.notes.push(format!("{setting}, {}: {failure}", side.program()));
-                }
-            }
+            let failures = rounds::failures(&found);
+            table.notes.extend(failures.iter().map(|failure| format!("{setting}, {failure}")));
             for (name, operation) in &operations {
                 table.rows.extend(row(name, *operation, ringing, &setting, &found));
             }

@@ -7,6 +7,8 @@ use anyhow::{Result, bail};
 pub(super) enum Program {
     /// `uverbs pingpong` of this workspace.
     Ours,
+    /// The example `pingpong` of this workspace: futures, over reliable connections with events.
+    Futures,
     /// rdma-core's `ibv_*_pingpong`.
     Theirs,
 }
@@ -83,6 +85,7 @@ impl Program {
         let Operation { kind, queue_pairs, size, .. } = operation;
         let mut side = match self {
             Program::Ours => format!("uverbs pingpong {kind}"),
+            Program::Futures => "futures-pingpong".to_owned(),
             Program::Theirs => format!("ibv_{kind}_pingpong"),
         };
         if counted {
@@ -106,7 +109,7 @@ impl Program {
     /// right, so this is their mean.
     pub(super) fn microseconds(self, output: &str) -> Result<f64> {
         let unit = match self {
-            Program::Ours => "µs per iteration",
+            Program::Ours | Program::Futures => "µs per iteration",
             Program::Theirs => "usec/iter",
         };
         match numbers_before(output, unit).as_slice() {
@@ -162,6 +165,8 @@ mod tests {
         let side = "lab-count uverbs pingpong srq -p 18515 -g 1 -m 1024 -s 2 -n 7 -q 16 -e";
         assert!(script.contains(&format!("\n{side} -d rxe0 >")), "{script}");
         assert!(script.contains(&format!("\n{side} -d rxe1 10.0.0.1 >")), "{script}");
+        let script = Program::Futures.script(&operation, 7, false).pop().unwrap();
+        assert!(script.contains("\nfutures-pingpong -p 18515 -g 1 -m 1024"), "{script}");
         let script = Program::Theirs.script(&operation, 7, false).pop().unwrap();
         assert!(script.contains("\nibv_srq_pingpong -p 18515"), "{script}");
     }

@@ -2,7 +2,7 @@
 
 use crate::vm::{Event, Vm};
 use crate::workspace::{Profile, Workspace};
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use lab_bench::sample::{Sample, samples};
 use lab_guest::order::Order;
 use std::path::PathBuf;
@@ -66,8 +66,64 @@ impl Found {
     }
 }
 
-/// Runs both programs with the same arguments, in turns, and as root: what a user may pin is not
-/// what is measured.
+/// What could not be measured, and why.
+pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
+    let failures = Side::BOTH.into_iter().zip(found);
+    failures
+        .filter_map(|(side, found)| {
+            found.failure.as_ref().map(|failure| format!("{}: {failure}", side.program()))
+        })
+        .collect()
+}
+
+/// What a command left behind.
+struct Left {
+    status: i32,
+    output: String,
+    errors: String,
+}
+
+/// Runs a command as root: what a user may pin is not what is measured.
+fn perform(vm: &mut Vm, command: &[&str]) -> Result<Left> {
+    let command = command.iter().map(|word| (*word).to_owned()).collect();
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let order = Order { command, root: true, ..Order::default() };
+    let ending = vm.run(&order, PATIENCE, |event| match event {
+        Event::Stdout(_, bytes) => output.extend_from_slice(bytes),
+        Event::Stderr(_, bytes) => errors.extend_from_slice(bytes),
+        Event::Exit(..) => {}
+    })?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
+    Ok(Left { status: ending.status(), output: text(output), errors: text(errors) })
+}
+
+/// What a command prints.
+pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
+    let left = perform(vm, command)?;
+    match left.status {
+        0 => Ok(left.output),
+        status => bail!("{command:?} ended with status {status}: {}", left.errors),
+    }
+}
+
+/// System calls, opened files and file mappings of a command.
+pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
+    let left = perform(vm, &[&["lab-count"], command].concat())?;
+    if left.status != 0 {
+        bail!("{command:?} ended with status {}: {}", left.status, left.errors);
+    }
+    counted(&left.errors).with_context(|| format!("no counts in {:?}", left.errors))
+}
+
+/// The numbers of the counter's line.
+fn counted(errors: &str) -> Option<[f64; 3]> {
+    let line = errors.lines().rev().find_map(|line| line.strip_prefix("lab-count: "))?;
+    let mut numbers =
+        line.split(", ").map_while(|part| part.split_whitespace().next()?.parse().ok());
+    Some([numbers.next()?, numbers.next()?, numbers.next()?])
+}
+
+/// Runs both programs with the same arguments, in turns.
 pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Found; 2]> {
     let mut found = Side::BOTH.map(|_| Found::default());
     for _ in 0..rounds {
@@ -75,25 +131,45 @@ pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Fo
             if found.failure.is_some() {
                 continue;
             }
-            let mut command = vec![side.program().to_owned()];
-            command.extend_from_slice(arguments);
-            let (mut output, mut errors) = (Vec::new(), Vec::new());
-            let order = Order { command, root: true, ..Order::default() };
-            let ending = vm.run(&order, PATIENCE, |event| match event {
-                Event::Stdout(_, bytes) => output.extend_from_slice(bytes),
-                Event::Stderr(_, bytes) => errors.extend_from_slice(bytes),
-                Event::Exit(..) => {}
-            })?;
-            for sample in samples(&String::from_utf8_lossy(&output))
-                .map_err(|failure| anyhow!("{}: {failure}", side.program()))?
-            {
+            let mut command = vec![side.program()];
+            command.extend(arguments.iter().map(String::as_str));
+            let left = perform(vm, &command)?;
+            let samples = samples(&left.output);
+            for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
                 found.add(sample);
             }
-            if ending.status() != 0 {
-                let text = String::from_utf8_lossy(&errors).trim().to_owned();
-                found.failure = Some(format!("status {}: {text}", ending.status()));
+            if left.status != 0 {
+                found.failure = Some(format!("status {}: {}", left.status, left.errors));
             }
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_all_rounds_are_put_together() {
+        let sample = |operation: &str, runs: &[f64]| Sample {
+            operation: operation.into(),
+            way: "classic".into(),
+            runs: runs.to_vec(),
+        };
+        let mut found = Found::default();
+        found.add(sample("write", &[1.0]));
+        found.add(sample("read", &[2.0]));
+        found.add(sample("write", &[3.0]));
+        assert_eq!(found.of("write").collect::<Vec<_>>(), [&sample("write", &[1.0, 3.0])]);
+    }
+
+    #[test]
+    fn the_counters_line_is_read() {
+        let errors =
+            "noise, 7 noises\nlab-count: 120 system calls, 5 files opened, 9 file mappings";
+        assert_eq!(counted(errors), Some([120.0, 5.0, 9.0]));
+        assert_eq!(counted("lab-count: 120 system calls"), None);
+        assert_eq!(counted("noise"), None);
+    }
 }

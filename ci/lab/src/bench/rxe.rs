@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     })?;
     let mut rows = Vec::new();
     for operation in &operations {
-        rows.push(measure(&mut vm, operation, arguments.runs)?);
+        rows.push(measure(&mut vm, operation, Program::Ours, arguments.runs)?);
     }
     let score = Score {
         kernel: vm.greeting.release.clone(),
@@ -60,7 +60,8 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     Ok(score)
 }
 
-fn measure(vm: &mut Vm, operation: &Operation, runs: u32) -> Result<Row> {
+/// One operation, of `ours` and of theirs.
+pub(super) fn measure(vm: &mut Vm, operation: &Operation, ours: Program, runs: u32) -> Result<Row> {
     let spinner = progress::spinner(operation.name());
     let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
         program.microseconds(&exchange(vm, program, operation, iterations, false)?)
@@ -70,10 +71,10 @@ fn measure(vm: &mut Vm, operation: &Operation, runs: u32) -> Result<Row> {
     let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000);
     let mut pairs = Vec::new();
     for _ in 0..runs {
-        pairs.push([time(vm, Program::Ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
+        pairs.push([time(vm, ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
     }
     let mut calls = [0.0; 2];
-    for (calls, program) in calls.iter_mut().zip([Program::Ours, Program::Theirs]) {
+    for (calls, program) in calls.iter_mut().zip([ours, Program::Theirs]) {
         let mut totals = [0.0; 2];
         for (total, iterations) in totals.iter_mut().zip(COUNTED) {
             *total = pingpong::system_calls(&exchange(vm, program, operation, iterations, true)?)?;

@@ -45,7 +45,7 @@ impl Value {
 
     /// How far the runs lie apart, in parts of the value.
     fn spread(self) -> f64 {
-        (self.highest - self.lowest) / self.value
+        if self.highest > self.lowest { (self.highest - self.lowest) / self.value } else { 0.0 }
     }
 }
 
@@ -75,6 +75,8 @@ impl Row {
         let their_way = theirs.as_ref().map(|(_, way)| way.clone()).unwrap_or_default();
         let theirs = theirs.map(|(value, _)| value);
         let ratio = ours.zip(theirs).map(|(ours, theirs)| ours.value / theirs.value);
+        // Nothing to nothing has none.
+        let ratio = ratio.filter(|ratio| ratio.is_finite());
         let verdicts = [
             target.ours.zip(ours).map(|(limit, ours)| ours.value <= limit),
             target.ratio.zip(ratio).map(|(limit, ratio)| ratio <= limit),

@@ -10,7 +10,7 @@ use lab_guest::order::Order;
 use std::time::{Duration, Instant};
 
 /// How long a case may take before the machine is given up: more than its programs may.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What scripts start with.
 pub(super) const PRELUDE: &str = r#"

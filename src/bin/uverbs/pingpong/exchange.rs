@@ -208,7 +208,8 @@ impl Exchange {
         Ok(addresses)
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Sends bytes as they are.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream
             .set_write_timeout(Some(self.timeout))
             .and_then(|()| self.stream.write_all(bytes))
@@ -218,7 +219,13 @@ impl Exchange {
             })
     }
 
-    fn read(&mut self, mut bytes: &mut [u8], deadline: Instant, what: &str) -> Result<()> {
+    /// Receives exactly so many bytes: `what` the peer has to say next.
+    pub(crate) fn read(
+        &mut self,
+        mut bytes: &mut [u8],
+        deadline: Instant,
+        what: &str,
+    ) -> Result<()> {
         let length = bytes.len();
         while !bytes.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());

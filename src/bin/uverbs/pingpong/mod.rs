@@ -2,7 +2,8 @@
 //!
 //! [`port`] is the local end, [`queues`] what is made on it, [`exchange`] how the sides learn of
 //! each other ([`address`]), [`volley`] the run, whose sleep a [`watchdog`] guards; [`content`]
-//! fills and checks the buffers that [`layout`] places, with [`checker`] and [`pattern`]; [`report`] says how it went.
+//! fills and checks the buffers that [`layout`] places, with [`checker`] and [`pattern`]; [`report`]
+//! says how it went. [`xsrq`] is a ping-pong of its own.
 
 mod address;
 mod checker;
@@ -16,8 +17,9 @@ mod queues;
 mod report;
 mod volley;
 mod watchdog;
+mod xsrq;
 
-use crate::args::PingpongArgs;
+use crate::args::{PingpongArgs, PingpongCommand};
 use crate::failure::{self, Failure, Result};
 use address::Address;
 use checker::Checker;
@@ -35,8 +37,11 @@ use volley::Volley;
 /// queue pairs apart. rdma-core's srq program sends zeros there, and looks at none of them.
 const KEEPS_APART: Gid = Gid(*b"uverbs validates");
 
-pub(crate) fn run(args: &PingpongArgs) -> Result<()> {
-    Side::set_up(args)?.run()
+pub(crate) fn run(command: &PingpongCommand) -> Result<()> {
+    match command {
+        PingpongCommand::Pair(args) => Side::set_up(args)?.run(),
+        PingpongCommand::Xsrq(args) => xsrq::run(args),
+    }
 }
 
 /// One side of a run.

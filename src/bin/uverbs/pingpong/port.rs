@@ -3,7 +3,10 @@
 use super::kind::Kind;
 use crate::args::{Options, PathMtu};
 use crate::failure::{Failure, Result};
-use uverbs::{Context, Device, Gid, GidEntry, LinkLayer, PortAttr, PortState, devices};
+use uverbs::{
+    AddressVector, Context, Device, Gid, GidEntry, GlobalRoute, LinkLayer, PortAttr, PortState,
+    devices,
+};
 
 /// A port that messages can be sent from.
 #[derive(Debug)]
@@ -112,6 +115,39 @@ impl Port {
             failure = failure.and(&format!("; the device reported: {}", event.kind));
         }
         failure
+    }
+
+    /// The way to a peer: by GID if it has one, else by LID.
+    pub(crate) fn path(&self, service_level: u8, lid: u16, gid: Gid) -> Result<AddressVector> {
+        let local = AddressVector { service_level, ..AddressVector::local(self.number, lid) };
+        if gid == Gid::default() {
+            if self.needs_gid() {
+                return Err(Failure::peer(
+                    "the peer sent no GID, and over Ethernet there is no \
+                                          other way to reach it",
+                )
+                .advice(
+                    "start it with -g and the index of a GID; `uverbs devinfo -v` and \
+                         ibv_devinfo -v list them",
+                ));
+            }
+            return Ok(local);
+        }
+        let Some(source) = self.source else {
+            return Err(Failure::peer(format!(
+                "the peer is at GID {}, and this side has none",
+                gid
+            ))
+            .advice("give this side a --gid-index, or start the other without -g"));
+        };
+        let global = GlobalRoute {
+            dgid: gid,
+            sgid_index: source.index,
+            flow_label: 0,
+            hop_limit: 64,
+            traffic_class: 0,
+        };
+        Ok(AddressVector { global: Some(global), ..local })
     }
 
     /// Checks that messages of `size` bytes can be sent in packets of `mtu`.

@@ -8,9 +8,9 @@ use super::volley::MOST_POLLED;
 use crate::args::PathMtu;
 use crate::failure::{Failure, Result};
 use uverbs::{
-    Access, AddressHandle, AddressVector, CompletionChannel, CompletionQueue, Destination, Gid,
-    GlobalRoute, MemoryRegion, Mtu, Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr,
-    QpState, Qpn, QueuePair, Recv, SendWr, Sge, SharedReceiveQueue,
+    Access, AddressHandle, CompletionChannel, CompletionQueue, Destination, MemoryRegion, Mtu,
+    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, Recv, SendWr,
+    Sge, SharedReceiveQueue,
 };
 
 /// What a completion's number says about it. The rest of the number is the receive's buffer.
@@ -137,7 +137,7 @@ impl Queues {
         remote: &[Address],
     ) -> Result<()> {
         for ((qp, local), remote) in self.posting.qps.iter().zip(local).zip(remote) {
-            let path = self.path(port, remote)?;
+            let path = port.path(self.shape.service_level, remote.lid, remote.gid)?;
             let rtr = QpAttr::new().state(QpState::RTR);
             let rts = QpAttr::new().state(QpState::RTS).sq_psn(local.psn);
             let mtu = self.shape.mtu.map(|mtu| Mtu(mtu as u8)).unwrap_or(port.attr.active_mtu);
@@ -157,41 +157,6 @@ impl Queues {
             }
         }
         Ok(())
-    }
-
-    /// The way to a peer: by GID if it has one, else by LID.
-    fn path(&self, port: &Port, remote: &Address) -> Result<AddressVector> {
-        let service_level = self.shape.service_level;
-        let local =
-            AddressVector { service_level, ..AddressVector::local(port.number, remote.lid) };
-        if remote.gid == Gid::default() {
-            if port.needs_gid() {
-                return Err(Failure::peer(
-                    "the peer sent no GID, and over Ethernet there is no \
-                                          other way to reach it",
-                )
-                .advice(
-                    "start it with -g and the index of a GID; `uverbs devinfo -v` and \
-                         ibv_devinfo -v list them",
-                ));
-            }
-            return Ok(local);
-        }
-        let Some(source) = port.source else {
-            return Err(Failure::peer(format!(
-                "the peer is at GID {}, and this side has none",
-                remote.gid
-            ))
-            .advice("give this side a --gid-index, or start the other without -g"));
-        };
-        let global = GlobalRoute {
-            dgid: remote.gid,
-            sgid_index: source.index,
-            flow_label: 0,
-            hop_limit: 64,
-            traffic_class: 0,
-        };
-        Ok(AddressVector { global: Some(global), ..local })
     }
 }
 
@@ -241,7 +206,7 @@ impl Posting {
     }
 }
 
-fn random_psn() -> Result<Psn> {
+pub(crate) fn random_psn() -> Result<Psn> {
     let mut bytes = [0; 4];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Failure::device(format!("no random numbers: {errno}")))?;

@@ -1,7 +1,7 @@
 //! Requests bit for bit, and queues at their limits.
 
 use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
-use crate::number::Rkey;
+use crate::number::{Rkey, SrqNumber};
 use crate::provider::Cursor;
 use crate::provider::mlx5::record::Source;
 use crate::wr::{FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge};
@@ -57,6 +57,23 @@ fn segments_by_operation() {
     let add = SendWr::fetch_add(REMOTE, 7, &[SGE, SGE]);
     let operands = "00000000000000070000000000000000";
     assert_eq!(posted(add), (format!("{RADDR}{operands}{eight}"), 4), "eight bytes and no more");
+}
+
+/// Where an XRC request goes stands first, whatever the operation.
+#[test]
+fn queues_at_the_far_end_of_xrc() {
+    const TARGET: &str = "00012345000000000000000000000000";
+    let number = SrqNumber(0x01_2345);
+    assert_eq!(posted(SendWr::send(&[SGE]).to_srq(number)), (format!("{TARGET}{DATA}"), 3));
+    assert_eq!(posted(SendWr::send(&[]).to_srq(number)), (TARGET.to_owned(), 2));
+    let write = SendWr::write(REMOTE, &[SGE]).to_srq(number);
+    assert_eq!(posted(write), (format!("{TARGET}{RADDR}{DATA}"), 4));
+    let operands = "00000000000000070000000000000000";
+    let eight = "00000008010404001122334455667788";
+    let add = SendWr::fetch_add(REMOTE, 7, &[SGE]).to_srq(number);
+    assert_eq!(posted(add), (format!("{TARGET}{RADDR}{operands}{eight}"), 5));
+    let (inline, units) = posted(SendWr::send(&[]).inline(&[1, 2, 3]).to_srq(number));
+    assert_eq!((inline.starts_with(&format!("{TARGET}80000003010203")), units), (true, 3));
 }
 
 #[test]

@@ -87,8 +87,14 @@ super::layouts! {
     query_vport_counter_out[0x1080] {
         received_ib_unicast: 0x180, 0x80 of traffic_counter;
         transmitted_ib_unicast: 0x200, 0x80 of traffic_counter;
+        received_ib_multicast: 0x280, 0x80 of traffic_counter;
+        transmitted_ib_multicast: 0x300, 0x80 of traffic_counter;
+        received_eth_broadcast: 0x380, 0x80 of traffic_counter;
+        transmitted_eth_broadcast: 0x400, 0x80 of traffic_counter;
         received_eth_unicast: 0x480, 0x80 of traffic_counter;
         transmitted_eth_unicast: 0x500, 0x80 of traffic_counter;
+        received_eth_multicast: 0x580, 0x80 of traffic_counter;
+        transmitted_eth_multicast: 0x600, 0x80 of traffic_counter;
     }
     traffic_counter[0x80] {
         packets: 0x0, 0x40;

@@ -15,6 +15,7 @@ pub(crate) struct Ours {
     pd: ProtectionDomain,
     td: Option<ThreadDomain>,
     path: AddressVector,
+    gid_index: u32,
 }
 
 fn open(device: &str) -> Result<Context, Failure> {
@@ -35,13 +36,12 @@ impl Control for Ours {
         Ok(())
     }
 
-    fn connect(device: &str) -> Result<Self::Connected, Failure> {
+    fn connect(&self, device: &str) -> Result<Self::Connected, Failure> {
         let context = open(device)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(16).build()?;
         let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
-        let gid = context.default_gid(1)?.index;
-        let itself = qp.endpoint(1, gid)?;
+        let itself = qp.endpoint(1, self.gid_index)?;
         qp.handshake(&itself)?;
         Ok((qp, cq))
     }
@@ -59,7 +59,8 @@ impl Control for Ours {
         let index = u8::try_from(gid.index)?;
         // Not every device has any.
         let td = context.alloc_td().ok();
-        Ok(Ours { context, pd, td, path: AddressVector::global(1, index, gid.gid) })
+        let path = AddressVector::global(1, index, gid.gid);
+        Ok(Ours { context, pd, td, path, gid_index: gid.index })
     }
 
     fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {
@@ -72,7 +73,7 @@ impl Control for Ours {
     }
 
     fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
-        let Ours { context, pd, td, path } = self;
+        let Ours { context, pd, td, path, .. } = self;
         match thing {
             Thing::Domain => context.alloc_pd()?.destroy().map_err(|(_, error)| error)?,
             Thing::ThreadDomain => context.alloc_td()?.destroy().map_err(|(_, error)| error)?,

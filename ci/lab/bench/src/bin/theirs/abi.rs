@@ -228,6 +228,13 @@ pub(crate) struct PollAttr {
     pub(crate) comp_mask: u32,
 }
 
+/// Attributes of a port, which nobody here looks at: as many bytes as the library writes, and some.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct PortAttr {
+    words: [u64; 16],
+}
+
 /// How a thread domain is made.
 #[repr(C)]
 pub(crate) struct TdAttr {
@@ -367,6 +374,7 @@ pub(crate) mod function {
     pub(crate) type CloseDevice = unsafe extern "C" fn(*mut Context) -> c_int;
     pub(crate) type QueryGid =
         unsafe extern "C" fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
+    pub(crate) type QueryPort = unsafe extern "C" fn(*mut Context, u8, *mut PortAttr) -> c_int;
     pub(crate) type AllocPd = unsafe extern "C" fn(*mut Context) -> *mut Pd;
     pub(crate) type DeallocPd = unsafe extern "C" fn(*mut Pd) -> c_int;
     pub(crate) type RegMr = unsafe extern "C" fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
@@ -409,7 +417,6 @@ pub(crate) mod number {
     pub(crate) const QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
     pub(crate) const CQ_INIT_ATTR_FLAGS: u32 = 1 << 0;
-    pub(crate) const CQ_INIT_ATTR_PD: u32 = 1 << 1;
     pub(crate) const CQ_SINGLE_THREADED: u32 = 1 << 0;
 
     /// Local write, remote write, remote read, remote atomic.

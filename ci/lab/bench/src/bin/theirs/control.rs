@@ -54,7 +54,7 @@ impl Control for Theirs {
         verbs.close(context)
     }
 
-    fn connect(device: &str) -> Result<Connected, Failure> {
+    fn connect(&self, device: &str) -> Result<Connected, Failure> {
         // Loaded already; this counts one more user.
         let verbs = Verbs::load()?;
         let context = verbs.open(device)?;
@@ -62,8 +62,10 @@ impl Control for Theirs {
         let cq = verbs.create_cq(&context, 16)?;
         let mut attr = endpoint::attr([cq.as_ptr(); 2], &small(16));
         let qp = verbs.create_qp(&pd, &mut attr)?;
-        let gid = verbs.ipv4_gid(&context)?;
-        endpoint::connect(&verbs, &qp, endpoint::qpn(&qp), gid)?;
+        verbs.query_port(&context)?;
+        let index = self.gid.0;
+        let gid = verbs.gid(&context, index).ok_or("the identifier has gone")?;
+        endpoint::connect(&verbs, &qp, endpoint::qpn(&qp), (index, gid))?;
         Ok(Connected { qp, cq, pd, context, verbs })
     }
 

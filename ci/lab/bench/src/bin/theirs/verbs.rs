@@ -5,8 +5,8 @@
 
 use crate::abi::function::*;
 use crate::abi::{
-    AhAttr, Context, Cq, CqAttrEx, CqEx, ExtendedContext, Mr, Opaque, ParentDomainAttr, Pd, Qp,
-    QpAttr, QpEx, QpInitAttrEx, Srq, SrqInitAttr, TdAttr, XrcdAttr, number,
+    AhAttr, Context, Cq, CqAttrEx, CqEx, ExtendedContext, Mr, Opaque, ParentDomainAttr, Pd,
+    PortAttr, Qp, QpAttr, QpEx, QpInitAttrEx, Srq, SrqInitAttr, TdAttr, XrcdAttr, number,
 };
 use lab_bench::Failure;
 use libloading::Library;
@@ -95,6 +95,7 @@ functions! {
     open_device: OpenDevice = "ibv_open_device",
     close_device: CloseDevice = "ibv_close_device",
     query_gid: QueryGid = "ibv_query_gid",
+    query_port: QueryPort = "ibv_query_port",
     alloc_pd: AllocPd = "ibv_alloc_pd",
     dealloc_pd: DeallocPd = "ibv_dealloc_pd",
     reg_mr: RegMr = "ibv_reg_mr",
@@ -163,18 +164,27 @@ impl Verbs {
         done("close_device", call!(self.close_device, context.as_ptr()))
     }
 
-    /// The first identifier of port 1 that maps an IPv4 address, RoCE v2's if there are two: the
-    /// table has v1 before v2.
+    /// Asks for the attributes of port 1.
+    pub(crate) fn query_port(&self, context: &Made<Context>) -> Result<(), Failure> {
+        let mut attr = PortAttr::default();
+        done("query_port", call!(self.query_port, context.as_ptr(), 1, &mut attr))
+    }
+
+    /// An identifier of port 1, if it has so many.
+    pub(crate) fn gid(&self, context: &Made<Context>, index: u8) -> Option<[u8; 16]> {
+        let mut gid = [0; 16];
+        let answer = call!(self.query_gid, context.as_ptr(), 1, c_int::from(index), &mut gid);
+        (answer == 0).then_some(gid)
+    }
+
+    /// The last identifier of port 1 that maps an IPv4 address: the table has RoCE v1's before
+    /// v2's.
     pub(crate) fn ipv4_gid(&self, context: &Made<Context>) -> Result<(u8, [u8; 16]), Failure> {
-        let mut found = None;
-        for index in 0..16u8 {
-            let mut gid = [0; 16];
-            let answer = call!(self.query_gid, context.as_ptr(), 1, c_int::from(index), &mut gid);
-            if answer == 0 && gid[..10] == [0; 10] && gid[10..12] == [0xff; 2] {
-                found = Some((index, gid));
-            }
-        }
-        found.ok_or_else(|| "port 1 has no IPv4 address".into())
+        let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
+        (0..16)
+            .filter_map(|index| Some((index, self.gid(context, index).filter(mapped)?)))
+            .next_back()
+            .ok_or_else(|| "port 1 has no IPv4 address".into())
     }
 
     pub(crate) fn alloc_pd(&self, context: &Made<Context>) -> Result<Made<Pd>, Failure> {

@@ -1,0 +1,147 @@
+//! User contexts: what is whose, and queues in memory that a context registered.
+
+mod driver;
+
+use driver::{Driver, Refused};
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
+use uverbs_uapi::mlx5::prm::object::{
+    alloc_pd_out, alloc_uar_out, create_umem_in, create_umem_out, umem,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+
+const BAD_PARAMETER: u8 = 0x3;
+const BAD_RESOURCE: u8 = 0x5;
+const BUSY: u8 = 0x6;
+
+/// An input with a number where most commands have it.
+fn number(number: u32) -> Vec<u8> {
+    let mut input = vec![0; 16];
+    input[8..12].copy_from_slice(&number.to_be_bytes());
+    input
+}
+
+fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64) -> u32 {
+    let mut input = Bits::<create_umem_in, _>::new(vec![0; create_umem_in::SIZE]);
+    let mut context = input.sub_mut(create_umem_in::umem);
+    context.set(umem::num_of_mtt, pages.len() as u64);
+    context.set(umem::page_offset, offset);
+    let mut input = input.into_inner();
+    input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
+    let out = driver.simple_as(uid, opcode::CREATE_UMEM, &input).unwrap();
+    Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id)
+}
+
+#[test]
+fn contexts_do_not_reach_each_others_objects() {
+    let mut driver = Driver::new();
+    let (one, other) = (driver.context(), driver.context());
+    let out = driver.simple_as(one, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let key = |driver: &mut Driver, uid, mode| {
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        context.set(mkc::pd, pd.into());
+        context.set(mkc::access_mode_1_0, mode);
+        driver.simple_as(uid, opcode::CREATE_MKEY, &input.into_inner()).map(|_| ())
+    };
+    const PHYSICAL: u64 = 0;
+    const LIST: u64 = 2;
+    let status = |result: Result<(), Refused>| result.unwrap_err().0;
+    assert_eq!(status(key(&mut driver, other, LIST)), BAD_RESOURCE);
+    assert_eq!(status(key(&mut driver, one, PHYSICAL)), BAD_PARAMETER);
+    key(&mut driver, one, LIST).unwrap();
+    key(&mut driver, 0, PHYSICAL).unwrap();
+    let foreign = driver.simple_as(other, opcode::DEALLOC_PD, &number(pd));
+    assert_eq!(foreign.unwrap_err().0, BAD_RESOURCE);
+    let absent = driver.simple_as(other + 1, opcode::ALLOC_PD, &[0; 16]);
+    assert_eq!(absent.unwrap_err().0, BAD_RESOURCE);
+    driver.simple_as(one, opcode::DEALLOC_PD, &number(pd)).unwrap();
+}
+
+#[test]
+fn a_context_that_ends_leaves_no_doorbell_pages() {
+    let mut driver = Driver::new();
+    let uid = driver.context();
+    let count = |driver: &mut Driver| {
+        let counts = driver.fabric.function(0).device().objects().counts();
+        counts.into_iter().find(|(kind, _)| *kind == "UAR").unwrap().1
+    };
+    let before = count(&mut driver);
+    driver.simple_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
+    assert_eq!(count(&mut driver), before + 1);
+    driver
+        .simple(opcode::DESTROY_UCTX, &{
+            let mut input = vec![0; 16];
+            input[10..12].copy_from_slice(&(uid as u16).to_be_bytes());
+            input
+        })
+        .unwrap();
+    assert_eq!(count(&mut driver), before);
+}
+
+#[test]
+fn a_queue_lies_where_its_registered_memory_says() {
+    // As in the manual; the kernel, which never uses them, does not describe them.
+    const QUEUE_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
+    const QUEUE: Field<create_cq_in> = Field::new(0x2c0, 0x20);
+    const RECORD: Field<cqc> = Field::new(0x20, 0x20);
+    let mut driver = Driver::new();
+    driver.address();
+    let uid = driver.context();
+    let eqn = driver.eq();
+    let (buffer, record) = (driver.page(), driver.page());
+    driver.memory().write(buffer, &[0xf1; 4096]).unwrap();
+    let queue_memory = umem_of(&mut driver, uid, &[buffer], 0x100);
+    let record_memory = umem_of(&mut driver, uid, &[record], 0x40);
+    let out = driver.simple_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
+    let uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
+    let create = |driver: &mut Driver, uid, offset, record_offset| {
+        let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
+        let mut context = input.sub_mut(create_cq_in::cq_context);
+        context.set(cqc::log_cq_size, 2);
+        context.set(cqc::uar_page, uar.into());
+        context.set(cqc::c_eqn_or_apu_element, eqn.into());
+        context.set(cqc::dbr_umem_valid, 1);
+        context.set(cqc::dbr_addr, record_offset);
+        context.set(RECORD, record_memory.into());
+        input.set(create_cq_in::cq_umem_valid, 1);
+        input.set(QUEUE, queue_memory.into());
+        input.set(QUEUE_OFFSET, offset);
+        let out = driver.simple_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
+        Ok::<u32, Refused>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
+    };
+    for (uid, offset, record_offset, status) in [
+        (driver.context(), 0, 0, BAD_RESOURCE),
+        (uid, 0xe01, 0, BAD_PARAMETER),
+        (uid, u64::MAX, 0, BAD_PARAMETER),
+        (uid, 0, 0xfc0, BAD_PARAMETER),
+        (uid, 0, 4, BAD_PARAMETER),
+    ] {
+        let refused = create(&mut driver, uid, offset, record_offset).unwrap_err();
+        assert_eq!(refused.0, status, "{offset:#x} {record_offset:#x}");
+    }
+    let cqn = create(&mut driver, uid, 0x80, 0x18).unwrap();
+    for memory in [queue_memory, record_memory] {
+        let busy = driver.simple_as(uid, opcode::DESTROY_UMEM, &number(memory));
+        assert_eq!(busy.unwrap_err().0, BUSY);
+    }
+    // Four entries fit as long as the record says that they were taken.
+    let mut qp = driver.qp(0, cqn);
+    let other = driver.qp(0, cqn);
+    driver.connect(&qp, &other);
+    for turn in 0..6u32 {
+        driver.memory().write(record + 0x40 + 0x18, &turn.to_be_bytes()).unwrap();
+        driver.post_send(&mut qp, 0, 0, &[]);
+        let at = u64::from(turn % 4) * 64;
+        let (_, cqe) = driver.cqe(buffer + 0x100 + 0x80 + at, 0);
+        assert_eq!((cqe[63] >> 4, u32::from(cqe[61])), (0, turn));
+    }
+    for queue in [qp.number, other.number] {
+        driver.simple(opcode::DESTROY_QP, &number(queue)).unwrap();
+    }
+    driver.simple_as(uid, opcode::DESTROY_CQ, &number(cqn)).unwrap();
+    for memory in [queue_memory, record_memory] {
+        driver.simple_as(uid, opcode::DESTROY_UMEM, &number(memory)).unwrap();
+    }
+}

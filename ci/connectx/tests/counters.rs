@@ -1,0 +1,122 @@
+//! What a port and its queue pairs count, in plain memory.
+
+mod driver;
+
+use driver::{Driver, Queue};
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+use uverbs_uapi::mlx5::prm::vport::{
+    alloc_q_counter_out, query_q_counter_in, query_q_counter_out as set, query_vport_counter_out,
+    traffic_counter,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+
+const SEND: u8 = 0x0a;
+const WRITE: u8 = 0x08;
+const READ: u8 = 0x10;
+
+struct Counted {
+    driver: Driver,
+    a: Queue,
+    b: Queue,
+    page: u64,
+    key: u32,
+    /// Counter sets of `a` and `b`.
+    sets: [u32; 2],
+}
+
+fn counted() -> Counted {
+    let mut driver = Driver::new();
+    driver.address();
+    let eqn = driver.eq();
+    let (cqn, _) = driver.cq(eqn);
+    let sets = [(); 2].map(|()| {
+        let out = driver.simple(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
+        Bits::<alloc_q_counter_out, _>::new(out).get32(alloc_q_counter_out::counter_set_id)
+    });
+    let [a, b] = sets.map(|set| (driver.qp(0, cqn), set)).map(|(qp, set)| {
+        let rights =
+            [(qpc::rre, 1), (qpc::rwe, 1), (qpc::rae, 1), (qpc::counter_set_id, set.into())];
+        driver.modify(opcode::RST2INIT_QP, &qp, 0, &rights).unwrap();
+        qp
+    });
+    for (qp, peer) in [(&a, &b), (&b, &a)] {
+        let receive = [(qpc::mtu, 1), (qpc::min_rnr_nak, 1)];
+        driver.modify(opcode::INIT2RTR_QP, qp, peer.number, &receive).unwrap();
+        let send = [(qpc::retry_count, 3), (qpc::rnr_retry, 2)];
+        driver.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
+    }
+    let page = driver.page();
+    let key = driver.mkey(page, 4096, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw]);
+    Counted { driver, a, b, page, key, sets }
+}
+
+impl Counted {
+    fn count(&mut self, side: usize, field: Field<set>) -> u64 {
+        let mut input = Bits::<query_q_counter_in, _>::new(vec![0; query_q_counter_in::SIZE]);
+        input.set(query_q_counter_in::counter_set_id, self.sets[side].into());
+        let out = self.driver.simple(opcode::QUERY_Q_COUNTER, &input.into_inner()).unwrap();
+        Bits::<set, _>::new(out).get(field)
+    }
+
+    fn remote(&self, address: u64, key: u32) -> Vec<u8> {
+        let mut bytes = address.to_be_bytes().to_vec();
+        bytes.extend(key.to_be_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(Driver::segment(8, self.key, self.page));
+        bytes
+    }
+}
+
+#[test]
+fn requests_are_counted_where_they_arrive() {
+    let mut c = counted();
+    let segments = c.remote(c.page, c.key);
+    c.driver.post_send(&mut c.a, WRITE, 0, &segments);
+    c.driver.post_send(&mut c.a, WRITE, 0, &segments);
+    c.driver.post_send(&mut c.a, READ, 0, &segments);
+    assert_eq!(c.count(1, set::rx_write_requests), 2);
+    assert_eq!(c.count(1, set::rx_read_requests), 1);
+    assert_eq!(c.count(0, set::rx_write_requests), 0);
+}
+
+#[test]
+fn what_goes_wrong_is_counted_on_both_sides() {
+    let mut c = counted();
+    // Two tries that find no receive, and the one that gives up.
+    c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(8, c.key, c.page));
+    assert_eq!(c.count(1, set::out_of_buffer), 3);
+    assert_eq!(c.count(0, set::rnr_nak_retry_err), 3);
+    assert_eq!(c.count(0, set::req_rnr_retries_exceeded), 1);
+    assert_eq!(c.count(0, set::req_cqe_error), 1);
+    c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(8, c.key, c.page));
+    assert_eq!((c.count(0, set::req_cqe_error), c.count(0, set::req_cqe_flush_error)), (2, 1));
+
+    let mut c = counted();
+    c.driver.post_receive(&mut c.b, &Driver::segment(8, c.key, c.page));
+    let segments = c.remote(c.page, c.key + 1);
+    c.driver.post_send(&mut c.a, WRITE, 0, &segments);
+    assert_eq!(c.count(0, set::req_remote_access_errors), 1);
+    assert_eq!(c.count(1, set::resp_remote_access_errors), 1);
+    assert_eq!((c.count(1, set::resp_cqe_error), c.count(1, set::resp_cqe_flush_error)), (1, 1));
+}
+
+#[test]
+fn a_port_counts_packets_and_bytes() {
+    let mut c = counted();
+    let to = c.driver.page();
+    let key = c.driver.mkey(to, 4096, &[mkc::lw]);
+    c.driver.post_receive(&mut c.b, &Driver::segment(1000, key, to));
+    // A path of 256 bytes: four packets.
+    c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(1000, c.key, c.page));
+    let out = c.driver.simple(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
+    let out = Bits::<query_vport_counter_out, _>::new(out);
+    for counter in [
+        query_vport_counter_out::transmitted_ib_unicast,
+        query_vport_counter_out::received_ib_unicast,
+    ] {
+        let counter = out.sub(counter);
+        let seen = (counter.get(traffic_counter::packets), counter.get(traffic_counter::octets));
+        assert_eq!(seen, (4, 1000));
+    }
+}

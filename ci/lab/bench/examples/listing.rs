@@ -1,0 +1,91 @@
+//! The data path as a program's own functions, for `tests/listing.rs`, which counts the
+//! instructions that the compiler makes of them. It is compiled and never run.
+
+use std::hint::black_box;
+use uverbs::{
+    CompletionQueue, Exclusive, PostError, QueuePair, Recv, Remote, SendWr, Sge,
+    SharedReceiveQueue, ThreadDomain,
+};
+
+/// Posts one write and rings.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_write(
+    qp: &mut QueuePair,
+    remote: Remote,
+    sge: &Sge,
+    id: u64,
+) -> Result<(), PostError> {
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::write(remote, std::slice::from_ref(sge)).id(id))?;
+    // SAFETY: it never runs.
+    unsafe { batch.ring() }
+}
+
+/// The same under a thread domain.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_write_alone(
+    qp: &mut QueuePair<Exclusive>,
+    td: &mut ThreadDomain,
+    remote: Remote,
+    sge: &Sge,
+) -> Result<(), PostError> {
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::write(remote, std::slice::from_ref(sge)))?;
+    // SAFETY: it never runs.
+    unsafe { batch.ring(td) }
+}
+
+/// Builds one write and drops it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_build_write(qp: &mut QueuePair, remote: Remote, sge: &Sge) -> Result<(), PostError> {
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::write(remote, std::slice::from_ref(sge)))
+}
+
+/// Posts one receive.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), PostError> {
+    let mut batch = qp.recv_batch()?;
+    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    // SAFETY: it never runs.
+    unsafe { batch.ring() };
+    Ok(())
+}
+
+/// Posts one receive to a shared queue.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_shared_receive(
+    srq: &mut SharedReceiveQueue,
+    sge: &Sge,
+    id: u64,
+) -> Result<(), PostError> {
+    let mut batch = srq.batch()?;
+    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    // SAFETY: it never runs.
+    unsafe { batch.ring() };
+    Ok(())
+}
+
+/// Takes one completion.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_poll_one(cq: &mut CompletionQueue) -> Option<u64> {
+    let mut completions = cq.poll().ok()?;
+    let completion = completions.next()?;
+    completion.is_success().then(|| completion.wr_id())
+}
+
+fn main() {
+    // They are kept because their addresses are used.
+    black_box(listing_post_write as *const ());
+    black_box(listing_post_write_alone as *const ());
+    black_box(listing_build_write as *const ());
+    black_box(listing_post_receive as *const ());
+    black_box(listing_post_shared_receive as *const ());
+    black_box(listing_poll_one as *const ());
+}

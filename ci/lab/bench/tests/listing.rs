@@ -1,0 +1,92 @@
+//! Guards the length of the data path: counts the instructions of the functions of
+//! `examples/listing.rs` in the compiler's own listing.
+//!
+//! A listing is the same each time for one compiler, needs no counter of the processor, which
+//! virtual machines and containers seldom have, no emulator and no device, and takes seconds. It
+//! counts what lies in a function, not what one run of it executes; that is what `cargo ci bench
+//! mlx5-path` does. What makes a data path slow shows in both: something that is not inlined any
+//! more, a lock, a copy.
+
+#![cfg(target_arch = "x86_64")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// What a function consists of.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Length {
+    instructions: u32,
+    calls: u32,
+    locked: u32,
+}
+
+/// The most that each may have, with a tenth of slack for other compilers. Lower them with what you
+/// save.
+const LIMITS: &[(&str, Length)] = &[];
+
+/// The functions of a listing whose names begin with `listing_`.
+fn functions(listing: &str) -> BTreeMap<String, Length> {
+    let mut functions = BTreeMap::new();
+    let mut current: Option<(String, Length)> = None;
+    for line in listing.lines() {
+        if let Some(name) = line.strip_suffix(':').filter(|name| name.starts_with("listing_")) {
+            current = Some((name.to_owned(), Length::default()));
+        } else if line.starts_with(".Lfunc_end") {
+            functions.extend(current.take());
+        } else if let Some((_, length)) = &mut current {
+            let mut words = line.split_whitespace();
+            // Instructions are indented; directives begin with a dot, labels end with a colon.
+            let Some(word) = words.next().filter(|_| line.starts_with('\t')) else { continue };
+            if word.starts_with(['.', '#']) {
+                continue;
+            }
+            length.instructions += 1;
+            length.calls += u32::from(word.starts_with("call"));
+            length.locked += u32::from(word == "lock" || word.starts_with("xchg"));
+        }
+    }
+    functions
+}
+
+fn compile() -> String {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let listing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("listing.s");
+    let output = Command::new(env!("CARGO"))
+        .args(["rustc", "--quiet", "--release", "--example", "listing", "--"])
+        .arg(format!("--emit=asm={}", listing.display()))
+        .args(["-Ccodegen-units=1", "-Cdebuginfo=0"])
+        .current_dir(package)
+        .output()
+        .expect("run cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::read_to_string(&listing).expect("the listing")
+}
+
+#[test]
+fn the_data_path_has_not_grown() {
+    let functions = functions(&compile());
+    let mut grown = Vec::new();
+    for (name, limit) in LIMITS {
+        let length = functions.get(*name).unwrap_or_else(|| panic!("{name} is not in the listing"));
+        println!("{name}: {length:?}, at most {limit:?}");
+        let more = length.instructions > limit.instructions + limit.instructions / 10
+            || length.calls > limit.calls
+            || length.locked > limit.locked;
+        if more {
+            grown.push(format!("{name}: {length:?}, at most {limit:?}"));
+        }
+    }
+    assert_eq!(functions.len(), LIMITS.len(), "a limit for each of {:?}", functions.keys());
+    assert!(grown.is_empty(), "{}", grown.join("\n"));
+}
+
+#[test]
+fn listings_are_read() {
+    let listing = "\t.globl\tlisting_a\nlisting_a:\n\t.cfi_startproc\n\tmovq\t%rdi, %rax\n.LBB0_1:\n\
+                   \tlock\t\tcmpxchgl\t%ecx, (%rdi)\n\tcallq\t*8(%rax)\n\tretq\n.Lfunc_end0:\n\
+                   other:\n\tnop\n.Lfunc_end1:\n";
+    let functions = functions(listing);
+    let length = Length { instructions: 4, calls: 1, locked: 1 };
+    assert_eq!(functions.into_iter().collect::<Vec<_>>(), [("listing_a".to_owned(), length)]);
+}

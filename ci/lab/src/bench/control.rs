@@ -1,0 +1,138 @@
+//! Suite `control`: the control path, in time, in system calls and in instructions.
+//!
+//! Time is taken in turns in one machine, and the median of the runs counts. System calls are those
+//! of a long run less those of a short one. Instructions are what the process works, in the kernel
+//! as well, in a second machine whose clock counts them; the lowest of the runs counts.
+
+use super::BenchArguments;
+use super::rounds::{self, Found, Side};
+use super::table::{Row, Table, Target, Value};
+use crate::progress;
+use crate::session::{Machine, Session};
+use crate::vm::Vm;
+use anyhow::{Result, bail};
+use lab_bench::control::{LIST, PASSED, Thing, WORKED};
+
+/// Runs of each thing within one round.
+const IN_A_ROW: u32 = 3;
+/// How often a thing is done while system calls are counted.
+const COUNTED: [u32; 2] = [2, 6];
+
+/// What the project means to reach: the ratio of times, and that of system calls.
+fn target(thing: Thing) -> [Option<f64>; 2] {
+    match thing {
+        Thing::Start => [Some(0.5), Some(0.5)],
+        Thing::Connect => [Some(1.0), Some(0.7)],
+        Thing::Region(_) => [Some(1.05), None],
+        _ => [None, None],
+    }
+}
+
+/// Measures everything.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
+    let things: Vec<_> =
+        Thing::ALL.iter().filter(|(name, ..)| arguments.wants(name)).copied().collect();
+    if things.is_empty() {
+        let text = arguments.only.as_deref().unwrap_or_default();
+        bail!("nothing to measure has {text:?} in its name");
+    }
+    let mut session = Session::open(&arguments.needs(), arguments.console)?;
+    let programs = rounds::programs(&session.workspace)?;
+    let machine = Machine {
+        programs: &programs,
+        peers: true,
+        ..Machine::new(arguments.kernel, arguments.device)
+    };
+    let mut vm = session.boot(&machine)?;
+    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let rounds = arguments.runs.div_ceil(IN_A_ROW);
+    let spinner = progress::spinner("control path");
+    let runs = IN_A_ROW.to_string();
+    let mut words = ["control", &device, &runs].map(str::to_owned).to_vec();
+    words.extend(arguments.only.clone());
+    let found = rounds::play(&mut vm, &words, rounds)?;
+    let mut rows = Vec::new();
+    let mut notes = rounds::failures(&found);
+    let kernel = vm.greeting.release.clone();
+    let accelerator = session.accelerator().label().to_owned();
+    for (name, thing, _) in &things {
+        let (name, thing) = (*name, *thing);
+        let [ours, theirs] = values(&found, name, PASSED, Value::median);
+        let [time, calls] = target(thing);
+        let row = |unit, ours, theirs, ratio| named(name, unit, ours, theirs, ratio);
+        rows.push(row("µs", ours, theirs, time));
+        if ours.is_none() && theirs.is_none() {
+            continue;
+        }
+        let mut counts = [None; 2];
+        for (side, count) in Side::BOTH.into_iter().zip(&mut counts) {
+            let there = if side == Side::Ours { ours } else { theirs };
+            if there.is_some() {
+                match system_calls(&mut vm, side, &device, name, thing) {
+                    Ok(calls) => *count = Value::median(&[calls]),
+                    Err(error) => notes.push(format!("{name}, {}: {error}", side.program())),
+                }
+            }
+        }
+        rows.push(row("system calls", counts[0], counts[1], calls));
+    }
+    vm.power_off()?;
+    session.count_instructions();
+    let mut vm = session.boot(&machine)?;
+    let found = rounds::play(&mut vm, &words, rounds)?;
+    vm.power_off()?;
+    for (name, ..) in &things {
+        let [ours, theirs] = values(&found, name, WORKED, Value::lowest);
+        if ours.or(theirs).is_some() {
+            rows.push(named(name, WORKED, ours, theirs, None));
+        }
+    }
+    rows.sort_by_key(|row| things.iter().position(|(name, ..)| *name == row.operation));
+    spinner.finish_and_clear();
+    Ok(Table {
+        title: format!("The control path on {}", arguments.device.label()),
+        unit: "the unit that each row names".into(),
+        kernel,
+        accelerator,
+        runs: rounds * IN_A_ROW,
+        rows,
+        notes,
+    })
+}
+
+/// What both sides found for a thing.
+fn values(
+    found: &[Found; 2],
+    name: &str,
+    way: &str,
+    choose: fn(&[f64]) -> Option<Value>,
+) -> [Option<Value>; 2] {
+    found.each_ref().map(|found| {
+        let sample = found.of(name).find(|sample| sample.way == way)?;
+        choose(&sample.runs)
+    })
+}
+
+fn named(
+    name: &str,
+    unit: &str,
+    ours: Option<Value>,
+    theirs: Option<Value>,
+    ratio: Option<f64>,
+) -> Row {
+    let theirs = theirs.map(|theirs| (theirs, String::new()));
+    Row::new(name, unit, ours, theirs, Target { ours: None, ratio })
+}
+
+/// System calls that a thing takes.
+fn system_calls(vm: &mut Vm, side: Side, device: &str, name: &str, thing: Thing) -> Result<f64> {
+    if thing == Thing::Start {
+        return Ok(rounds::counts(vm, &[side.program(), LIST])?[0]);
+    }
+    let mut totals = [0.0; 2];
+    for (total, count) in totals.iter_mut().zip(COUNTED) {
+        let command = [side.program(), "perform", device, name, &count.to_string()];
+        *total = rounds::counts(vm, &command)?[0];
+    }
+    Ok((totals[1] - totals[0]) / f64::from(COUNTED[1] - COUNTED[0]))
+}

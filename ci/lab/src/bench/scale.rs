@@ -1,0 +1,99 @@
+//! Suite `scale`: what one more object costs when there are many.
+
+use super::BenchArguments;
+use super::rounds;
+use super::table::{Row, Table, Target, Value};
+use crate::progress;
+use crate::session::{Machine, Session};
+use anyhow::Result;
+
+/// How much more the last object may cost than the hundredth.
+const FLAT: f64 = 1.2;
+
+/// Measures everything.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
+    let session = Session::open(&arguments.needs(), arguments.console)?;
+    let programs = rounds::programs(&session.workspace)?;
+    let mut vm = session.boot(&Machine {
+        programs: &programs,
+        peers: true,
+        ..Machine::new(arguments.kernel, arguments.device)
+    })?;
+    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let spinner = progress::spinner("many objects");
+    let rounds = arguments.runs.div_ceil(3);
+    let found = rounds::play(&mut vm, &["scale".to_owned(), device], rounds)?;
+    spinner.finish_and_clear();
+    let mut names = Vec::new();
+    for sample in found.iter().flat_map(|found| &found.samples) {
+        let name = (sample.operation.clone(), sample.way.clone());
+        if arguments.wants(&sample.operation) && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let mut rows = Vec::new();
+    for (operation, way) in &names {
+        let [ours, theirs] = [0, 1].map(|side: usize| {
+            let sample = found[side].of(operation).find(|sample| sample.way == *way);
+            sample.and_then(|sample| Value::median(&sample.runs))
+        });
+        let theirs = theirs.map(|theirs| (theirs, String::new()));
+        rows.push(Row::new(operation, way, ours, theirs, Target::default()));
+    }
+    rows.extend(growth(&rows));
+    let table = Table {
+        title: format!("Many objects on {}", arguments.device.label()),
+        unit: "the unit that each row names".into(),
+        kernel: vm.greeting.release.clone(),
+        accelerator: session.accelerator().label().to_owned(),
+        runs: rounds,
+        rows,
+        notes: rounds::failures(&found),
+    };
+    vm.power_off()?;
+    Ok(table)
+}
+
+/// For what was measured at a hundred: how much more the largest number cost each.
+fn growth(rows: &[Row]) -> Vec<Row> {
+    let mut growth = Vec::new();
+    for base in rows.iter().filter(|row| row.setting == "at 100") {
+        let of_operation = |row: &&Row| row.operation == base.operation;
+        let Some(last) = rows.iter().rfind(of_operation) else { continue };
+        let ratio = |last: Option<Value>, base: Option<Value>| {
+            let (last, base) = last.zip(base)?;
+            Value::median(&[last.value / base.value])
+        };
+        let theirs = ratio(last.theirs, base.theirs).map(|theirs| (theirs, String::new()));
+        let name = format!("{}, ratio", base.operation);
+        let setting = format!("{} to 100", last.setting.trim_start_matches("at "));
+        let target = Target { ours: Some(FLAT), ratio: None };
+        growth.push(Row::new(&name, &setting, ratio(last.ours, base.ours), theirs, target));
+    }
+    growth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_from_a_hundred_to_the_last() {
+        let value = |value| Some(Value { value, lowest: value, highest: value });
+        let row = |setting: &str, ours, theirs: Option<Value>| {
+            let theirs = theirs.map(|theirs| (theirs, String::new()));
+            Row::new("queue pair: µs each", setting, ours, theirs, Target::default())
+        };
+        let rows = [
+            row("at 1", value(9.0), value(9.0)),
+            row("at 100", value(10.0), value(10.0)),
+            row("at 10000", value(11.0), value(30.0)),
+        ];
+        let growth = growth(&rows);
+        assert_eq!(growth.len(), 1);
+        assert_eq!(growth[0].setting, "10000 to 100");
+        assert_eq!(growth[0].ours.unwrap().value, 1.1);
+        assert_eq!(growth[0].theirs.unwrap().value, 3.0);
+        assert_eq!(growth[0].met, Some(true));
+    }
+}

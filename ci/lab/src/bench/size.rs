@@ -1,0 +1,81 @@
+//! Suite `size`: what has to be on a machine, and what a process opens, before the first verb.
+
+use super::BenchArguments;
+use super::rounds::{self, Side};
+use super::table::{Row, Table, Target, Value};
+use crate::session::{Machine, Session};
+use crate::workspace::Profile;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::Path;
+
+/// What the whole command line may weigh.
+const WHOLE: f64 = 3e6;
+
+/// Measures everything.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
+    let session = Session::open(&arguments.needs(), arguments.console)?;
+    let programs = rounds::programs(&session.workspace)?;
+    let workspace = &session.workspace;
+    let whole = workspace.static_program("uverbs", "uverbs", Profile::Stripped)?;
+    let minimal = workspace.static_program("lab-bench", "bench-first", Profile::Stripped)?;
+    let mut vm = session.boot(&Machine {
+        programs: &programs,
+        peers: true,
+        ..Machine::new(arguments.kernel, arguments.device)
+    })?;
+    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let mut counts = Vec::new();
+    for side in Side::BOTH {
+        counts.push(rounds::counts(&mut vm, &[side.program(), "first", &device])?);
+    }
+    // What the loader and libibverbs mapped for it, by path.
+    let libraries = rounds::output(&mut vm, &[Side::Theirs.program(), "mapped", &device])?;
+    let mut bytes = 0.0;
+    let mut files = 0;
+    for line in libraries.lines() {
+        let (size, _) = line.split_once(' ').context("a line without a size")?;
+        bytes += size.parse::<f64>()?;
+        files += 1;
+    }
+    let exact = |value| Value::median(&[value]);
+    let none = Target::default();
+    let size = |path: &Path| -> Result<Option<Value>> {
+        Ok(exact(fs::metadata(path).with_context(|| path.display().to_string())?.len() as f64))
+    };
+    let whole_target = Target { ours: Some(WHOLE), ratio: None };
+    let mut rows = vec![
+        Row::new("the command line, stripped", "bytes", size(&whole)?, None, whole_target),
+        Row::new(
+            "a minimal program with its libraries",
+            "bytes",
+            size(&minimal)?,
+            exact(bytes).map(|bytes| (bytes, String::new())),
+            none,
+        ),
+        Row::new(
+            "a minimal program with its libraries",
+            "files",
+            exact(1.0),
+            exact(f64::from(files)).map(|files| (files, String::new())),
+            none,
+        ),
+    ];
+    let names = ["system calls", "files opened", "file mappings"];
+    for (place, unit) in names.into_iter().enumerate() {
+        let theirs = exact(counts[1][place]).map(|theirs| (theirs, String::new()));
+        let ours = exact(counts[0][place]);
+        rows.push(Row::new("from start to the first verb", unit, ours, theirs, none));
+    }
+    let table = Table {
+        title: format!("What is needed on {}", arguments.device.label()),
+        unit: "the unit that each row names".into(),
+        kernel: vm.greeting.release.clone(),
+        accelerator: session.accelerator().label().to_owned(),
+        runs: 1,
+        rows,
+        notes: Vec::new(),
+    };
+    vm.power_off()?;
+    Ok(table)
+}

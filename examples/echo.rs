@@ -1,0 +1,51 @@
+//! An echo server and its client. Both run in this process; the second half of each could be on
+//! another machine, with the server's address in place of the local one.
+
+use tokio::net::TcpListener;
+use uverbs::aio::tokio::{accept, connect};
+use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::owned::BufferPool;
+use uverbs::{Context, QpType, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn open() -> Outcome<(QueuePair, BufferPool, u32)> {
+    let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
+    let context = Context::open(&device)?;
+    let pd = context.alloc_pd()?;
+    let pool = pd.buffer_pool(4096).build()?;
+    let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
+    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(8).max_recv_wr(8))?;
+    Ok((qp, pool, context.default_gid(1)?.index))
+}
+
+async fn serve(listener: TcpListener) -> Outcome<()> {
+    let (qp, pool, gid) = open()?;
+    let _peer = accept(&qp, &listener, 1, gid).await?;
+    let mut inbox = qp.inbox(&pool, 8);
+    loop {
+        let message = inbox.next().await?;
+        qp.send(message.buffer).await?;
+    }
+}
+
+async fn talk() -> Outcome<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(serve(listener));
+
+    let (qp, pool, gid) = open()?;
+    let _peer = connect(&qp, address, 1, gid).await?;
+    let mut inbox = qp.inbox(&pool, 8);
+    for text in ["hello, peer", "no unsafe, no copies"] {
+        let buffer = pool.copy(text.as_bytes()).ok_or("no buffer is left")?;
+        qp.send(buffer).await?;
+        let answer = inbox.next().await?;
+        println!("{}", String::from_utf8_lossy(&answer.buffer));
+    }
+    Ok(())
+}
+
+fn main() -> Outcome<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(talk())
+}

@@ -1,0 +1,79 @@
+//! Many clients, one shared receive queue: the server's receives are not multiplied by its
+//! clients. `fan_in [CLIENTS [MESSAGES]]`
+
+use std::collections::HashMap;
+use std::time::Instant;
+use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::{Context, QpType, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Receives that are posted ahead, for all clients together.
+const RECEIVES: u32 = 64;
+
+fn open() -> Outcome<Context> {
+    let device = devices()?.into_iter().find(|device| device.is_supported());
+    Ok(Context::open(&device.ok_or("there is no RDMA device with a provider")?)?)
+}
+
+async fn client(qp: QueuePair, id: u32, messages: u32) -> Outcome<()> {
+    for n in 0..messages {
+        let text = [id.to_be_bytes(), n.to_be_bytes()].concat();
+        qp.send_inline(&text).await?;
+    }
+    Ok(())
+}
+
+async fn run(clients: u32, messages: u32) -> Outcome<()> {
+    let (here, there) = (open()?, open()?);
+    let (pd, their_pd) = (here.alloc_pd()?, there.alloc_pd()?);
+    // Both sides: a completion for each send that may be under way, and for each receive.
+    let (cq, _driver) = CompletionQueue::spawn(&here, 4 * clients + 2 * RECEIVES)?;
+    let (their_cq, _driver) = CompletionQueue::spawn(&there, 32 * clients)?;
+    let srq = cq.create_srq(&pd, RECEIVES, |srq| srq)?;
+    let pool = pd.buffer_pool(64).count(RECEIVES as usize + 8).build()?;
+    let mut inbox = srq.inbox(&pool, RECEIVES as usize);
+
+    let gid = here.default_gid(1)?.index;
+    let (mut servers, mut tasks) = (HashMap::new(), Vec::new());
+    for id in 0..clients {
+        let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp)?;
+        let qp = their_cq
+            .create_qp(&their_pd, QpType::RC, |qp| qp.max_send_wr(8).max_inline_data(64))?;
+        let ends = (server.endpoint(1, gid)?, qp.endpoint(1, gid)?);
+        server.handshake(&ends.1)?;
+        qp.handshake(&ends.0)?;
+        servers.insert(server.qpn(), (id, server));
+        tasks.push((qp, id));
+    }
+    let started = Instant::now();
+    // The queue pairs stay until all is said and heard: a peer that is gone acknowledges nothing.
+    let kept: Vec<QueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
+    let tasks: Vec<_> =
+        tasks.into_iter().map(|(qp, id)| tokio::spawn(client(qp, id, messages))).collect();
+    let mut next = vec![0; clients as usize];
+    for _ in 0..u64::from(clients) * u64::from(messages) {
+        let message = inbox.next().await?;
+        let (id, _) = servers.get(&message.outcome.qpn).ok_or("nobody's queue pair")?;
+        let expected = [id.to_be_bytes(), u32::to_be_bytes(next[*id as usize])].concat();
+        if *message.buffer != expected {
+            return Err(format!("client {id} says {:?}", &*message.buffer).into());
+        }
+        next[*id as usize] += 1;
+    }
+    for task in tasks {
+        task.await??;
+    }
+    drop(kept);
+    let (count, time) = (clients * messages, started.elapsed());
+    println!("{count} messages of {clients} clients in {:.3} s", time.as_secs_f64());
+    Ok(())
+}
+
+fn main() -> Outcome<()> {
+    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse());
+    let clients = arguments.next().unwrap_or(Ok(64))?;
+    let messages = arguments.next().unwrap_or(Ok(20))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run(clients, messages))
+}

@@ -1,0 +1,135 @@
+//! Copies a file to another machine: `file_transfer send FILE HOST:PORT` to
+//! `file_transfer receive FILE ADDRESS:PORT`. Several pieces are under way at once; each is
+//! written into the receiver's memory, and its number says when.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+use tokio::net::TcpListener;
+use uverbs::aio::tokio::{accept, connect, read_all, write_all};
+use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::{Context, ProtectionDomain, QpType, SendWr, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Bytes of a piece.
+const PIECE: usize = 64 * 1024;
+/// Pieces under way.
+const AHEAD: usize = 16;
+
+fn open() -> Outcome<(ProtectionDomain, QueuePair, u32)> {
+    let device = devices()?.into_iter().find(|device| device.is_supported());
+    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let pd = context.alloc_pd()?;
+    let (cq, _driver) = CompletionQueue::spawn(&context, 256)?;
+    let depth = AHEAD as u32;
+    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(depth).max_recv_wr(depth))?;
+    Ok((pd, qp, context.default_gid(1)?.index))
+}
+
+/// A line that says how far it is.
+struct Progress {
+    total: u64,
+    started: Instant,
+    shown: Instant,
+}
+
+impl Progress {
+    fn new(total: u64) -> Progress {
+        let now = Instant::now();
+        Progress { total, started: now, shown: now }
+    }
+
+    fn show(&mut self, done: u64) {
+        let finished = done == self.total;
+        if !finished && (self.shown.elapsed().as_millis() < 100 || !std::io::stderr().is_terminal())
+        {
+            return;
+        }
+        self.shown = Instant::now();
+        let part = if self.total == 0 { 1.0 } else { done as f64 / self.total as f64 };
+        let rate = done as f64 / self.started.elapsed().as_secs_f64() / 1e6;
+        let bar = "#".repeat((part * 40.0) as usize);
+        let end = if finished { "\n" } else { "" };
+        eprint!(
+            "\r[{bar:<40}] {:3.0} % of {} bytes, {rate:.1} MB/s{end}",
+            part * 100.0,
+            self.total
+        );
+        let _ = std::io::stderr().flush();
+    }
+}
+
+/// Sends each piece as a message; the receiver's posted buffers are the room it may fill.
+async fn send(path: &str, address: &str) -> Outcome<()> {
+    let (pd, qp, gid) = open()?;
+    let file = File::open(path)?;
+    let total = file.metadata()?.len();
+    let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
+    let stream = connect(&qp, address, 1, gid).await?;
+    write_all(&stream, &total.to_be_bytes()).await?;
+    let (mut progress, mut read, mut sent) = (Progress::new(total), 0, 0);
+    let mut under_way = VecDeque::new();
+    while sent < total {
+        while let (true, Some(mut buffer)) = (read < total, pool.take()) {
+            let length = file.read_at(&mut buffer[..PIECE], read)?;
+            if length == 0 {
+                return Err("the file became shorter".into());
+            }
+            buffer.set_len(length);
+            let piece = (read / PIECE as u64) as u32;
+            read += length as u64;
+            // Spawned, so that all are posted, in this order.
+            let op = qp.post(SendWr::send_imm(&[], piece), buffer);
+            under_way.push_back(tokio::spawn(op));
+        }
+        let piece = under_way.pop_front().ok_or("nothing is under way")?;
+        sent += piece.await??.memory.len() as u64;
+        progress.show(sent);
+    }
+    // The receiver says when it has written everything.
+    read_all(&stream, &mut [0]).await?;
+    Ok(())
+}
+
+async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
+    let (pd, qp, gid) = open()?;
+    let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
+    let stream = accept(&qp, &listener, 1, gid).await?;
+    let mut total = [0; 8];
+    read_all(&stream, &mut total).await?;
+    let total = u64::from_be_bytes(total);
+    let file = File::create(path)?;
+    let mut inbox = qp.inbox(&pool, AHEAD);
+    let (mut progress, mut written) = (Progress::new(total), 0);
+    while written < total {
+        let message = inbox.next().await?;
+        let piece = message.outcome.imm.ok_or("a piece without a number")?;
+        if u64::from(piece) != written / PIECE as u64 {
+            return Err(format!("piece {piece} comes out of turn").into());
+        }
+        file.write_all_at(&message.buffer, written)?;
+        written += message.buffer.len() as u64;
+        progress.show(written);
+    }
+    write_all(&stream, b"D").await?;
+    // The peer closes first: until then its last requests may wait for an acknowledgement.
+    let _ = read_all(&stream, &mut [0]).await;
+    Ok(())
+}
+
+async fn run(arguments: &[&str]) -> Outcome<()> {
+    match arguments {
+        ["send", path, address] => send(path, address).await,
+        ["receive", path, address] => receive(path, TcpListener::bind(address).await?).await,
+        _ => Err("usage: file_transfer send FILE HOST:PORT | receive FILE ADDRESS:PORT".into()),
+    }
+}
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(&arguments))
+}

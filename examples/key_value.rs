@@ -1,0 +1,138 @@
+//! A table of values that clients read without its owner's doing: one-sided reads. The owner
+//! changes a value while a client reads it, and the client notices by the version on both sides
+//! of it. `key_value [READS]`
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::tokio::{accept, connect, read_all, write_all};
+use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::owned::Buffer;
+use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Entries of the table. Each is a version, a value of so many words that repeats its key and
+/// version, and the version again.
+const ENTRIES: usize = 256;
+const WORDS: usize = 14;
+const ENTRY: usize = WORDS + 2;
+
+fn open() -> Outcome<(Context, ProtectionDomain, QueuePair, u32)> {
+    let device = devices()?.into_iter().find(|device| device.is_supported());
+    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let pd = context.alloc_pd()?;
+    let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
+    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16))?;
+    let gid = context.default_gid(1)?.index;
+    Ok((context, pd, qp, gid))
+}
+
+/// Writes an entry so that who reads it meanwhile sees two versions: last word first, and the
+/// first word last.
+fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Outcome<()> {
+    let start = key * ENTRY;
+    table.write_at(start + ENTRY - 1, version)?;
+    for word in 1..=WORDS {
+        table.write_at(start + word, version << 32 | key as u64)?;
+    }
+    Ok(table.write_at(start, version)?)
+}
+
+async fn serve(listener: TcpListener) -> Outcome<()> {
+    let (_context, pd, qp, gid) = open()?;
+    let mut table = pd.allocate::<u64>(ENTRIES * ENTRY)?;
+    for key in 0..ENTRIES {
+        put(&mut table, key, 1)?;
+    }
+    let stream = accept(&qp, &listener, 1, gid).await?;
+    let Remote { addr, rkey } = table.remote(0)?;
+    write_all(&stream, &addr.to_be_bytes()).await?;
+    write_all(&stream, &rkey.0.to_be_bytes()).await?;
+    // From here on nobody asks this side anything; it changes values until the client leaves.
+    let mut version = 2;
+    while stream.try_read(&mut [0]).is_err() {
+        for key in 0..ENTRIES {
+            put(&mut table, key, version)?;
+        }
+        version += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+async fn learn(stream: &TcpStream) -> Outcome<Remote> {
+    let (mut addr, mut rkey) = ([0; 8], [0; 4]);
+    read_all(stream, &mut addr).await?;
+    read_all(stream, &mut rkey).await?;
+    Ok(Remote { addr: u64::from_be_bytes(addr), rkey: Rkey(u32::from_be_bytes(rkey)) })
+}
+
+/// Reads an entry until its two versions agree; the version, and how often it took.
+async fn get(
+    qp: &QueuePair,
+    table: Remote,
+    key: usize,
+    mut buffer: Buffer,
+) -> Outcome<(u64, u32, Buffer)> {
+    let entry = Remote { addr: table.addr + (key * ENTRY * 8) as u64, ..table };
+    for tries in 1.. {
+        buffer.set_len(ENTRY * 8);
+        buffer = qp.read(entry, buffer).await?.memory;
+        let word = |at: usize| buffer[at * 8..].first_chunk().map(|word| u64::from_ne_bytes(*word));
+        let (first, last) = (word(0), word(ENTRY - 1));
+        if first == last {
+            let version = first.ok_or("an entry is longer")?;
+            for at in 1..=WORDS {
+                if word(at) != Some(version << 32 | key as u64) {
+                    return Err(format!("entry {key} is torn: {:?}", &buffer[..]).into());
+                }
+            }
+            return Ok((version, tries, buffer));
+        }
+    }
+    Err("it changes all the time".into())
+}
+
+async fn run(reads: usize) -> Outcome<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let server = tokio::spawn(serve(listener));
+
+    let (_context, pd, qp, gid) = open()?;
+    let pool = Arc::new(pd.buffer_pool(ENTRY * 8).count(8).build()?);
+    let stream = connect(&qp, address, 1, gid).await?;
+    let table = learn(&stream).await?;
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let (qp, pool) = (qp.clone(), pool.clone());
+            tokio::spawn(async move {
+                let (mut newest, mut again) = (0, 0);
+                let mut buffer = pool.take().ok_or("no buffer is left")?;
+                for n in 0..reads / 8 {
+                    let key = (n * 31 + task * 7) % ENTRIES;
+                    let (version, tries, back) = get(&qp, table, key, buffer).await?;
+                    (newest, again, buffer) = (newest.max(version), again + tries - 1, back);
+                }
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>((newest, again))
+            })
+        })
+        .collect();
+    let (mut newest, mut again) = (0, 0);
+    for task in tasks {
+        let (version, tries) = task.await??;
+        (newest, again) = (newest.max(version), again + tries);
+    }
+    let rate = reads as f64 / started.elapsed().as_secs_f64();
+    println!(
+        "{reads} values read, {rate:.0} a second; {again} read again, newest version {newest}"
+    );
+    drop(stream);
+    server.await?
+}
+
+fn main() -> Outcome<()> {
+    let reads = std::env::args().nth(1).map_or(Ok(2000), |reads| reads.parse())?;
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run(reads))
+}

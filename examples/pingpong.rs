@@ -1,0 +1,141 @@
+//! Latency of futures: one message there and one back, again and again, waiting for events. What
+//! `cargo ci bench rxe-futures` compares with `ibv_rc_pingpong -e`, so it understands the same
+//! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Instant;
+use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::CompletionQueue;
+use uverbs::aio::tokio::{handshake, read_all, write_all};
+use uverbs::{Context, Device, Handshake, QpType, devices};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+struct Arguments {
+    device: Option<String>,
+    host: Option<String>,
+    port: u16,
+    gid: Option<u32>,
+    size: usize,
+    iterations: u64,
+}
+
+fn arguments() -> Outcome<Arguments> {
+    let mut all = Arguments {
+        device: None,
+        host: None,
+        port: 18515,
+        gid: None,
+        size: 4096,
+        iterations: 1000,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} wants a value"));
+        match word.as_str() {
+            "-d" => all.device = Some(value()?),
+            "-p" => all.port = value()?.parse()?,
+            "-g" => all.gid = Some(value()?.parse()?),
+            "-s" => all.size = value()?.parse()?,
+            "-n" => all.iterations = value()?.parse()?,
+            // The port's MTU is what both ends agree on, and there is nothing but events.
+            "-m" => drop(value()?),
+            "-e" => {}
+            _ if word.starts_with('-') => return Err(format!("{word} is unknown").into()),
+            _ => all.host = Some(word),
+        }
+    }
+    Ok(all)
+}
+
+/// Polls both to their end.
+async fn both<A: Future, B: Future>(one: A, other: B) -> (A::Output, B::Output) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    let (mut first, mut second) = (None, None);
+    poll_fn(|cx| {
+        if first.is_none() {
+            if let Poll::Ready(output) = one.as_mut().poll(cx) {
+                first = Some(output);
+            }
+        }
+        if second.is_none() {
+            if let Poll::Ready(output) = other.as_mut().poll(cx) {
+                second = Some(output);
+            }
+        }
+        match (first.take(), second.take()) {
+            (Some(first), Some(second)) => Poll::Ready((first, second)),
+            (some, other) => {
+                (first, second) = (some, other);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+async fn run(arguments: Arguments) -> Outcome<()> {
+    let Arguments { device, host, port, gid, size, iterations } = arguments;
+    let device = match device {
+        Some(name) => Some(Device::by_name(&name)?),
+        None => devices()?.into_iter().find(|device| device.is_supported()),
+    };
+    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let pd = context.alloc_pd()?;
+    let pool = pd.buffer_pool(size.max(1)).count(8).build()?;
+    let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
+    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4))?;
+    let gid = match gid {
+        Some(gid) => gid,
+        None => context.default_gid(1)?.index,
+    };
+    let client = host.is_some();
+    let stream = match host {
+        Some(host) => TcpStream::connect((host, port)).await?,
+        None => TcpListener::bind(("0.0.0.0", port)).await?.accept().await?.0,
+    };
+    handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
+    let mut inbox = qp.inbox(&pool, 4);
+    let posted = poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+    write_all(&stream, &[posted as u8]).await?;
+    read_all(&stream, &mut [0]).await?;
+
+    let mut buffer = pool.take().ok_or("no buffer is left")?;
+    buffer.set_len(size);
+    let started = Instant::now();
+    if !client {
+        inbox.next().await?;
+    }
+    for round in 0..iterations {
+        let last = !client && round + 1 == iterations;
+        let send = qp.send(buffer);
+        buffer = match last {
+            true => send.await?.memory,
+            // The answer may come before the acknowledgement.
+            false => {
+                let (sent, answer) = both(send, inbox.next()).await;
+                if answer?.buffer.len() != size {
+                    return Err("a message of another length".into());
+                }
+                sent?.memory
+            }
+        };
+    }
+    let elapsed = started.elapsed();
+    let each = elapsed.as_secs_f64() * 1e6 / iterations as f64;
+    println!(
+        "{iterations} iterations in {:.3} s: {each:.2} µs per iteration",
+        elapsed.as_secs_f64()
+    );
+    // A peer that is gone acknowledges nothing.
+    write_all(&stream, b"E").await?;
+    let _ = read_all(&stream, &mut [0]).await;
+    Ok(())
+}
+
+fn main() -> Outcome<()> {
+    let arguments = arguments()?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(arguments))
+}

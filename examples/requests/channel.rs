@@ -1,0 +1,240 @@
+//! Requests and replies in frames over a reliable connection.
+//!
+//! Each side posts as many receives as the other may have frames under way, and says in each frame
+//! how many it has posted again: no frame ever finds the receiver unready. Short frames go inline,
+//! longer ones from a buffer, and bodies that fit into no frame stay where they are: the frame says
+//! where, the receiver reads them, and says when the buffer is free again.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{Semaphore, oneshot};
+use uverbs::aio::{Message, QueuePair};
+use uverbs::owned::{Buffer, BufferPool};
+use uverbs::{ProtectionDomain, Remote, Rkey};
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Receives that each side posts.
+pub(crate) const DEPTH: usize = 32;
+/// Frames that only tell what was posted again have places of their own, or two sides that wait
+/// for each other would stay so.
+const RESERVE: usize = 2;
+/// Bytes of a frame.
+const FRAME: usize = 1024;
+const HEADER: usize = 16;
+/// Where a body lies that is not in the frame.
+const REFERENCE: usize = 16;
+/// Bytes of the largest body.
+pub(crate) const BULK: usize = 1 << 18;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Request = 1,
+    Reply,
+    /// The body of a frame that the other side sent was read.
+    Taken,
+    /// Receives were posted again.
+    Credit,
+}
+
+/// Set in the kind of a frame whose body lies elsewhere.
+const ELSEWHERE: u8 = 0x80;
+
+/// One side of a channel; clones are the same.
+#[derive(Clone)]
+pub(crate) struct Channel(Arc<Inner>);
+
+struct Inner {
+    qp: QueuePair,
+    frames: BufferPool,
+    bulk: BufferPool,
+    /// Frames that the other side has receives for.
+    credits: Semaphore,
+    /// Of the reserve, what is under way.
+    reserved: AtomicU32,
+    /// Receives that were posted again, and the other side does not know of yet.
+    owed: AtomicU32,
+    next: AtomicU32,
+    calls: Mutex<HashMap<u32, oneshot::Sender<Buffer>>>,
+    /// Bodies that the other side has not read yet.
+    offered: Mutex<HashMap<u32, Buffer>>,
+}
+
+impl Channel {
+    /// On a queue pair that holds as many requests as there may be frames and reads, before it is
+    /// connected.
+    pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Outcome<Channel> {
+        let inner = Inner {
+            qp,
+            frames: pd.buffer_pool(FRAME).count(4 * DEPTH).build()?,
+            bulk: pd.buffer_pool(BULK).count(8).remote_read().build()?,
+            credits: Semaphore::new(DEPTH - RESERVE),
+            reserved: AtomicU32::new(0),
+            owed: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            calls: Mutex::default(),
+            offered: Mutex::default(),
+        };
+        Ok(Channel(Arc::new(inner)))
+    }
+
+    /// A buffer for a body of any length up to [`BULK`].
+    pub(crate) async fn buffer(&self, length: usize) -> Buffer {
+        loop {
+            let pool = if length > FRAME - HEADER { &self.0.bulk } else { &self.0.frames };
+            match pool.take() {
+                Some(mut buffer) => {
+                    buffer.set_len(length);
+                    return buffer;
+                }
+                None => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    /// Asks the other side, and waits for its reply.
+    pub(crate) async fn call(&self, body: Buffer) -> Outcome<Buffer> {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, reply) = oneshot::channel();
+        lock(&self.0.calls).insert(id, sender);
+        self.send(Kind::Request, id, body).await?;
+        Ok(reply.await?)
+    }
+
+    async fn send(&self, kind: Kind, id: u32, body: Buffer) -> Outcome<()> {
+        if HEADER + body.len() <= FRAME {
+            return self.frame(kind as u8, id, &body).await;
+        }
+        let Remote { addr, rkey } = body.remote();
+        let length = body.len() as u32;
+        let place = [&addr.to_be_bytes()[..], &rkey.0.to_be_bytes(), &length.to_be_bytes()];
+        // A reply answers the number that the other side chose, so that both may offer it.
+        lock(&self.0.offered).insert(id << 1 | u32::from(kind == Kind::Reply), body);
+        self.frame(kind as u8 | ELSEWHERE, id, &place.concat()).await
+    }
+
+    /// Sends a frame once the other side has a receive for it.
+    async fn frame(&self, kind: u8, id: u32, body: &[u8]) -> Outcome<()> {
+        self.0.credits.acquire().await?.forget();
+        self.frame_now(kind, id, body).await
+    }
+
+    async fn frame_now(&self, kind: u8, id: u32, body: &[u8]) -> Outcome<()> {
+        let owed = self.0.owed.swap(0, Ordering::Relaxed);
+        let mut header = [0; HEADER];
+        header[0] = kind;
+        header[4..8].copy_from_slice(&owed.to_be_bytes());
+        header[8..12].copy_from_slice(&id.to_be_bytes());
+        header[12..].copy_from_slice(&(body.len() as u32).to_be_bytes());
+        let inner = &*self.0;
+        if HEADER + body.len() <= inner.qp.caps().max_inline_data as usize {
+            inner.qp.send_inline(&[&header, body].concat()).await?;
+            return Ok(());
+        }
+        let mut frame = self.buffer(HEADER + body.len()).await;
+        frame[..HEADER].copy_from_slice(&header);
+        frame[HEADER..].copy_from_slice(body);
+        inner.qp.send(frame).await?;
+        Ok(())
+    }
+
+    /// Handles what the other side sends, until the connection breaks. `answer` makes replies.
+    pub(crate) async fn run<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
+        self,
+        answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
+    ) -> Outcome<()> {
+        let mut inbox = self.0.qp.inbox(&self.0.frames, DEPTH);
+        loop {
+            let message = inbox.next().await?;
+            let (kind, id, body) = self.parse(message)?;
+            if kind == Kind::Taken as u8 {
+                let number = body.first_chunk().map(|number| u32::from_be_bytes(*number));
+                drop(lock(&self.0.offered).remove(&number.ok_or("a frame without a body")?));
+            } else if kind != Kind::Credit as u8 {
+                let (channel, answer) = (self.clone(), answer.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = channel.handle(kind, id, body, answer).await {
+                        eprintln!("frame {id}: {error}");
+                    }
+                });
+            }
+            self.repay().await?;
+        }
+    }
+
+    /// Takes a frame apart. Its receive is posted again by the inbox.
+    fn parse(&self, Message { mut buffer, .. }: Message) -> Outcome<(u8, u32, Buffer)> {
+        let word = |at: usize| {
+            let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
+            bytes.map(u32::from_be_bytes).ok_or("a frame without a header")
+        };
+        let (credits, id, length) = (word(4)?, word(8)?, word(12)?);
+        let kind = buffer[0];
+        if buffer.len() != HEADER + length as usize {
+            return Err("a frame of another length than it says".into());
+        }
+        // What the reserve is short of goes there first.
+        let reserve = self.0.reserved.load(Ordering::Relaxed).min(credits);
+        self.0.reserved.fetch_sub(reserve, Ordering::Relaxed);
+        self.0.credits.add_permits((credits - reserve) as usize);
+        self.0.owed.fetch_add(1, Ordering::Relaxed);
+        buffer.advance(HEADER);
+        Ok((kind, id, buffer))
+    }
+
+    /// Tells the other side of receives before it runs out of them.
+    async fn repay(&self) -> Outcome<()> {
+        let much = self.0.owed.load(Ordering::Relaxed) as usize >= DEPTH / 2;
+        if much && (self.0.reserved.load(Ordering::Relaxed) as usize) < RESERVE {
+            self.0.reserved.fetch_add(1, Ordering::Relaxed);
+            self.frame_now(Kind::Credit as u8, 0, &[]).await?;
+        }
+        Ok(())
+    }
+
+    async fn handle<F: Future<Output = Outcome<Buffer>>>(
+        &self,
+        kind: u8,
+        id: u32,
+        mut body: Buffer,
+        answer: impl Fn(Channel, Buffer) -> F,
+    ) -> Outcome<()> {
+        let reply = kind & !ELSEWHERE == Kind::Reply as u8;
+        if kind & ELSEWHERE != 0 {
+            body = self.fetch(&body).await?;
+            let number = id << 1 | u32::from(reply);
+            self.frame(Kind::Taken as u8, id, &number.to_be_bytes()).await?;
+        }
+        if reply {
+            let call = lock(&self.0.calls).remove(&id).ok_or("a reply that nobody waits for")?;
+            // Whoever asked may have gone away.
+            let _ = call.send(body);
+            return Ok(());
+        }
+        let reply = answer(self.clone(), body).await?;
+        self.send(Kind::Reply, id, reply).await
+    }
+
+    /// Reads a body from where it lies.
+    async fn fetch(&self, place: &[u8]) -> Outcome<Buffer> {
+        let (Some((addr, rest)), REFERENCE) = (place.split_first_chunk(), place.len()) else {
+            return Err("a body that lies nowhere".into());
+        };
+        let (rkey, length) = rest.split_at(4);
+        let number = |bytes: &[u8]| bytes.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+        let remote = Remote { addr: u64::from_be_bytes(*addr), rkey: Rkey(number(rkey)) };
+        let length = number(length) as usize;
+        if length > BULK {
+            return Err(format!("a body of {length} bytes; {BULK} is the most").into());
+        }
+        let buffer = self.buffer(length).await;
+        Ok(self.0.qp.read(remote, buffer).await?.memory)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

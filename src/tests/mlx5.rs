@@ -1,0 +1,300 @@
+//! Contexts, registers and queue memory of mlx5, on a kernel that the test plays.
+
+use crate::uverbs::scripted::{Op, Script};
+use crate::{
+    Allocation, CompletionQueue, Context, DomainView, Errno, ParentDomain, ProtectionDomain,
+    QpType, QueueAllocator, QueuePair, ResourceType, Result, SharedReceiveQueue,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
+use uverbs_uapi::object as objects;
+
+#[test]
+fn a_context_does_without_what_the_kernel_refuses() {
+    let script = Script::mlx5();
+    let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
+    assert!(attr.devx());
+    let script = Script::mlx5();
+    script.change_mlx5(|device| device.devx = false);
+    let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
+    assert!(!attr.devx());
+    assert_eq!(attr.blueflame_bytes(), 256);
+    let tries = script.log().iter().filter(|op| **op == Op::GET_CONTEXT).count();
+    assert_eq!(tries, 2);
+}
+
+#[test]
+fn what_this_library_does_not_drive_is_refused_by_name() {
+    let refusals: [(fn(&mut _), _); 3] = [
+        (
+            |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
+            "16 registers",
+        ),
+        (|device| device.context.cqe_version = 0, "completions of version 0"),
+        (|device| device.context.num_uars_per_page = 0, "0 UARs"),
+    ];
+    for (change, text) in refusals {
+        let script = Script::mlx5();
+        script.change_mlx5(change);
+        let error = script.try_open("mlx5_0").unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains(text), "{error}");
+        assert_eq!(script.left_at_close(), Some(vec![]));
+    }
+}
+
+#[test]
+fn opening_fails_at_every_step_without_a_trace() {
+    // The context, its event file, the limits, a page of registers and its mapping.
+    for step in 1..=5 {
+        let script = Script::mlx5();
+        script.change_mlx5(|device| device.devx = false);
+        // The first try is refused anyway.
+        script.fail_step(step + 1, Errno::NOMEM);
+        let error = script.try_open("mlx5_0").unwrap_err();
+        assert_eq!(error.errno(), Errno::NOMEM, "step {step}: {error}");
+        assert_eq!(script.left_at_close(), Some(vec![]), "step {step}");
+        assert_eq!(script.mappings(), 0);
+    }
+}
+
+/// An allocator that counts what it lent.
+#[derive(Debug, Default)]
+struct Counted {
+    lent: AtomicUsize,
+    freed: AtomicUsize,
+    boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
+}
+
+impl Counted {
+    fn outstanding(&self) -> usize {
+        self.lent.load(Ordering::Relaxed) - self.freed.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: the memory is of the size and alignment asked for, and nobody else's until it is freed;
+// no device ever sees it.
+#[allow(unsafe_code)]
+unsafe impl QueueAllocator for Counted {
+    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+        let layout = std::alloc::Layout::from_size_align(size, align).unwrap();
+        // SAFETY: no buffer has 0 bytes.
+        let Some(memory) = NonNull::new(unsafe { std::alloc::alloc(layout) }) else {
+            return Allocation::Failed;
+        };
+        // SAFETY: just allocated.
+        unsafe { memory.as_ptr().write_bytes(0xa5, size) };
+        self.boxes.lock().unwrap().push((memory.as_ptr() as usize, layout));
+        self.lent.fetch_add(1, Ordering::Relaxed);
+        Allocation::Memory(memory)
+    }
+
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+        let mut boxes = self.boxes.lock().unwrap();
+        let at = boxes.iter().position(|(address, _)| *address == memory.as_ptr() as usize);
+        let (_, layout) = boxes.remove(at.expect("memory that was lent"));
+        // SAFETY: allocated above with this layout.
+        unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
+        self.freed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Bench {
+    script: Script,
+    context: Context,
+    domain: ParentDomain,
+    pd: ProtectionDomain,
+    memory: Arc<Counted>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let script = Script::mlx5();
+        let context = script.open("mlx5_0");
+        let pd = context.alloc_pd().unwrap();
+        let memory = Arc::new(Counted::default());
+        let domain = ParentDomain::builder(&pd).allocator(memory.clone()).build().unwrap();
+        Bench { script, context, domain, pd, memory }
+    }
+
+    /// Four objects, with two buffers each.
+    fn make(&self) -> Result<([QueuePair; 2], SharedReceiveQueue, CompletionQueue)> {
+        let cq = self.context.create_cq(10).parent_domain(&self.domain).build()?;
+        let srq = self.domain.create_srq(10).build()?;
+        let own = self.domain.create_qp(&cq, &cq, QpType::RC).build()?;
+        let shared = self.domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        Ok(([own, shared], srq, cq))
+    }
+}
+
+#[test]
+fn creation_that_fails_at_any_step_gives_everything_back() {
+    let bench = Bench::new();
+    // Registers stay with the context; let it have them.
+    drop(bench.make().unwrap());
+    let (live, mappings) = (bench.script.live(), bench.script.mappings());
+    for errno in [Errno::NOMEM, Errno::IO, Errno::AGAIN] {
+        for step in 1.. {
+            bench.script.fail_step(step, errno);
+            let error = match bench.make() {
+                Err(error) => error,
+                Ok(_made) => {
+                    assert!(bench.script.cancel_failure());
+                    assert_eq!(step, 5, "there are four commands");
+                    break;
+                }
+            };
+            assert_eq!(error.errno(), errno);
+            assert_eq!(bench.memory.outstanding(), 0, "step {step}");
+            assert_eq!((bench.script.live(), bench.script.mappings()), (live.clone(), mappings));
+        }
+    }
+    assert_eq!(bench.context.leaked(), 0);
+    assert_eq!(bench.script.complaints(), [""; 0]);
+}
+
+#[test]
+fn memory_of_what_the_kernel_keeps_is_never_freed() {
+    let bench = Bench::new();
+    let ([own, qp], srq, cq) = bench.make().unwrap();
+    drop(own);
+    assert_eq!(bench.memory.outstanding(), 6, "two of each");
+    bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
+    // An explicit call comes back, and changes nothing.
+    let (qp, error) = qp.destroy().unwrap_err();
+    assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
+    bench.script.refuse_destroy(srq.handle(), Errno::IO);
+    drop((qp, srq, cq));
+    // The played kernel lets go of the completion queue only if nothing stands on it.
+    assert_eq!(bench.context.leaked(), 3);
+    assert_eq!(bench.memory.outstanding(), 6);
+    assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
+}
+
+#[test]
+fn memory_of_a_device_that_is_gone_is_freed() {
+    let bench = Bench::new();
+    let made = bench.make().unwrap();
+    bench.script.vanish();
+    drop(made);
+    assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (0, 0));
+}
+
+#[test]
+fn a_child_frees_nothing() {
+    let bench = Bench::new();
+    let made = bench.make().unwrap();
+    let freed = bench.memory.freed.load(Ordering::Relaxed);
+    let mut made = Some(made);
+    crate::mem::fork::in_child(|| {
+        drop(made.take());
+        assert_eq!(bench.memory.freed.load(Ordering::Relaxed), freed);
+    });
+    drop(made);
+    assert_eq!(bench.memory.outstanding(), 0);
+}
+
+#[test]
+fn registers_are_dedicated_then_shared_then_recycled() {
+    let bench = Bench::new();
+    let cq = bench.context.create_cq(10).build().unwrap();
+    let qp = || bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let page = |qp: &QueuePair| bench.script.object(qp.handle()).max_wr;
+    let pages = || bench.script.count(MLX5_IB_OBJECT_UAR);
+    // One page is there for arming. Two registers a page, four of one's own, twelve to share.
+    assert_eq!(pages(), 1);
+    let own: Vec<_> = (0..4).map(|_| qp()).collect();
+    assert_eq!(pages(), 3);
+    assert_eq!(own.iter().map(page).collect::<Vec<_>>(), [6, 6, 7, 7]);
+    let shared: Vec<_> = (0..24).map(|_| qp()).collect();
+    assert_eq!(pages(), 9);
+    let mut users = [0; 16];
+    for qp in &shared {
+        users[page(qp) as usize] += 1;
+    }
+    assert_eq!(users[8..14], [4; 6], "each register is shared by two");
+    // A queue pair that goes leaves its register to the next one.
+    let first = page(&own[0]);
+    drop(own);
+    assert_eq!(page(&qp()), first + 1, "the one that came back last");
+    drop(shared);
+    // Thread domains have registers of their own.
+    let tds = [bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap()];
+    assert_eq!(pages(), 10);
+    drop(tds);
+    let td = bench.context.alloc_td().unwrap();
+    assert_eq!(pages(), 10);
+    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    assert_eq!(bench.script.object(exclusive.handle()).max_wr, 14);
+    let (td, error) = td.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop((exclusive, domain));
+    td.destroy().unwrap();
+}
+
+#[test]
+fn running_out_of_registers_counts_them() {
+    let script = Script::mlx5();
+    script.change_mlx5(|device| device.uars = 4);
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(10).build().unwrap();
+    let tds: Vec<_> = (0..6).map(|_| context.alloc_td().unwrap()).collect();
+    let error = context.alloc_td().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
+    assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
+    // A queue pair rings the page that is there.
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    assert_eq!(script.object(qp.handle()).max_wr, 5);
+    drop(tds);
+    context.alloc_td().unwrap();
+}
+
+#[test]
+fn without_write_combining_everybody_rings_the_page_that_is_not_cached() {
+    let script = Script::mlx5();
+    script.change_mlx5(|device| device.context.bf_reg_size = 0);
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(10).build().unwrap();
+    let td = context.alloc_td().unwrap();
+    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
+    let shared = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let page = |handle| script.object(handle).max_wr;
+    assert_eq!((page(shared.handle()), page(exclusive.handle())), (5, 5));
+    assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1);
+}
+
+#[test]
+fn pages_with_large_numbers_are_named_by_an_attribute() {
+    let script = Script::mlx5();
+    script.change_mlx5(|device| device.next_page = 1 << 16);
+    let context = script.open("mlx5_0");
+    context.create_cq(10).build().unwrap();
+}
+
+#[test]
+fn a_panic_in_an_allocator_leaves_nothing() {
+    #[derive(Debug)]
+    struct Panics;
+    // SAFETY: it never answers memory.
+    #[allow(unsafe_code)]
+    unsafe impl QueueAllocator for Panics {
+        fn alloc(&self, _: &DomainView<'_>, _: usize, _: usize, kind: ResourceType) -> Allocation {
+            assert_eq!(kind, ResourceType::MLX5_CQ, "as the test wants it");
+            Allocation::UseDefault
+        }
+
+        unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {}
+    }
+    let bench = Bench::new();
+    let domain = ParentDomain::builder(&bench.pd).allocator(Panics).build().unwrap();
+    let live = bench.script.live();
+    let create = || bench.context.create_cq(10).parent_domain(&domain).build().map(drop);
+    assert!(catch_unwind(AssertUnwindSafe(create)).is_err());
+    assert_eq!(bench.script.live(), live);
+}

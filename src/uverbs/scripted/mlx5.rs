@@ -1,0 +1,152 @@
+//! What a played driver of mlx5 does otherwise: queues are in memory of the process, and their
+//! doorbells in pages that are objects.
+
+use super::attrs::{self, Answers};
+use super::state::{Object, Result, Role, State};
+use rustix::io::Errno;
+use uverbs_uapi::mlx5::abi;
+use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
+use uverbs_uapi::mlx5::object::{MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, MLX5_IB_OBJECT_UAR};
+use uverbs_uapi::mlx5::uar;
+use uverbs_uapi::object::*;
+use uverbs_uapi::{cq, qp, srq};
+
+/// The device that is played.
+#[derive(Clone, Debug)]
+pub(crate) struct Mlx5 {
+    pub(crate) context: mlx5_ib_alloc_ucontext_resp,
+    /// Whether contexts may ask for DEVX.
+    pub(crate) devx: bool,
+    /// UARs that are left.
+    pub(crate) uars: u32,
+    /// The device's number of the next UAR.
+    pub(crate) next_page: u32,
+}
+
+impl Default for Mlx5 {
+    fn default() -> Self {
+        let context = mlx5_ib_alloc_ucontext_resp {
+            bf_reg_size: 512,
+            max_sq_desc_sz: 512,
+            max_rq_desc_sz: 512,
+            max_send_wqebb: 1 << 15,
+            max_recv_wr: 1 << 15,
+            max_srq_recv_wr: 1 << 15,
+            cqe_version: 1,
+            cmds_supp_uhw: 3,
+            log_uar_size: 12,
+            num_uars_per_page: 1,
+            ..Default::default()
+        };
+        Mlx5 { context, devx: true, uars: 64, next_page: 5 }
+    }
+}
+
+impl Mlx5 {
+    pub(super) fn alloc_ucontext(&self, to: &mut Answers<'_, '_>) -> Result<()> {
+        let request: mlx5_ib_alloc_ucontext_req_v2 = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        if request.flags != 0 && !self.devx {
+            return Err(Errno::INVAL);
+        }
+        to.put(UVERBS_ATTR_UHW_OUT, &self.context);
+        Ok(())
+    }
+}
+
+/// Memory that the driver would pin.
+fn pins(address: u64, align: u64) -> Result<()> {
+    if address == 0 || address % align != 0 { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+impl State {
+    pub(super) fn run_mlx5(
+        &mut self,
+        object: u16,
+        method: u16,
+        mut to: Answers<'_, '_>,
+    ) -> Result<()> {
+        match (object, method) {
+            (MLX5_IB_OBJECT_UAR, uar::MLX5_IB_METHOD_UAR_OBJ_ALLOC) => {
+                let mlx5 = self.mlx5.as_mut().ok_or(Errno::PROTONOSUPPORT)?;
+                mlx5.uars = mlx5.uars.checked_sub(1).ok_or(Errno::NOSPC)?;
+                let page = mlx5.next_page;
+                mlx5.next_page += 1;
+                let handle = self.add(Object { object: MLX5_IB_OBJECT_UAR, ..Default::default() });
+                // More than a page of zeros and garbage, for doorbells to go to.
+                let (_, place) = self.add_ring(handle, Role::Cq, "uar", 63, 64);
+                to.made(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle)?;
+                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &place.offset);
+                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
+                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &page);
+                Ok(())
+            }
+            (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => {
+                let cqe = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
+                let driver: abi::mlx5_ib_create_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+                pins(driver.buf_addr, 64)?;
+                pins(driver.db_addr, 8)?;
+                let wide = attrs::u32(to.command, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX).is_ok();
+                if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
+                    return Err(Errno::INVAL);
+                }
+                let handle = self.add(Object { object: UVERBS_OBJECT_CQ, ..Default::default() });
+                to.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE, handle)?;
+                to.put(cq::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &cqe);
+                let resp = abi::mlx5_ib_create_cq_resp { cqn: handle + 0x80, reserved: 0 };
+                to.put(UVERBS_ATTR_UHW_OUT, &resp);
+                Ok(())
+            }
+            (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => {
+                let driver: abi::mlx5_ib_create_srq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+                pins(driver.buf_addr, 64)?;
+                pins(driver.db_addr, 8)?;
+                let pd = attrs::handle(to.command, srq::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE)
+                    .ok_or(Errno::NOENT)?;
+                let pd = self.expect("create_srq", pd, UVERBS_OBJECT_PD)?;
+                let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
+                to.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE, handle)?;
+                let resp = abi::mlx5_ib_create_srq_resp { srqn: handle + 0x100, reserved: 0 };
+                to.put(UVERBS_ATTR_UHW_OUT, &resp);
+                Ok(())
+            }
+            (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp_mlx5(to),
+            _ => Err(Errno::PROTONOSUPPORT),
+        }
+    }
+
+    fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
+        let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        pins(driver.buf_addr, 64)?;
+        pins(driver.db_addr, 8)?;
+        if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut stands_on = Vec::new();
+        for (id, object) in [
+            (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
+            (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
+            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
+        ] {
+            let handle = attrs::handle(to.command, id).ok_or(Errno::NOENT)?;
+            stands_on.push(self.expect("create_qp", handle, object)?);
+        }
+        if let Some(srq) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
+            stands_on.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
+        }
+        let number = self.next_qpn;
+        self.next_qpn += 1;
+        let handle = self.add(Object {
+            object: UVERBS_OBJECT_QP,
+            stands_on,
+            number,
+            // Which page its doorbells are in.
+            max_wr: driver.bfreg_index,
+            start: driver.buf_addr,
+            ..Default::default()
+        });
+        to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
+        to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        to.put(UVERBS_ATTR_UHW_OUT, &abi::mlx5_ib_create_qp_resp::default());
+        Ok(())
+    }
+}

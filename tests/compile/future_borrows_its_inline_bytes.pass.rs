@@ -1,0 +1,12 @@
+//! A future that was not polled has not copied its bytes yet.
+#![allow(unused)]
+
+use uverbs::aio::{Op, QueuePair};
+
+fn send<'a>(qp: &QueuePair, bytes: &'a [u8]) -> Op<'a, ()> {
+    qp.send_inline(bytes)
+}
+
+fn main() {
+    let _ = send;
+}

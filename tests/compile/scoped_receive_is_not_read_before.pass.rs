@@ -1,0 +1,21 @@
+//! What a scope receives into is not read before it is over.
+#![allow(unused)]
+
+use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};
+
+fn run(
+    qp: &mut OwnedQueuePair<u32>,
+    cq: &mut OwnedCompletionQueue<u32>,
+    mut inbox: Buffer,
+    other: Buffer,
+) {
+    qp.scope(cq, |scope| {
+        let _ = scope.recv(&mut inbox).unwrap();
+        other.len()
+    })
+    .unwrap();
+}
+
+fn main() {
+    let _ = run;
+}

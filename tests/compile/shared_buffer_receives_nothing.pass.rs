@@ -1,0 +1,13 @@
+//! No device writes a buffer that others may be reading.
+#![allow(unused)]
+
+use uverbs::aio::QueuePair;
+use uverbs::owned::{Buffer, SharedBuffer};
+
+fn receive(qp: &QueuePair, alone: Buffer, shared: SharedBuffer) {
+    let _ = qp.recv(alone);
+}
+
+fn main() {
+    let _ = receive;
+}

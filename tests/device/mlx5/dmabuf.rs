@@ -1,0 +1,132 @@
+//! Memory of another device, or of what plays one: `/dev/udmabuf` makes a dma-buf of a file in
+//! memory.
+
+use crate::capability::Capability;
+use crate::pair::{Config, Pair};
+use crate::pattern;
+use crate::verdict::{Verdict, require, supported, trials};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use uverbs::{Access, Errno, Remote, SendWr, WcOpcode, WcStatus};
+
+trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf];
+
+const BYTES: usize = 1 << 16;
+
+/// `struct udmabuf_create` of `linux/udmabuf.h`.
+#[repr(C)]
+struct Create {
+    memfd: u32,
+    flags: u32,
+    offset: u64,
+    size: u64,
+}
+
+/// `UDMABUF_CREATE`.
+const CREATE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<Create>(b'u', 0x42);
+const CLOEXEC: u32 = 1;
+
+/// A file in memory, and a dma-buf of it.
+#[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
+fn dmabuf() -> Verdict<(OwnedFd, OwnedFd)> {
+    let maker = File::options().read(true).write(true).open("/dev/udmabuf");
+    require(maker.is_ok(), Capability::Udmabuf, "there is no /dev/udmabuf")?;
+    let memory = memfd_create("dmabuf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&memory, BYTES as u64)?;
+    fcntl_add_seals(&memory, SealFlags::SHRINK)?;
+    let create =
+        Create { memfd: memory.as_raw_fd() as u32, flags: CLOEXEC, offset: 0, size: BYTES as u64 };
+    // SAFETY: the kernel reads the struct, which is the one that this ioctl is for.
+    let fd = unsafe { rustix::ioctl::ioctl(maker?, Made(create)) }?;
+    Ok((memory, fd))
+}
+
+/// The ioctl, which answers a file.
+struct Made(Create);
+
+#[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
+// SAFETY: the opcode takes a pointer to the struct, and answers a new descriptor.
+unsafe impl rustix::ioctl::Ioctl for Made {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> rustix::ioctl::Opcode {
+        CREATE
+    }
+
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        std::ptr::from_mut(&mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(
+        fd: rustix::ioctl::IoctlOutput,
+        _: *mut std::ffi::c_void,
+    ) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: a success answers a descriptor that is nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// Rights that a peer needs to write and read.
+const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+fn peers_reach_a_dma_buf() -> Verdict {
+    super::open()?;
+    let (memory, buffer) = dmabuf()?;
+    let mut pair = Pair::new(Config::rc())?;
+    let region = supported(
+        pair.b.pd.register_dmabuf(&buffer, 0, BYTES as u64, 0, ACCESS),
+        Capability::Dmabuf,
+    )?;
+    // The region keeps the buffer.
+    drop(buffer);
+    for (seed, offset, length) in [(1, 0, 100), (2, 5000, 9000), (3, BYTES - 64, 64)] {
+        let to = Remote { addr: region.addr() + offset as u64, rkey: region.rkey() };
+        pair.a.fill(0..length, seed);
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::write(to, &sges).id(seed).signaled())?;
+        pair.a.expect(seed, WcOpcode::WRITE)?;
+        let mut bytes = vec![0; length];
+        rustix::io::pread(&memory, bytes.as_mut_slice(), offset as u64)?;
+        pattern::check(&bytes, seed);
+        // And back, from what somebody else wrote there.
+        let other = pattern::bytes(!seed, length);
+        rustix::io::pwrite(&memory, &other, offset as u64)?;
+        pair.a.poison(0..length);
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::read(to, &sges).id(seed).signaled())?;
+        pair.a.expect(seed, WcOpcode::READ)?;
+        pair.a.check(0..length, !seed);
+    }
+    let beyond = Remote { addr: region.addr() + BYTES as u64 - 8, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..16)];
+    pair.a.send(SendWr::write(beyond, &sges).id(9))?;
+    pair.a.expect_failure(9, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn a_part_of_a_dma_buf() -> Verdict {
+    super::open()?;
+    let (memory, buffer) = dmabuf()?;
+    let mut pair = Pair::new(Config::rc())?;
+    let pd = &pair.b.pd;
+    let region =
+        supported(pd.register_dmabuf(&buffer, 4096, 8192, 0x10_0000, ACCESS), Capability::Dmabuf)?;
+    assert_eq!(region.addr(), 0x10_0000);
+    pair.a.fill(0..8192, 7);
+    let to = Remote { addr: 0x10_0000, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..8192)];
+    pair.a.send(SendWr::write(to, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::WRITE)?;
+    let mut bytes = vec![0; 3 * 4096];
+    rustix::io::pread(&memory, bytes.as_mut_slice(), 0)?;
+    assert!(bytes[..4096].iter().all(|byte| *byte == 0), "before the part");
+    pattern::check(&bytes[4096..], 7);
+    // More than there is, and a file that is none.
+    let error = pair.b.pd.register_dmabuf(&buffer, 4096, BYTES as u64, 0, ACCESS).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    let error = pair.b.pd.register_dmabuf(memory.as_fd(), 0, 4096, 0, ACCESS).unwrap_err();
+    assert!(matches!(error.errno(), Errno::INVAL | Errno::BADF), "{error}");
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! VARs that separately started processes share.
+
+use crate::capability::Capability;
+use crate::partner::{Partner, parse, print};
+use crate::verdict::{Verdict, supported, trials};
+use uverbs::mlx5::{Var, VarKind, export_sizes};
+use uverbs::{Context, Envelope, Errno, ObjectKind};
+
+trials![
+    doorbells_of_both_reach_one_page,
+    destroyed_here_and_used_there,
+    destroyed_there_and_used_here,
+    stale_envelopes_are_refused_until_the_handle_is_used_again,
+    ownership_crosses,
+    importers_forget_without_a_trace,
+    rdma_core_bytes_are_its_own,
+    envelopes_of_something_else_are_refused,
+    a_killed_importer_leaves_the_page_to_its_owner,
+];
+
+fn alloc(context: &Context) -> Verdict<Var> {
+    supported(Var::alloc(context, VarKind::Virtio), Capability::Var)
+}
+
+/// A partner that shares `context`.
+fn partner(context: &Context) -> Verdict<Partner> {
+    let mut partner = Partner::start()?;
+    partner.import(context)?;
+    Ok(partner)
+}
+
+fn refused(verb: &str, errno: Errno) -> String {
+    format!("{verb} {}", errno.raw_os_error())
+}
+
+fn doorbells_of_both_reach_one_page() -> Verdict {
+    let context = super::open()?;
+    let (var, other) = (alloc(&context)?, alloc(&context)?);
+    let mut partner = partner(&context)?;
+    let told = partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
+    assert_eq!(told, format!("{} {}", var.page_id(), var.len()));
+    partner.ask("var-map", "mapped")?;
+    let (page, stranger) = (var.map()?, other.map()?);
+    stranger.ring_u32(0, 7)?;
+    for value in [1, 0x8000_0001] {
+        partner.ask(&format!("var-ring {value}"), "rung")?;
+        assert_eq!(page.peek_u32(0)?, value);
+        page.ring_u32(0, value + 1)?;
+        assert_eq!((page.peek_u32(0)?, stranger.peek_u32(0)?), (value + 1, 7));
+    }
+    // The other way round: the partner's VAR, imported here.
+    let envelope = parse(&partner.ask("var-alloc", "allocated")?)?;
+    let theirs = Var::import(&context, &envelope)?;
+    assert!(theirs.page_id() != var.page_id() && theirs.page_id() != other.page_id());
+    theirs.map()?.ring_u32(0, 9)?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 3);
+    partner.dismiss()?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 2, "owners destroy, importers do not");
+    Ok(())
+}
+
+fn destroyed_here_and_used_there() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let id = var.page_id();
+    let mut partner = partner(&context)?;
+    partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
+    partner.ask("var-map", "mapped")?;
+    var.destroy().map_err(|(_, error)| error)?;
+    // What is mapped stays, and the page is nobody else's meanwhile.
+    partner.ask("var-ring 5", "rung")?;
+    let next = alloc(&context)?;
+    assert_ne!(next.page_id(), id);
+    drop(next);
+    // A new mapping and a new owner come too late; forgetting it is all that is left.
+    assert_eq!(partner.ask("var-map", "refused")?, refused("map_var", Errno::INVAL));
+    assert_eq!(partner.ask("var-own", "refused")?, refused("into_owner", Errno::NOENT));
+    partner.dismiss()?;
+    let again = alloc(&context)?;
+    assert_eq!(again.page_id(), id, "the last mapping is gone");
+    Ok(())
+}
+
+fn destroyed_there_and_used_here() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let page = var.map()?;
+    let mut partner = partner(&context)?;
+    partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
+    // The manual lets either side destroy it; here that takes a word.
+    partner.ask("var-own", "owned")?;
+    partner.ask("var-destroy", "destroyed")?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0]);
+    assert_eq!(var.map().unwrap_err().errno(), Errno::INVAL);
+    page.ring_u32(0, 3)?;
+    var.destroy().map_err(|(_, error)| error)?;
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let envelope = var.export()?;
+    drop(Var::import(&context, &envelope)?);
+    let (handle, id) = (var.handle(), var.page_id());
+    var.destroy().map_err(|(_, error)| error)?;
+    let error = Var::import(&context, &envelope).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error}");
+    // The next one is in the same place under the same handle: nobody can tell.
+    let next = alloc(&context)?;
+    assert_eq!((next.handle(), next.page_id()), (handle, id));
+    let taken = Var::import(&context, &envelope)?;
+    assert_eq!(taken.page_id(), id);
+    Ok(())
+}
+
+fn ownership_crosses() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let mut partner = partner(&context)?;
+    let envelope = var.release().map_err(|(_, error)| error)?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1, "released, not destroyed");
+    partner.ask(&format!("var-import {}", print(&envelope)), "imported")?;
+    partner.ask("var-own", "owned")?;
+    partner.dismiss()?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0], "the new owner destroyed it");
+    Ok(())
+}
+
+fn importers_forget_without_a_trace() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    for _ in 0..3 {
+        let imported = Var::import(&context, &var.export()?)?;
+        let page = imported.map()?;
+        imported.unimport().map_err(|(_, error)| error)?;
+        page.ring_u32(0, 1)?;
+        drop(Var::import(&context, &var.export()?)?);
+    }
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [var.handle()]);
+    var.map()?.ring_u32(0, 2)?;
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "such bytes are taken on trust")]
+fn rdma_core_bytes_are_its_own() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let sizes = export_sizes();
+    assert_eq!((sizes.envelope, sizes.rdma_core), (Envelope::SIZE, 24));
+    let bytes = var.export_rdma_core();
+    let mut expected = Vec::new();
+    for word in [var.handle(), var.page_id(), var.len() as u32, 0] {
+        expected.extend(word.to_ne_bytes());
+    }
+    expected.extend(var.mmap_offset().to_ne_bytes());
+    assert_eq!(bytes.as_slice(), expected);
+    // SAFETY: exported above.
+    let imported = unsafe { Var::import_rdma_core(&context, &bytes) }?;
+    imported.map()?.ring_u32(0, 11)?;
+    assert_eq!(var.map()?.peek_u32(0)?, 11);
+    // SAFETY: refused before anything is done with them.
+    let short = unsafe { Var::import_rdma_core(&context, &bytes[..23]) }.unwrap_err();
+    assert_eq!(short.errno(), Errno::INVAL);
+    let mut elsewhere = bytes;
+    elsewhere[16..].copy_from_slice(&(var.mmap_offset() + (1 << 30)).to_ne_bytes());
+    // SAFETY: nothing is mapped there.
+    let stale = unsafe { Var::import_rdma_core(&context, &elsewhere) }.unwrap_err();
+    assert_eq!(stale.errno(), Errno::STALE, "{stale}");
+    Ok(())
+}
+
+fn envelopes_of_something_else_are_refused() -> Verdict {
+    let context = super::open()?;
+    let pd = context.alloc_pd()?;
+    let error = Var::import(&context, &pd.export()?).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    let var = alloc(&context)?;
+    let mut bytes = var.export()?.to_bytes();
+    bytes[20] ^= 1;
+    assert_eq!(Envelope::from_bytes(&bytes).unwrap_err().errno(), Errno::INVAL);
+    let other = super::open()?;
+    let error = Var::import(&other, &var.export()?).unwrap_err();
+    assert_eq!(error.errno(), Errno::XDEV, "{error}");
+    Ok(())
+}
+
+fn a_killed_importer_leaves_the_page_to_its_owner() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let mut partner = partner(&context)?;
+    partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
+    partner.ask("var-map", "mapped")?;
+    partner.ask("var-ring 1", "rung")?;
+    partner.kill()?;
+    let page = var.map()?;
+    assert_eq!(page.peek_u32(0)?, 1);
+    page.ring_u32(0, 2)?;
+    assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [var.handle()]);
+    Ok(())
+}
