@@ -10,7 +10,7 @@ use crate::kernel::KernelName;
 use crate::outcome::{self, Outcome, Report};
 use crate::python;
 use crate::session::Machine;
-use crate::suite;
+use crate::suite::{self, Scope};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::Order;
 use std::time::Duration;
@@ -24,6 +24,10 @@ const GROUP: &str = "pyverbs";
 /// What must pass, and what may fail, of the whole suite.
 const LEAST_PASSED: usize = 170;
 const MOST_FAILED: usize = 10;
+
+/// For all, and for one: more than the runner gives a test.
+const PATIENCE: Duration = Duration::from_secs(60 * 60);
+const SILENCE: Duration = Duration::from_secs(5 * 60);
 
 /// Unpacks the tests and offers large pages, which three of them want.
 const PREPARE: &str = "mkdir /dev/hugepages; echo 64 > /proc/sys/vm/nr_hugepages
@@ -164,7 +168,9 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     let words = ["python3", "-c", RUNNER, "/tmp/tests", pattern];
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
-    let (ending, results, noise) = suite::follow(&mut vm, &order, proof.scope);
+    // Three hundred tests take their time where the machine is busy; one that hangs ends by itself.
+    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..proof.scope.clone() };
+    let (ending, results, noise) = suite::follow(&mut vm, &order, &scope);
     proof.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
     let status = ending?.status();
     vm.power_off()?;
