@@ -214,6 +214,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 impl AddressHandle {
+    #[inline]
     pub(crate) fn pd(&self) -> &PdInner {
         &self.pd
     }

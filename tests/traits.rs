@@ -1,6 +1,11 @@
 //! Promises about threads and panics, kept by the compiler.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
+use uverbs::aio;
+use uverbs::owned::{
+    Buffer, BufferPool, Done, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch,
+    OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
+};
 use uverbs::{
     AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
     Completions, Context, Device, DmaBuf, Endpoint, Envelope, Error, Exclusive, Foreign,
@@ -63,6 +68,27 @@ const _: () = {
     shared::<SendBatch<'static, Exclusive>>();
     shared::<RecvBatch<'static>>();
     shared::<Completions<'static>>();
+    // What is lent moves between the threads that post and poll.
+    shared::<Buffer>();
+    shared::<BufferPool>();
+    shared::<SharedBuffer>();
+    shared::<RegionSlice>();
+    shared::<Done<u64>>();
+    shared::<OwnedQueuePair<u64>>();
+    shared::<OwnedQueuePair<u64, Exclusive>>();
+    shared::<OwnedCompletionQueue<u64>>();
+    shared::<OwnedSharedReceiveQueue<u64>>();
+    shared::<OwnedSendBatch<'static, u64>>();
+    shared::<OwnedRecvBatch<'static, u64>>();
+    shared::<Scope<'static, 'static, u64>>();
+    // Futures and their queues go to whichever thread has time.
+    shared::<aio::CompletionQueue>();
+    shared::<aio::QueuePair>();
+    shared::<aio::QueuePair<Exclusive>>();
+    shared::<aio::SharedReceiveQueue>();
+    shared::<aio::Inbox>();
+    shared::<aio::Op<'static, Buffer>>();
+    shared::<aio::AtomicOp<'static>>();
     // Cells are moved in and out as bytes, never shared.
     shared::<MemoryRegion<std::cell::Cell<u8>>>();
 };

@@ -60,9 +60,9 @@ fn proof(number: Option<u32>) -> [u64; 4] {
 impl Context {
     /// Imports a protection domain of another process that has this context's file.
     ///
-    /// That it exists is checked, and on mlx5 that it is the very domain that was exported. On rxe
-    /// the kernel knows nothing else of a domain: one that took the place of a deallocated one is
-    /// not told from it.
+    /// That it exists is checked, and on mlx5 that it has the number on the device that was exported.
+    /// One that took the place of a deallocated domain is not always told from it: a device may deal
+    /// the number again, and on rxe the kernel tells none.
     ///
     /// # Errors
     ///

@@ -21,13 +21,17 @@ pub struct SendQueue<S: Sharing = Shared> {
     epoch: Epoch,
     /// Operations that exist here and need no look at anything but the request.
     plain: u32,
+    /// The same of requests with a destination of the queue pair's own domain.
+    addressed: u32,
     sharing: PhantomData<fn() -> S>,
 }
 
 impl<S: Sharing> SendQueue<S> {
     pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
         let (epoch, plain) = (qp.file().epoch, plain(qp.qp_type));
-        SendQueue { qp, ring, epoch, plain, sharing: PhantomData }
+        let datagrams = SendOp::Send.bit() | SendOp::SendImm(0).bit();
+        let addressed = if qp.qp_type == QpType::UD { datagrams } else { 0 };
+        SendQueue { qp, ring, epoch, plain, addressed, sharing: PhantomData }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -92,7 +96,13 @@ impl<S: Sharing> SendBatch<'_, S> {
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         let inline = matches!(wr.payload, Payload::Inline(_));
         let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
-        if wr.op.bit() & known == 0 || wr.destination.is_some() || wr.srq.is_some() {
+        let known = match &wr.destination {
+            None => known,
+            // A foreign address is refused below.
+            Some(to) if self.queue.qp.knows(to) => self.queue.addressed,
+            Some(_) => 0,
+        };
+        if wr.op.bit() & known == 0 || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
@@ -203,7 +213,7 @@ fn plain(qp_type: QpType) -> u32 {
     let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
-        // Datagrams have a destination, which belongs to a domain; XRC names where it goes.
+        // All of theirs name where they go.
         QpType::UD | QpType::XRC_INI => 0,
         _ => set(&connected),
     }
@@ -217,10 +227,7 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
     match &wr.destination {
         Some(_) if !datagram => return Err(PostError::Destination),
         None if datagram => return Err(PostError::Destination),
-        // In another file, or another domain of this one, its number means something else.
-        Some(to) if qp.pd().is_none_or(|pd| !Arc::ptr_eq(&to.handle.pd().kernel, &pd.kernel)) => {
-            return Err(PostError::ForeignAddress);
-        }
+        Some(to) if !qp.knows(to) => return Err(PostError::ForeignAddress),
         _ => {}
     }
     let local = matches!(wr.op, SendOp::LocalInv(_) | SendOp::BindMw(_));

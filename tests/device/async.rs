@@ -1,4 +1,4 @@
-//! Requests as futures, in tokio's event loop and in one of this file's own.
+//! Requests as futures, in tokio's event loop.
 
 use crate::capability::Capability;
 use crate::env;
@@ -6,22 +6,17 @@ use crate::helper::Helper;
 use crate::lent::{FAR_BYTES, far};
 use crate::pair::{PATIENCE, PORT, SILENCE, gid};
 use crate::pattern;
+use crate::tasks::{BUFFERS, DEPTH, Half, ask, both, connected, echo_back, pair, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
-use rustix::event::epoll;
 use std::future::Future;
-use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Context as Cx, Poll, Wake, Waker};
+use std::task::{Context as Cx, Poll};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::aio::{Cause, CompletionQueue, QueuePair, Watch};
-use uverbs::owned::BufferPool;
-use uverbs::{
-    Context, EventType, ParentDomain, ProtectionDomain, QpState, QpType, Result, WcStatus,
-};
+use uverbs::aio::{Cause, CompletionQueue};
+use uverbs::{EventType, ParentDomain, QpState, QpType, WcStatus};
 
 trials![
     echo,
@@ -40,118 +35,8 @@ trials![
     connections_over_tcp,
     fan_in_on_a_shared_queue,
     one_thread_domain_for_each_worker,
-    edge_triggered_epoll,
     rounds_leave_nothing,
 ];
-
-fn runtime(threads: usize) -> Verdict<Runtime> {
-    let mut builder = match threads {
-        0 => Builder::new_current_thread(),
-        _ => Builder::new_multi_thread(),
-    };
-    Ok(builder.worker_threads(threads.max(1)).enable_all().build()?)
-}
-
-/// Runs a test, which must be over in time.
-fn run(threads: usize, test: impl Future<Output = Verdict>) -> Verdict {
-    runtime(threads)?.block_on(async {
-        match tokio::time::timeout(2 * PATIENCE, test).await {
-            Ok(verdict) => verdict,
-            Err(_) => Err(Stop::fail("the test takes too long")),
-        }
-    })
-}
-
-/// One half of a pair.
-struct Half {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    pool: BufferPool,
-    pd: ProtectionDomain,
-    context: Context,
-}
-
-const DEPTH: u32 = 16;
-const BUFFERS: usize = 64;
-
-impl Half {
-    fn new() -> Verdict<Half> {
-        let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
-        Half::on(context, cq)
-    }
-
-    fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
-        let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(1024).count(BUFFERS).build()?;
-        let qp = cq.create_qp(&pd, QpType::RC, |qp| {
-            qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
-        });
-        let qp = supported(qp, Capability::Rc)?;
-        Ok(Half { qp, cq, pool, pd, context })
-    }
-}
-
-fn connected(one: &Half, other: &Half) -> Verdict {
-    let here = one.qp.endpoint(PORT, gid(&one.context)?.index)?;
-    let there = other.qp.endpoint(PORT, gid(&other.context)?.index)?;
-    one.qp.handshake(&there)?;
-    Ok(other.qp.handshake(&here)?)
-}
-
-fn pair() -> Verdict<(Half, Half)> {
-    let (one, other) = (Half::new()?, Half::new()?);
-    connected(&one, &other)?;
-    Ok((one, other))
-}
-
-/// Sends what comes back to where it came from, `count` times.
-async fn echo_back(half: &Half, count: usize) -> Verdict {
-    let mut inbox = half.qp.inbox(&half.pool, 8);
-    for _ in 0..count {
-        let message = inbox.next().await?;
-        half.qp.send(message.buffer).await?;
-    }
-    Ok(())
-}
-
-async fn ask(half: &Half, count: usize) -> Verdict {
-    let mut inbox = half.qp.inbox(&half.pool, 8);
-    for seed in 0..count as u64 {
-        let text = pattern::bytes(seed, 1 + seed as usize * 7 % 1000);
-        half.qp.send(half.pool.copy(&text).expect("a buffer")).await?;
-        let answer = inbox.next().await?;
-        assert_eq!(answer.buffer.len(), text.len());
-        pattern::check(&answer.buffer, seed);
-    }
-    Ok(())
-}
-
-/// Polls both to their end.
-async fn both(one: impl Future<Output = Verdict>, other: impl Future<Output = Verdict>) -> Verdict {
-    let (mut one, mut other) = (pin!(one), pin!(other));
-    let mut ends = (None, None);
-    std::future::poll_fn(|cx| {
-        if ends.0.is_none() {
-            if let Poll::Ready(end) = one.as_mut().poll(cx) {
-                ends.0 = Some(end);
-            }
-        }
-        if ends.1.is_none() {
-            if let Poll::Ready(end) = other.as_mut().poll(cx) {
-                ends.1 = Some(end);
-            }
-        }
-        match (&mut ends.0, &mut ends.1) {
-            (Some(Ok(())), Some(Ok(()))) => Poll::Ready(Ok(())),
-            (Some(failed @ Err(_)), _) | (_, Some(failed @ Err(_))) => {
-                Poll::Ready(std::mem::replace(failed, Ok(())))
-            }
-            _ => Poll::Pending,
-        }
-    })
-    .await
-}
 
 fn echo() -> Verdict {
     run(0, async {
@@ -180,12 +65,6 @@ fn echo_on_many_threads() -> Verdict {
         }
         Ok(())
     })
-}
-
-impl std::fmt::Display for Stop {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self:?}")
-    }
 }
 
 fn one_sided_requests_and_atomics() -> Verdict {
@@ -627,97 +506,6 @@ fn one_thread_domain_for_each_worker() -> Verdict {
         }
         Ok(())
     })
-}
-
-/// An event loop of one file, which tells of an edge only once.
-struct Edges {
-    epoll: OwnedFd,
-    /// An edge that was not used up.
-    ready: bool,
-    waits: u64,
-}
-
-impl Watch for Edges {
-    fn poll_read(
-        &mut self,
-        _: &mut Cx<'_>,
-        read: &mut dyn FnMut() -> Result<()>,
-    ) -> Poll<Result<()>> {
-        if !std::mem::take(&mut self.ready) && !self.wait(Duration::ZERO) {
-            return Poll::Pending;
-        }
-        Poll::Ready(read())
-    }
-}
-
-impl Edges {
-    fn wait(&mut self, timeout: Duration) -> bool {
-        self.waits += 1;
-        let timeout = rustix::event::Timespec::try_from(timeout).expect("a short time");
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
-        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&timeout)).expect("epoll");
-        !events.is_empty()
-    }
-}
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// The core needs no runtime: here are a loop around edge-triggered epoll, and threads.
-fn edge_triggered_epoll() -> Verdict {
-    const MESSAGES: usize = 300;
-    let mut drivers = Vec::new();
-    let mut half = || {
-        let context = env::open()?;
-        let (cq, mut driver) = CompletionQueue::new(&context, 128, |fd| {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll file");
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).expect("a watched file");
-            Ok(Edges { epoll, ready: false, waits: 0 })
-        })?;
-        drivers.push(std::thread::spawn(move || {
-            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-            let deadline = std::time::Instant::now() + PATIENCE;
-            loop {
-                let mut cx = Cx::from_waker(&waker);
-                match Pin::new(&mut driver).poll(&mut cx) {
-                    Poll::Ready(end) => return end.map_err(Stop::from),
-                    Poll::Pending if std::time::Instant::now() > deadline => {
-                        return Err(Stop::fail("the driver does not end"));
-                    }
-                    // Not for ever: the last user's farewell is no event of the file.
-                    Poll::Pending => {
-                        let watch = driver.watch_mut();
-                        watch.ready = watch.wait(Duration::from_millis(20));
-                    }
-                }
-            }
-        }));
-        Half::on(context, cq)
-    };
-    let (a, b) = (half()?, half()?);
-    connected(&a, &b)?;
-    let server = std::thread::spawn(move || block_on(echo_back(&b, MESSAGES)));
-    block_on(ask(&a, MESSAGES))?;
-    server.join().expect("no panic")?;
-    drop(a);
-    drivers.into_iter().try_for_each(|driver| driver.join().expect("no panic"))
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Cx::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
 }
 
 fn rounds_leave_nothing() -> Verdict {

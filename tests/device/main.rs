@@ -14,6 +14,8 @@ mod context;
 mod cq;
 mod device;
 mod env;
+#[cfg(feature = "tokio")]
+mod epoll;
 mod errors;
 mod events;
 mod fork;
@@ -44,11 +46,14 @@ mod root;
 mod scope;
 mod sharing;
 mod srq;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod uc;
 mod ud;
 mod verdict;
 mod watchdog;
 mod xrc;
+mod xrc_processes;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -75,6 +80,8 @@ fn main() -> ExitCode {
         context::trials(),
         cq::trials(),
         device::trials(),
+        #[cfg(feature = "tokio")]
+        epoll::trials(),
         errors::trials(),
         events::trials(),
         fork::trials(),
@@ -103,6 +110,7 @@ fn main() -> ExitCode {
         uc::trials(),
         ud::trials(),
         xrc::trials(),
+        xrc_processes::trials(),
     ];
     let trials = modules.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()

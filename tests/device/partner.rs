@@ -283,7 +283,7 @@ struct Desk {
     own: Option<MemoryRegion>,
     own_pd: Option<ProtectionDomain>,
     context: Option<Context>,
-    xrc: crate::xrc::Half,
+    xrc: crate::xrc_processes::Half,
 }
 
 /// What a partner has of VARs.

@@ -21,7 +21,8 @@ trials![
     srq_client,
     xsrq_server,
     xsrq_client,
-    xsrq_clients,
+    xsrq_server_of_two,
+    xsrq_clients_of_theirs,
 ];
 
 /// How long one ping-pong may take.
@@ -235,41 +236,47 @@ fn xsrq_client() -> Verdict {
     tournament("xsrq", false)
 }
 
-/// A server of theirs with a client of theirs and one of ours, and the same the other way round: the
-/// clients share a domain by a file, and are reached over each other's connections.
-fn xsrq_clients() -> Verdict {
+/// A server with a client of theirs and one of ours, which share a domain by a file and are reached
+/// over each other's connections.
+fn two_clients(ours_is_server: bool) -> Verdict {
     xrc()?;
     require(std::env::var("UVERBS_PEERS").is_ok(), Capability::Peers, "UVERBS_PEERS is not set")?;
     let game = Game { size: 3000, rounds: 20, events: false, check: false };
-    for ours_is_server in [false, true] {
-        let port = free_port()?;
-        let count = if ours_is_server { "--clients" } else { "-c" };
-        let mut server =
-            Player::start_with(ours_is_server, "xsrq", game, port, true, &[count, "2"])?;
-        let deadline = Instant::now() + PATIENCE;
-        while !is_listened_at(port) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
+    let port = free_port()?;
+    let count = if ours_is_server { "--clients" } else { "-c" };
+    let mut server = Player::start_with(ours_is_server, "xsrq", game, port, true, &[count, "2"])?;
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listened_at(port) {
+        if server.has_ended()? || Instant::now() > deadline {
+            return Err(Stop::fail(format!("it does not listen: {}", server.end())));
         }
-        let mut clients = [
-            Player::start(true, "xsrq", game, port, false)?,
-            Player::start(false, "xsrq", game, port, false)?,
-        ];
-        loop {
-            let mut ended = server.has_ended()?;
-            for client in &mut clients {
-                ended &= client.has_ended()?;
-            }
-            if ended || Instant::now() > deadline {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let texts = [server.end(), clients[0].end(), clients[1].end()];
-        for text in &texts {
-            if !text.contains("success") {
-                return Err(Stop::fail(format!("{}\n{}\n{}", texts[0], texts[1], texts[2])));
-            }
-        }
+        std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
+    let mut clients = [
+        Player::start(true, "xsrq", game, port, false)?,
+        Player::start(false, "xsrq", game, port, false)?,
+    ];
+    let deadline = Instant::now() + PATIENCE;
+    let mut ended = false;
+    while !ended && Instant::now() < deadline {
+        ended = server.has_ended()?;
+        for client in &mut clients {
+            ended &= client.has_ended()?;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let [one, other] = &mut clients;
+    let texts = [server.end(), one.end(), other.end()];
+    if texts.iter().all(|text| text.contains("success")) {
+        return Ok(());
+    }
+    Err(Stop::fail(texts.join("\n")))
+}
+
+fn xsrq_server_of_two() -> Verdict {
+    two_clients(true)
+}
+
+fn xsrq_clients_of_theirs() -> Verdict {
+    two_clients(false)
 }

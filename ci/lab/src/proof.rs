@@ -29,6 +29,24 @@ use std::fs;
 use std::path::Path;
 use verbs::Addressing;
 
+/// What names begin with.
+const GROUPS: &[&str] = &[
+    "figures",
+    "programs",
+    "infiniband",
+    "no_wc",
+    "minimal",
+    "machines",
+    "soak",
+    "faults",
+    "pyverbs",
+];
+
+/// Whether a filter asks for nothing but what is here, so that no suite need be built.
+pub(crate) fn suffices(filter: &str) -> bool {
+    GROUPS.iter().any(|group| filter.split("::").next() == Some(group))
+}
+
 /// Where the cases run.
 pub(crate) struct Proof<'a> {
     pub(crate) session: &'a Session,
@@ -128,4 +146,17 @@ impl Proof<'_> {
 
 fn failed(name: &str, error: &anyhow::Error) -> Report {
     Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::suffices;
+
+    #[test]
+    fn filters_that_name_a_group_need_no_suite() {
+        assert!(suffices("pyverbs"));
+        assert!(suffices("soak::reload"));
+        assert!(!suffices("cq"));
+        assert!(!suffices("verbs::devinfo"), "a suite's tests may have that in their names");
+    }
 }

@@ -140,10 +140,13 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
     let needs =
         Needs { kernels: arguments.kernels(), peers: scope.offer.peers || proven, python: proven };
     let session = Session::open(&needs, arguments.console)?;
-    let suites = suite::build(&session.workspace, &arguments.devices())?;
+    let suites = match scope.filter {
+        Some(filter) if proof::suffices(filter) => Vec::new(),
+        _ => suite::build(&session.workspace, &arguments.devices())?,
+    };
     let mut programs: Vec<_> =
         suites.iter().map(|suite| (suite.program(), suite.binary.clone())).collect();
-    if session.workspace.has("uverbs", "bin", "uverbs") {
+    if !suites.is_empty() && session.workspace.has("uverbs", "bin", "uverbs") {
         let uverbs = session.workspace.static_program("uverbs", "uverbs", Profile::Checked)?;
         programs.push(("uverbs".into(), uverbs));
     }

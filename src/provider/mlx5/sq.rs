@@ -114,12 +114,11 @@ impl SendRing {
     /// has seen to it that datagrams, and they alone, have a destination.
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        // One piece of memory, none, or the data itself: everything is known of such a request when
-        // it is compiled but its numbers.
+        // A lone piece of no bytes, or too many, would be all that keeps the size of a request from
+        // being known when it is compiled.
         let simple = match wr.payload {
             Payload::Sges([sge]) => sge.length as i32 > 0,
-            Payload::Sges([]) | Payload::Inline(_) => true,
-            Payload::Sges(_) => false,
+            Payload::Sges(_) | Payload::Inline(_) => true,
         };
         if simple && wr.srq.is_none() {
             return self.write(cursor, wr);

@@ -1,0 +1,133 @@
+//! What tests of futures have in common: a runtime, two connected halves, and what they say to each
+//! other.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::pair::{PATIENCE, PORT, gid};
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, supported};
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+use tokio::runtime::{Builder, Runtime};
+use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::owned::BufferPool;
+use uverbs::{Context, ProtectionDomain, QpType};
+
+fn runtime(threads: usize) -> Verdict<Runtime> {
+    let mut builder = match threads {
+        0 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    Ok(builder.worker_threads(threads.max(1)).enable_all().build()?)
+}
+
+/// Runs a test, which must be over in time.
+pub(crate) fn run(threads: usize, test: impl Future<Output = Verdict>) -> Verdict {
+    runtime(threads)?.block_on(async {
+        match tokio::time::timeout(2 * PATIENCE, test).await {
+            Ok(verdict) => verdict,
+            Err(_) => Err(Stop::fail("the test takes too long")),
+        }
+    })
+}
+
+/// One half of a pair.
+pub(crate) struct Half {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pool: BufferPool,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) context: Context,
+}
+
+pub(crate) const DEPTH: u32 = 16;
+pub(crate) const BUFFERS: usize = 64;
+
+impl Half {
+    pub(crate) fn new() -> Verdict<Half> {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        Half::on(context, cq)
+    }
+
+    pub(crate) fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool(1024).count(BUFFERS).build()?;
+        let qp = cq.create_qp(&pd, QpType::RC, |qp| {
+            qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
+        });
+        let qp = supported(qp, Capability::Rc)?;
+        Ok(Half { qp, cq, pool, pd, context })
+    }
+}
+
+pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
+    let here = one.qp.endpoint(PORT, gid(&one.context)?.index)?;
+    let there = other.qp.endpoint(PORT, gid(&other.context)?.index)?;
+    one.qp.handshake(&there)?;
+    Ok(other.qp.handshake(&here)?)
+}
+
+pub(crate) fn pair() -> Verdict<(Half, Half)> {
+    let (one, other) = (Half::new()?, Half::new()?);
+    connected(&one, &other)?;
+    Ok((one, other))
+}
+
+/// Sends what comes back to where it came from, `count` times.
+pub(crate) async fn echo_back(half: &Half, count: usize) -> Verdict {
+    let mut inbox = half.qp.inbox(&half.pool, 8);
+    for _ in 0..count {
+        let message = inbox.next().await?;
+        half.qp.send(message.buffer).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn ask(half: &Half, count: usize) -> Verdict {
+    let mut inbox = half.qp.inbox(&half.pool, 8);
+    for seed in 0..count as u64 {
+        let text = pattern::bytes(seed, 1 + seed as usize * 7 % 1000);
+        half.qp.send(half.pool.copy(&text).expect("a buffer")).await?;
+        let answer = inbox.next().await?;
+        assert_eq!(answer.buffer.len(), text.len());
+        pattern::check(&answer.buffer, seed);
+    }
+    Ok(())
+}
+
+/// Polls both to their end.
+pub(crate) async fn both(
+    one: impl Future<Output = Verdict>,
+    other: impl Future<Output = Verdict>,
+) -> Verdict {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    let mut ends = (None, None);
+    std::future::poll_fn(|cx| {
+        if ends.0.is_none() {
+            if let Poll::Ready(end) = one.as_mut().poll(cx) {
+                ends.0 = Some(end);
+            }
+        }
+        if ends.1.is_none() {
+            if let Poll::Ready(end) = other.as_mut().poll(cx) {
+                ends.1 = Some(end);
+            }
+        }
+        match (&mut ends.0, &mut ends.1) {
+            (Some(Ok(())), Some(Ok(()))) => Poll::Ready(Ok(())),
+            (Some(failed @ Err(_)), _) | (_, Some(failed @ Err(_))) => {
+                Poll::Ready(std::mem::replace(failed, Ok(())))
+            }
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}

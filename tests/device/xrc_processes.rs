@@ -1,0 +1,168 @@
+//! XRC among processes that share nothing but a file.
+
+use crate::env;
+use crate::pair::{PATIENCE, PORT, gid, wait};
+use crate::partner::Partner;
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, trials};
+use crate::xrc::{Name, Receiver, Sender, context};
+use std::fs::File;
+use std::time::Instant;
+use uverbs::{Context, Endpoint, Errno, Qpn, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget};
+
+trials![three_processes, killed_receiver];
+
+/// Writes an endpoint as a word.
+fn print(endpoint: &Endpoint) -> String {
+    let gid: String = endpoint.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{} {} {gid} {} {}", endpoint.qpn.0, endpoint.psn.0, endpoint.lid, endpoint.rd_atomic)
+}
+
+/// One makes the target and leaves, another receives what a third sends: all that they share is a
+/// file.
+fn three_processes() -> Verdict {
+    let context = context()?;
+    let name = Name::new("three");
+    let path = name.0.display().to_string();
+    drop(name.create()?);
+    let device = env::device().name().to_owned();
+    let (mut maker, mut receiver) = (Partner::start()?, Partner::start()?);
+    // The receiver first: it has the domain open when the maker leaves.
+    let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
+    let number = SrqNumber(number.parse()?);
+    let mut sender = Sender::new(&context)?;
+    let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+    let to = maker.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
+    let to = parse(&to, &from)?;
+    sender.qp.handshake(&to)?;
+    receiver.ask(&format!("xrc-open {}", to.qpn.0), "opened")?;
+    for seed in 0..5 {
+        sender.message(number, seed, 3000)?;
+        receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
+    }
+    // The target is the domain's: its maker may die.
+    maker.kill()?;
+    for seed in 5..10 {
+        sender.message(number, seed, 3000)?;
+        receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
+    }
+    receiver.dismiss()?;
+    // Now nobody has it any more.
+    let sges = [sender.memory.sge(..8)?];
+    sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
+    assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+    let file = File::open(&name.0)?;
+    let error = context.open_xrcd().file(&file).open().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
+    Ok(())
+}
+
+fn parse(line: &str, like: &Endpoint) -> Verdict<Endpoint> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [qpn, psn, gid, lid, rd_atomic] = fields[..] else {
+        return Err(Stop::fail(format!("{line:?} is no endpoint")));
+    };
+    Ok(Endpoint {
+        qpn: Qpn(qpn.parse()?),
+        psn: uverbs::Psn(psn.parse()?),
+        gid: uverbs::Gid(u128::from_str_radix(gid, 16)?.to_be_bytes()),
+        lid: lid.parse()?,
+        rd_atomic: rd_atomic.parse()?,
+        ..*like
+    })
+}
+
+/// The receiver is killed while messages are under way: the sender hears of it, and what is left of
+/// the domain goes with the last who has it open.
+fn killed_receiver() -> Verdict {
+    let context = context()?;
+    let idle = env::device().resources()?;
+    {
+        let name = Name::new("killed");
+        let path = name.0.display().to_string();
+        drop(name.create()?);
+        let device = env::device().name().to_owned();
+        let mut receiver = Partner::start()?;
+        let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
+        let number = SrqNumber(number.parse()?);
+        let mut sender = Sender::new(&context)?;
+        let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+        let to = receiver.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
+        sender.qp.handshake(&parse(&to, &from)?)?;
+        sender.message(number, 1, 3000)?;
+        receiver.ask("xrc-check 1 3000", "checked")?;
+        for _ in 0..3 {
+            let sges = [sender.memory.sge(..30_000)?];
+            let remote = sender.memory.remote(0)?;
+            // Not its memory: what counts is that the target is busy when it goes.
+            let _ = sender.send(SendWr::write(remote, &sges).to_srq(number));
+        }
+        receiver.kill()?;
+        let sges = [sender.memory.sge(..8)?];
+        sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
+        assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while env::device().resources()? != idle {
+        if Instant::now() > deadline {
+            return Err(Stop::fail("objects of the killed receiver remain"));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// What a partner has of XRC. Fields are dropped in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Half {
+    opened: Option<XrcTarget>,
+    made: Option<(XrcTarget, XrcDomain)>,
+    receiver: Option<Receiver>,
+}
+
+impl Half {
+    /// Does what a partner is told.
+    pub(crate) fn obey(&mut self, word: &str, rest: &str) -> Verdict<Option<String>> {
+        let fields: Vec<&str> = rest.split(' ').collect();
+        let missing = || Stop::fail("there is no receiver yet");
+        Ok(Some(match (word, &fields[..]) {
+            ("xrc-receive", [device, path]) => {
+                let context = Context::open(&uverbs::Device::by_name(device)?)?;
+                let file = File::open(path)?;
+                let xrcd = context.open_xrcd().file(&file).create().open()?;
+                let mut receiver = Receiver::new(&context, xrcd)?;
+                for at in 0..16 {
+                    receiver.recv(at, at as usize * 4096, 4096)?;
+                }
+                let text = format!("number {}", receiver.number().0);
+                self.receiver = Some(receiver);
+                text
+            }
+            ("xrc-target", [device, path, peer @ ..]) => {
+                let context = Context::open(&uverbs::Device::by_name(device)?)?;
+                let file = File::open(path)?;
+                let xrcd = context.open_xrcd().file(&file).open()?;
+                let target = xrcd.create_target()?;
+                let own = target.endpoint(PORT, gid(&context)?.index)?;
+                target.handshake(&parse(&peer.join(" "), &own)?)?;
+                self.made = Some((target, xrcd));
+                format!("target {}", print(&own))
+            }
+            ("xrc-open", [qpn]) => {
+                let receiver = self.receiver.as_ref().ok_or_else(missing)?;
+                self.opened = Some(receiver.xrcd.open_target(Qpn(qpn.parse()?))?);
+                "opened".into()
+            }
+            ("xrc-check", [seed, length]) => {
+                let receiver = self.receiver.as_mut().ok_or_else(missing)?;
+                let done = wait(&mut receiver.cq)?;
+                assert_eq!(done.status, WcStatus::SUCCESS, "{done:?}");
+                let mut bytes = vec![0; length.parse()?];
+                receiver.memory.copy_to(done.wr_id as usize * 4096, &mut bytes)?;
+                pattern::check(&bytes, seed.parse()?);
+                "checked".into()
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
