@@ -21,9 +21,16 @@ struct Length {
     locked: u32,
 }
 
-/// The most that each may have, with a tenth of slack for other compilers. Lower them with what you
-/// save.
-const LIMITS: &[(&str, Length)] = &[];
+/// The most that each may have, with a quarter of slack for other compilers. Both drivers' ways are
+/// in each, with those that end in an error. Lower them with what you save.
+const LIMITS: &[(&str, Length)] = &[
+    ("listing_build_write", Length { instructions: 171, calls: 2, locked: 0 }),
+    ("listing_poll_one", Length { instructions: 180, calls: 7, locked: 1 }),
+    ("listing_post_receive", Length { instructions: 303, calls: 2, locked: 1 }),
+    ("listing_post_shared_receive", Length { instructions: 303, calls: 2, locked: 1 }),
+    ("listing_post_write", Length { instructions: 426, calls: 4, locked: 1 }),
+    ("listing_post_write_alone", Length { instructions: 443, calls: 4, locked: 1 }),
+];
 
 /// The functions of a listing whose names begin with `listing_`.
 fn functions(listing: &str) -> BTreeMap<String, Length> {
@@ -70,7 +77,7 @@ fn the_data_path_has_not_grown() {
     for (name, limit) in LIMITS {
         let length = functions.get(*name).unwrap_or_else(|| panic!("{name} is not in the listing"));
         println!("{name}: {length:?}, at most {limit:?}");
-        let more = length.instructions > limit.instructions + limit.instructions / 10
+        let more = length.instructions > limit.instructions + limit.instructions / 4
             || length.calls > limit.calls
             || length.locked > limit.locked;
         if more {
