@@ -1,14 +1,15 @@
 //! What the emulated device promises in figures: how soon it is there, how quick it is, and what it
-//! costs while nothing happens. Each is printed; beyond its limit it fails.
+//! costs while nothing happens. Each is printed.
 //!
-//! They mean something only on a machine that has nothing else to do.
+//! Times mean something only on a machine that has nothing else to do, so that one beyond its limit
+//! fails only where the figures were asked for by name.
 
 use super::{Proof, case, failed};
 use crate::device::Emulation;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::vm::Vm;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use std::thread;
 use std::time::Duration;
 
@@ -25,7 +26,15 @@ const RUNS: usize = 5;
 /// For how long the idle guest is watched.
 const WATCHED: Duration = Duration::from_secs(15);
 
-type Figure = fn(&Proof<'_>, &mut Vm) -> Result<String>;
+/// What was measured, in words, and why that is too much.
+struct Measured {
+    text: String,
+    beyond: Option<String>,
+    /// Whether the load of the machine has a part in it.
+    is_time: bool,
+}
+
+type Figure = fn(&mut Vm) -> Result<Measured>;
 
 const FIGURES: &[(&str, Figure)] =
     &[("figures::boot", boot), ("figures::idle", idle), ("figures::pingpong", pingpong)];
@@ -50,7 +59,15 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     };
     let mut reports = Vec::new();
     for (name, figure) in wanted {
-        let report = match figure(proof, &mut vm) {
+        let measured =
+            figure(&mut vm).and_then(|Measured { text, beyond, is_time }| match beyond {
+                Some(limit) if is_time && proof.scope.filter.is_none() => {
+                    Ok(format!("{text}; {limit}, but this machine may be busy"))
+                }
+                Some(limit) => bail!("{text}; {limit}"),
+                None => Ok(text),
+            });
+        let report = match measured {
             Ok(text) => {
                 println!("test {name} ... ok ({text})");
                 Report { name: (*name).to_owned(), outcome: Outcome::Passed }
@@ -72,25 +89,31 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
 }
 
 /// The guest says that it is ready when both functions can be opened.
-fn boot(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+fn boot(vm: &mut Vm) -> Result<Measured> {
     let seconds = vm.boot_time.as_secs_f64();
-    ensure!(seconds <= BOOT, "{seconds:.1} s to a device, at most {BOOT} s promised");
-    Ok(format!("{seconds:.1} s from QEMU's start to both devices"))
+    Ok(Measured {
+        text: format!("{seconds:.1} s from QEMU's start to both devices"),
+        beyond: (seconds > BOOT).then(|| format!("at most {BOOT} s are promised")),
+        is_time: true,
+    })
 }
 
 /// The emulator's own processor time, which the machine's other load does not change.
-fn idle(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+fn idle(vm: &mut Vm) -> Result<Measured> {
     let emulator = vm.companion().context("an emulator")?;
     thread::sleep(Duration::from_secs(2));
     let before = emulator.processor_time()?;
     thread::sleep(WATCHED);
     let used = emulator.processor_time()? - before;
     let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
-    ensure!(percent < IDLE, "{percent:.1} % of a processor while idle, under {IDLE} % promised");
-    Ok(format!("{percent:.1} % of a processor for both functions"))
+    Ok(Measured {
+        text: format!("{percent:.1} % of a processor for both functions"),
+        beyond: (percent >= IDLE).then(|| format!("under {IDLE} % are promised")),
+        is_time: false,
+    })
 }
 
-fn pingpong(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
+fn pingpong(vm: &mut Vm) -> Result<Measured> {
     let mut times = [Vec::new(), Vec::new()];
     for (options, times) in ["", "-e"].into_iter().zip(&mut times) {
         for _ in 0..RUNS {
@@ -106,8 +129,12 @@ fn pingpong(_: &Proof<'_>, vm: &mut Vm) -> Result<String> {
         polling[RUNS - 1],
         events[RUNS / 2]
     );
-    ensure!(polling[0] <= PINGPONG, "{text}; at most {PINGPONG} polling promised");
-    Ok(text)
+    let beyond = polling[0] > PINGPONG;
+    Ok(Measured {
+        text,
+        beyond: beyond.then(|| format!("at most {PINGPONG} polling are promised")),
+        is_time: true,
+    })
 }
 
 /// Microseconds of one iteration between the two functions, 4096 bytes each way.
