@@ -79,8 +79,11 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
         reports.extend(machines::run(proof));
     }
-    reports.extend(soak::run(proof));
-    reports.extend(faults::run(proof));
+    // For the sake of time on one kernel, unless they are asked for.
+    if proof.kernel == KernelName::Newest || proof.scope.filter.is_some() {
+        reports.extend(soak::run(proof));
+        reports.extend(faults::run(proof));
+    }
     reports.extend(pyverbs::run(proof));
     reports
 }
