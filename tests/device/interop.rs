@@ -8,6 +8,7 @@ use crate::partner::{Loop, Wire, pair};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, trials};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use uverbs::device::DriverId;
 use uverbs::{Context, ObjectKind, WcStatus};
 
@@ -15,6 +16,8 @@ trials![theirs_are_imported, ours_are_imported];
 
 const PROGRAM: &str = include_str!("import_peer.py");
 const BYTES: usize = 8192;
+/// An interpreter takes its time to load, on an emulated processor above all.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running program, killed when this is dropped.
 struct Peer {
@@ -28,7 +31,7 @@ impl Peer {
         require(native, Capability::Import, "rdma-core imports on mlx5 only")?;
         let wanted = std::env::var("UVERBS_PEERS").is_ok();
         require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
-        let (wire, theirs) = pair()?;
+        let (wire, theirs) = pair(PATIENCE)?;
         let process = Command::new("python3")
             .args(["-c", PROGRAM])
             .args(arguments)

@@ -66,11 +66,11 @@ impl Wire {
     }
 }
 
-/// Our end of a socket, which does not wait for ever, and the other.
-pub(crate) fn pair() -> Verdict<(Wire, OwnedFd)> {
+/// Our end of a socket, on which each answer may take so long, and the other.
+pub(crate) fn pair(patience: Duration) -> Verdict<(Wire, OwnedFd)> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(patience))?;
     Ok((Wire(ours), theirs))
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Partner {
 impl Partner {
     /// Starts a partner.
     pub(crate) fn start() -> Verdict<Partner> {
-        let (wire, theirs) = pair()?;
+        let (wire, theirs) = pair(PATIENCE)?;
         let process = Command::new(std::env::current_exe()?)
             .arg(PARTNER)
             .stdin(Stdio::from(theirs))
