@@ -22,6 +22,18 @@ struct Registered {
     lkey: Lkey,
 }
 
+impl Registered {
+    #[inline]
+    fn sge(&self, addr: u64, length: u32) -> Sge {
+        Sge { addr, length, lkey: self.lkey }
+    }
+
+    #[inline]
+    fn domain(&self) -> &Arc<KernelPd> {
+        &self.region.inner.pd.kernel
+    }
+}
+
 type Pool = Slab<Registered>;
 
 /// Memory that is registered once and cut into buffers of one size.
@@ -233,14 +245,13 @@ impl Buffer {
     /// it.
     #[inline]
     pub fn sge(&self) -> Sge {
-        let keep = self.piece.slab().keep();
-        let addr = self.piece.address() + u64::from(self.offset);
-        Sge { addr, length: self.length, lkey: keep.lkey }
+        let at = self.piece.address() + u64::from(self.offset);
+        self.piece.slab().keep().sge(at, self.length)
     }
 
     #[inline]
     pub(super) fn domain(&self) -> &Arc<KernelPd> {
-        &self.piece.slab().keep().region.inner.pd.kernel
+        self.piece.slab().keep().domain()
     }
 }
 
@@ -307,14 +318,13 @@ impl SharedBuffer {
     /// it.
     #[inline]
     pub fn sge(&self) -> Sge {
-        let keep = self.piece.slab().keep();
-        let addr = self.piece.address() + u64::from(self.offset);
-        Sge { addr, length: self.length, lkey: keep.lkey }
+        let at = self.piece.address() + u64::from(self.offset);
+        self.piece.slab().keep().sge(at, self.length)
     }
 
     #[inline]
     pub(super) fn domain(&self) -> &Arc<KernelPd> {
-        &self.piece.slab().keep().region.inner.pd.kernel
+        self.piece.slab().keep().domain()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where a queue lends memory to its requests.
 
-use super::memory::Named;
+use super::memory::{Lend, Named};
 use super::route::{Entry, Lent};
 use crate::mem::slots::{Lender, Vacancy};
 use crate::pd::KernelPd;
@@ -141,6 +141,22 @@ impl<T> Place<'_, T> {
     pub(super) fn lend(self, entry: Entry<T>) {
         self.unrung.push(self.vacancy.ticket());
         self.vacancy.lend(entry);
+    }
+}
+
+/// Lends `memory` to a request that was appended, or gives it back with the reason why it was not.
+#[inline]
+pub(super) fn lend<L: Lend, T>(
+    place: Result<Place<'_, T>, PostError>,
+    memory: L,
+    tag: T,
+) -> Result<(), Refused<L, T>> {
+    match place {
+        Ok(place) => {
+            place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+            Ok(())
+        }
+        Err(error) => Err(Refused { memory, tag, error }),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused, named};
+use super::desk::{Desk, Draft, Refused, lend, named};
 use super::memory::{Lend, LendMut};
 use super::route::{Entry, Lent, Route, recv_id, send_id};
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -168,13 +168,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
             append(batch, wr, place.ticket(), named(&memory))?;
             Ok(place)
         });
-        match place {
-            Ok(place) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
-                Ok(())
-            }
-            Err(error) => Err(Refused { memory, tag, error }),
-        }
+        lend(place, memory, tag)
     }
 
     /// Requests pushed so far.
@@ -295,13 +289,7 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;
             Ok(place)
         });
-        match place {
-            Ok(place) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
-                Ok(())
-            }
-            Err(error) => Err(Refused { memory, tag, error }),
-        }
+        lend(place, memory, tag)
     }
 
     /// Requests pushed so far.

@@ -5,7 +5,9 @@ use super::wc;
 use crate::owned::{Ending, Part, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{Access, Errno, PollError, PostError, QpState, Remote, Rkey, SendWr, WcStatus};
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use uverbs_uapi::object::UVERBS_OBJECT_MR;
 use uverbs_uapi::wc::ib_uverbs_wc;
@@ -165,21 +167,29 @@ fn what_is_not_even_flushed_is_reset() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
+/// Runs a test of this file in a process of its own, which has to abort and say `why`; `false` in
+/// that process.
+fn aborts_in_a_child(test: &str, why: &str) -> bool {
+    const CHILD: &str = "UVERBS_TEST_ABORTS";
+    if std::env::var_os(CHILD).is_some() {
+        return false;
+    }
+    let name = format!("tests::scope::{test}");
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.signal(), Some(6), "{text}");
+    assert!(text.contains(why), "{text}");
+    true
+}
+
 /// Rather no process than one whose memory a device writes at will.
 #[test]
 fn a_kernel_that_ends_nothing_ends_the_process() {
-    const CHILD: &str = "UVERBS_TEST_ABORTS";
-    if std::env::var_os(CHILD).is_none() {
-        use std::os::unix::process::ExitStatusExt;
-        let name = "tests::scope::a_kernel_that_ends_nothing_ends_the_process";
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&child.stderr);
-        assert_eq!(child.status.signal(), Some(6), "{text}");
-        assert!(text.contains("does not end requests"), "{text}");
+    if aborts_in_a_child("a_kernel_that_ends_nothing_ends_the_process", "does not end requests") {
         return;
     }
     let mut owned = Owned::new();
@@ -195,18 +205,8 @@ fn a_kernel_that_ends_nothing_ends_the_process() {
 /// As above, for memory that the kernel keeps registered.
 #[test]
 fn memory_that_stays_registered_ends_the_process() {
-    const CHILD: &str = "UVERBS_TEST_ABORTS";
-    if std::env::var_os(CHILD).is_none() {
-        use std::os::unix::process::ExitStatusExt;
-        let name = "tests::scope::memory_that_stays_registered_ends_the_process";
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&child.stderr);
-        assert_eq!(child.status.signal(), Some(6), "{text}");
-        assert!(text.contains("keeps memory registered"), "{text}");
+    if aborts_in_a_child("memory_that_stays_registered_ends_the_process", "keeps memory registered")
+    {
         return;
     }
     let mut owned = Owned::new();

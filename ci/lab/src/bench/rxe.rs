@@ -10,9 +10,10 @@ use crate::device::DeviceName;
 use crate::progress;
 use crate::session::{Machine, Session};
 use crate::vm::{Event, Vm};
-use crate::workspace::Profile;
+use crate::workspace::{Profile, Workspace};
 use anyhow::{Result, bail};
 use lab_guest::order::Order;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long one ping-pong may take.
@@ -26,11 +27,25 @@ const COUNTED: [u64; 2] = [100, 300];
 
 /// Measures all operations.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
-    let operations: Vec<Operation> = Operation::all()
+    let operations = Operation::all()
         .into_iter()
-        .filter(|operation| operation.events || !arguments.count_instructions)
-        .filter(|operation| arguments.wants(&operation.name()))
-        .collect();
+        .filter(|operation| operation.events || !arguments.count_instructions);
+    measure(arguments, operations, Program::Ours, |workspace| {
+        let program = workspace.static_program("uverbs", "uverbs", Profile::Release)?;
+        Ok(("uverbs".to_owned(), program))
+    })
+}
+
+/// Measures those of `operations` that were asked for, of the program that `build` makes and names
+/// and of theirs, in one machine.
+pub(super) fn measure(
+    arguments: &BenchArguments,
+    operations: impl Iterator<Item = Operation>,
+    ours: Program,
+    build: impl FnOnce(&Workspace) -> Result<(String, PathBuf)>,
+) -> Result<Score> {
+    let operations: Vec<Operation> =
+        operations.filter(|operation| arguments.wants(&operation.name())).collect();
     if operations.is_empty() {
         let text = arguments.only.as_deref().unwrap_or_default();
         bail!("no operation to measure has {text:?} in its name");
@@ -39,15 +54,14 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     if arguments.count_instructions {
         session.count_instructions();
     }
-    let program = session.workspace.static_program("uverbs", "uverbs", Profile::Release)?;
     let mut vm = session.boot(&Machine {
-        programs: &[("uverbs".to_owned(), program)],
+        programs: &[build(&session.workspace)?],
         peers: true,
         ..Machine::new(arguments.kernel, DeviceName::Rxe)
     })?;
     let mut rows = Vec::new();
     for operation in &operations {
-        rows.push(measure(&mut vm, operation, Program::Ours, arguments.runs)?);
+        rows.push(compare(&mut vm, operation, ours, arguments.runs)?);
     }
     let score = Score {
         kernel: vm.greeting.release.clone(),
@@ -61,7 +75,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
 }
 
 /// One operation, of `ours` and of theirs.
-pub(super) fn measure(vm: &mut Vm, operation: &Operation, ours: Program, runs: u32) -> Result<Row> {
+fn compare(vm: &mut Vm, operation: &Operation, ours: Program, runs: u32) -> Result<Row> {
     let spinner = progress::spinner(operation.name());
     let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
         program.microseconds(&exchange(vm, program, operation, iterations, false)?)
