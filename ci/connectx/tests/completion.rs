@@ -14,6 +14,9 @@ use uverbs_uapi::mlx5::prm::{Bits, opcode};
 const INLINE_32: u8 = 4;
 const INLINE_64: u8 = 8;
 
+/// In the word that arms: solicited completions only.
+const SOLICITED: u32 = 1 << 24;
+
 /// Values of `cqe_sz`.
 const LONG: u64 = 1;
 const PADDED: u64 = 2;
@@ -140,6 +143,19 @@ fn an_event_waits_for_its_time() {
     driver.post_send(&mut qp, NOP, 0, &[]);
     assert_eq!(driver.completion_events(events, cqn), 1);
     assert_eq!(driver.now() - before, 7_000, "nanoseconds");
+}
+
+/// Who waits for solicited completions only hears of failed ones too, on either side.
+#[test]
+fn an_error_counts_as_solicited() {
+    let mut p = Pair::new();
+    p.driver.arm(p.send_cq, SOLICITED);
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), 0);
+    // Nothing is there to receive it.
+    p.send(8);
+    assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST_ERROR);
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), 1);
 }
 
 /// As rdma-core's perftest does it: take the event, arm, and only then poll one completion. The one

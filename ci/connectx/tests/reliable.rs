@@ -144,19 +144,34 @@ fn a_command_fails_when_it_is_asked_to() {
     assert!(driver.simple(opcode, &[0; 16]).is_ok());
 }
 
+/// What something else was made from stays until that is gone.
 #[test]
 fn what_is_in_use_is_not_destroyed() {
     const BUSY: u8 = 0x06;
     let mut p = Pair::new();
-    let mut input = [0; 16];
-    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
-    assert_eq!(p.driver.simple(opcode::DEALLOC_PD, &input).unwrap_err().0, BUSY);
-    input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
-    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
-    input[8..12].copy_from_slice(&p.b.number.to_be_bytes());
-    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
-    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
-    p.driver.simple(opcode::DEALLOC_PD, &input).unwrap();
+    // In the order in which they can go, each with how many have to go before it.
+    let objects = [
+        (opcode::DESTROY_MKEY, p.key >> 8, 0),
+        (opcode::DESTROY_QP, p.b.number, 0),
+        (opcode::DESTROY_QP, p.a.number, 0),
+        (opcode::DESTROY_CQ, p.receive_cq, 2),
+        (opcode::DESTROY_CQ, p.send_cq, 3),
+        (opcode::DEALLOC_PD, p.driver.pd, 3),
+        (opcode::DESTROY_EQ, p.eqn, 5),
+        (opcode::DEALLOC_UAR, p.driver.uar, 7),
+    ];
+    let destroy = |p: &mut Pair, destroy, number: u32| {
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&number.to_be_bytes());
+        p.driver.simple(destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+    };
+    for gone in 0..objects.len() {
+        for (op, number, _) in objects.iter().filter(|(.., before)| *before > gone) {
+            assert_eq!(destroy(&mut p, *op, *number), BUSY, "{op:#x} after {gone}");
+        }
+        let (op, number, _) = objects[gone];
+        assert_eq!(destroy(&mut p, op, number), 0, "{op:#x}");
+    }
 }
 
 #[test]

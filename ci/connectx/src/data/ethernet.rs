@@ -101,7 +101,7 @@ impl Device {
                 cqe.put8(54, 0x80).put8(55, Syndrome::LocalQpOperation as u8);
             }
             let cqn = sq.context.get32(sqc::cqn);
-            self.complete(cqn, cqe.bytes(), false);
+            self.complete(cqn, cqe.bytes(), failed);
         }
         match frames {
             Ok(frames) if frames.is_empty() => Outgoing::Done,

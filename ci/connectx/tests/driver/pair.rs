@@ -28,7 +28,9 @@ pub(crate) struct Pair {
     pub(crate) driver: Driver,
     pub(crate) a: Queue,
     pub(crate) b: Queue,
+    pub(crate) eqn: u32,
     pub(crate) send_cq: u32,
+    pub(crate) receive_cq: u32,
     /// Where the completions of sends and those of receives are written.
     pub(crate) sent: u64,
     pub(crate) received: u64,
@@ -58,7 +60,7 @@ impl Pair {
         driver.connect(&b, &a);
         let (from, to) = (driver.page(), driver.page());
         let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a]);
-        Self { driver, a, b, send_cq, sent, received, from, to, key, events }
+        Self { driver, a, b, eqn, send_cq, receive_cq, sent, received, from, to, key, events }
     }
 
     /// Posts a receive of `len` bytes.
