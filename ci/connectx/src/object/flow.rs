@@ -4,6 +4,7 @@
 //! with a value to compare under the mask of its group.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_group_in, create_flow_group_out, create_flow_table_in, create_flow_table_out,
@@ -45,12 +46,14 @@ pub struct FlowTable {
 
 struct Group {
     range: std::ops::RangeInclusive<u32>,
-    mask: Vec<u8>,
+    mask: Arc<[u8]>,
 }
 
 /// What becomes of frames with these headers.
 pub(crate) struct Entry {
     value: Vec<u8>,
+    /// That of its group.
+    mask: Arc<[u8]>,
     action: u64,
     pub(crate) flow_tag: u32,
     pub(crate) to: Vec<Destination>,
@@ -189,7 +192,7 @@ impl Device {
         let kind = input.get(create_flow_group_in::table_type);
         let range = input.get32(create_flow_group_in::start_flow_index)
             ..=input.get32(create_flow_group_in::end_flow_index);
-        let mask = input.sub(create_flow_group_in::match_criteria).bytes().to_vec();
+        let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
         if kind == NIC_RECEIVE && mask.iter().skip(COMPARED).any(|byte| *byte != 0) {
             return refuse!(BadParam, "matching of inner headers or misc 2 to 5 is not modelled");
         }
@@ -282,11 +285,10 @@ impl Device {
         value.resize(MATCH, 0);
         let flow_tag = context.get32(flow_context::flow_tag);
         let table = self.flow_table(uid, kind, number)?;
-        let grouped = table.groups.values().any(|group| group.range.contains(&index));
-        if !grouped {
+        let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
             return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
-        }
-        let entry = Entry { value, action, flow_tag, to, counters };
+        };
+        let entry = Entry { value, mask: group.mask.clone(), action, flow_tag, to, counters };
         let old = table.entries.insert(index, entry);
         self.hold_for_entry(number, index);
         if let Some(old) = old {
@@ -339,15 +341,13 @@ impl Device {
 impl FlowTable {
     /// The entry for a frame, described in the form of a match.
     pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
-        self.entries.iter().find_map(|(index, entry)| {
-            let group = self.groups.values().find(|group| group.range.contains(index))?;
-            let same = headers
+        self.entries.values().find(|entry| {
+            headers
                 .iter()
                 .zip(&entry.value)
-                .zip(&group.mask)
+                .zip(&entry.mask[..])
                 .take(COMPARED)
-                .all(|((header, value), mask)| (header ^ value) & mask == 0);
-            same.then_some(entry)
+                .all(|((header, value), mask)| (header ^ value) & mask == 0)
         })
     }
 }
