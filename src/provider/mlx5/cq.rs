@@ -8,8 +8,9 @@ use super::cqe::{COUNTER, INDEX, INVALID, Wc, opcode_of};
 use super::record::Record;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::element::{Elements, Reader};
 use crate::mem::fork::Epoch;
-use crate::mem::queue::{Elements, QueueMemory, Reader};
+use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{
