@@ -38,8 +38,6 @@ impl Elements {
             return None;
         }
         let length = size.checked_mul(usize::try_from(count).ok()?)?;
-        // A reader counts the bytes of two passes in 32 bits.
-        u32::try_from(length.checked_mul(2)?).ok()?;
         let base = memory.range(0, length, CORE)?;
         // SAFETY: an element is at least `CORE` bytes, and the first is inside.
         let base = unsafe { base.add(size - CORE) }.as_ptr();
@@ -97,15 +95,13 @@ pub(crate) struct Reader {
     elements: Elements,
     /// The next element.
     next: *mut u8,
-    /// Bytes consumed in all: as many as matter, which are those that make a place and a parity.
-    position: u32,
-    /// What an element adds to `position`.
-    stride: u32,
-    /// One less than the bytes of the ring.
-    mask: u32,
-    /// Which bit of `position` is the parity of the pass over the ring.
-    pass: u32,
-    /// That parity, as the lowest bit.
+    /// Where the element after the last would be.
+    end: *mut u8,
+    /// Bytes of an element.
+    stride: usize,
+    /// Elements consumed in all.
+    consumed: u32,
+    /// The parity of the pass over the ring, as the lowest bit.
     parity: u8,
 }
 
@@ -122,20 +118,16 @@ const UNWRITTEN: u8 = 0xf0;
 impl Reader {
     /// Begins with the element `consumer`.
     pub(crate) fn new(elements: Elements, consumer: u32) -> Reader {
-        let stride = 1 << elements.shift;
-        let bytes = stride * elements.count();
-        let position = consumer.wrapping_mul(stride);
-        let mut reader = Reader {
-            next: elements.base,
+        let stride = elements.size();
+        let log = elements.count().trailing_zeros();
+        Reader {
+            next: elements.at(consumer).core,
+            end: elements.base.wrapping_add(stride * elements.count() as usize),
             elements,
-            position,
             stride,
-            mask: bytes - 1,
-            pass: bytes,
-            parity: 0,
-        };
-        reader.look_at(position);
-        reader
+            consumed: consumer,
+            parity: (consumer >> log) as u8 & PARITY,
+        }
     }
 
     pub(crate) fn elements(&self) -> &Elements {
@@ -145,15 +137,7 @@ impl Reader {
     /// How many elements were consumed, as far as 24 bits say.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u32 {
-        self.position >> self.elements.shift & 0xff_ffff
-    }
-
-    #[inline(always)]
-    fn look_at(&mut self, position: u32) {
-        self.position = position;
-        // SAFETY: `position & mask` is a multiple of the stride, less than the ring's bytes.
-        self.next = unsafe { self.elements.base.add((position & self.mask) as usize) };
-        self.parity = (position & self.pass != 0).into();
+        self.consumed & 0xff_ffff
     }
 
     /// The last byte of the next element if that is ours, loaded now.
@@ -174,22 +158,27 @@ impl Reader {
     /// Goes on to the element after it.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
-        self.look_at(self.position.wrapping_add(self.stride));
+        self.consumed = self.consumed.wrapping_add(1);
+        // Never beyond `end`, and not left there: `next` is always an element.
+        self.next = self.next.wrapping_add(self.stride);
+        if self.next == self.end {
+            self.next = self.elements.base;
+            self.parity ^= PARITY;
+        }
     }
 
     /// The element before the next.
     #[inline(always)]
     pub(crate) fn last(&self) -> Element<'_> {
-        let at = self.position.wrapping_sub(self.stride) & self.mask;
-        // SAFETY: `at` is a multiple of the stride, less than the ring's bytes.
-        let core = unsafe { self.elements.base.add(at as usize) };
-        Element { core, ring: PhantomData }
+        let after = if self.next == self.elements.base { self.end } else { self.next };
+        // Inside, as `next` and `end` are whole elements from the first.
+        Element { core: after.wrapping_sub(self.stride), ring: PhantomData }
     }
 
     /// Elements from the next on that are ours, with their numbers.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
         let log = self.elements.count().trailing_zeros();
-        let first = self.position >> self.elements.shift;
+        let first = self.consumed;
         (0..self.elements.count())
             .map(move |n| first.wrapping_add(n))
             .map(|at| (at, self.elements.at(at)))

@@ -102,23 +102,6 @@ impl CqRing {
         }
     }
 
-    /// Asks for an event. `heard` counts those that were taken out of the channel; `ask` rings a
-    /// doorbell that is in the kernel.
-    pub(crate) fn arm(
-        &mut self,
-        solicited: bool,
-        heard: u32,
-        ask: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        match self {
-            CqRing::Rxe(_) => ask(),
-            CqRing::Mlx5(ring) => {
-                ring.arm(solicited, heard);
-                Ok(())
-            }
-        }
-    }
-
     /// Lets `exchange` move the queue while nobody looks at it from beside.
     pub(crate) fn exchange<T, E>(
         &mut self,
@@ -205,12 +188,13 @@ impl SendRing {
         }
     }
 
-    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `kick`
-    /// rings a doorbell that is in the kernel.
+    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `single`
+    /// if it is one request, which may go whole; `kick` rings a doorbell that is in the kernel.
     #[inline(always)]
     pub(crate) fn publish(
         &mut self,
         cursor: Cursor,
+        single: bool,
         kick: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), PostError> {
         match self {
@@ -219,7 +203,7 @@ impl SendRing {
                 kick().map_err(PostError::Kernel)
             }
             SendRing::Mlx5(ring) => {
-                ring.publish(cursor);
+                ring.publish(cursor, single);
                 Ok(())
             }
         }
