@@ -4,7 +4,7 @@ mod allocator;
 mod clock;
 mod context;
 mod dmabuf;
-mod stress;
+pub(crate) mod stress;
 mod td;
 mod uar;
 mod var;

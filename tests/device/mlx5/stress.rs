@@ -40,16 +40,20 @@ fn rounds() -> u64 {
 }
 
 /// What one thread works with: queue pairs that send to themselves.
-struct Worker<S: Sharing> {
+pub(crate) struct Worker<S: Sharing> {
     queues: Vec<QueuePair<S>>,
-    cq: CompletionQueue,
+    pub(crate) cq: CompletionQueue,
     _channel: CompletionChannel,
     /// For each queue pair what it wrote last.
     memory: MemoryRegion<u64>,
 }
 
 impl<S: Sharing> Worker<S> {
-    fn new(context: &Context, pd: &ProtectionDomain<S>, count: usize) -> Verdict<Worker<S>> {
+    pub(crate) fn new(
+        context: &Context,
+        pd: &ProtectionDomain<S>,
+        count: usize,
+    ) -> Verdict<Worker<S>> {
         let channel = context.create_comp_channel()?;
         let cq = context.create_cq(4 * count as u32).channel(&channel).build()?;
         let memory = pd.registration().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
@@ -78,6 +82,19 @@ impl<S: Sharing> Worker<S> {
             self.settle(round)?;
         }
         Ok(())
+    }
+
+    /// Posts one request of a queue pair, and does not wait for it.
+    fn start(
+        &mut self,
+        at: usize,
+        ring: impl FnOnce(SendBatch<'_, S>) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let to = self.memory.remote(at * WORDS * size_of::<u64>()).expect("each has its place");
+        let bytes = [at as u8; 32];
+        let mut batch = self.queues[at].send_batch()?;
+        batch.push(SendWr::write(to, &[]).inline(&bytes).signaled())?;
+        ring(batch)
     }
 
     /// Sends the number of the round: mostly by one request, which is copied into the register,
@@ -132,13 +149,13 @@ impl<S: Sharing> Worker<S> {
 }
 
 /// A thread's queue pairs, rung with the thread's token.
-struct Owner {
+pub(crate) struct Owner {
     worker: Worker<Exclusive>,
     td: ThreadDomain,
 }
 
 impl Owner {
-    fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Owner> {
+    pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Owner> {
         let td = context.alloc_td()?;
         let domain = ParentDomain::builder(pd).thread_domain(&td).build()?;
         Ok(Owner { worker: Worker::new(context, &domain, QUEUES_OF_DOMAIN)?, td })
@@ -150,6 +167,23 @@ impl Owner {
         // SAFETY: the requests carry their data, and write to memory that the worker drops after
         // its queue pairs and borrows nowhere.
         worker.work(|batch| unsafe { batch.ring(td) })
+    }
+
+    /// Posts one request of the first queue pair.
+    #[allow(unsafe_code, reason = "ringing is")]
+    pub(crate) fn post(&mut self) -> Result<(), PostError> {
+        let Owner { worker, td } = self;
+        // SAFETY: as above.
+        worker.start(0, |batch| unsafe { batch.ring(td) })
+    }
+}
+
+impl Worker<Shared> {
+    /// Posts one request of a queue pair.
+    #[allow(unsafe_code, reason = "ringing is")]
+    pub(crate) fn post(&mut self, at: usize) -> Result<(), PostError> {
+        // SAFETY: as above.
+        self.start(at, |batch| unsafe { batch.ring() })
     }
 }
 
