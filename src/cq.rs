@@ -223,6 +223,11 @@ impl CompletionQueue {
         Ok(Completions { cq: self, consumed: false })
     }
 
+    /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
+    pub(crate) fn tidy(&self) {
+        self.ring.tidy();
+    }
+
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
     pub(crate) fn purge(&mut self, member: &Member) {
         self.ring.purge(member);
