@@ -480,6 +480,7 @@ mod model {
             drop(short);
             tidier.join().unwrap();
             let mut book = Book::default();
+            assert!(!members.is_empty());
             book.learn(&members, 0, 2);
             book.forget(0, true);
             assert!(book.get(staying.index().number()).is_some());
