@@ -66,6 +66,16 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
+    /// Bounds what the control path tells of queue pairs where nobody listens: to be called when one
+    /// is made.
+    pub(crate) fn tidy(&self) {
+        match self {
+            // Only what completed is told of.
+            CqRing::Rxe(_) => {}
+            CqRing::Mlx5(ring) => ring.tidy(),
+        }
+    }
+
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> CqMembers {
         match self {

@@ -4,6 +4,7 @@ mod allocator;
 mod clock;
 mod context;
 mod dmabuf;
+pub(crate) mod stress;
 mod td;
 mod uar;
 mod var;
@@ -22,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         clock::trials(),
         context::trials(),
         dmabuf::trials(),
+        stress::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),
