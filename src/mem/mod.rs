@@ -24,3 +24,4 @@ pub(crate) mod ring;
 pub(crate) mod slab;
 pub(crate) mod slots;
 pub(crate) mod sync;
+pub(crate) mod window;
