@@ -27,6 +27,8 @@ capabilities! {
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
+    /// Announcing completions several at a time.
+    CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.
     CqResize = "cq_resize";
     /// Memory on the device itself.

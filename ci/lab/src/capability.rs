@@ -68,6 +68,7 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("var_tlp", Has::Never, Has::Since(KernelName::Newest)),
     ("xrc", Has::Never, Has::Always),
     ("counters", Has::Never, Has::Never),
+    ("cq_moderation", Has::Never, Has::Always),
     ("device_memory", Has::Never, Has::Always),
     ("dmabuf", Has::Never, Has::Always),
     ("flow", Has::Never, Has::Never),
