@@ -93,6 +93,7 @@ pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wr::{
-    Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
+    Destination, FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge,
+    WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

@@ -45,6 +45,8 @@ capabilities! {
     Lab = "lab";
     /// Links that software makes and removes.
     Links = "links";
+    /// Atomics on some of the bits of a word.
+    MaskedAtomic = "masked_atomic";
     /// The driver mlx5, with what only it has.
     Mlx5 = "mlx5";
     /// Memory of other devices.

@@ -69,6 +69,7 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("xrc", Has::Never, Has::Always),
     ("counters", Has::Never, Has::Never),
     ("cq_moderation", Has::Never, Has::Always),
+    ("masked_atomic", Has::Never, Has::Always),
     ("device_memory", Has::Never, Has::Always),
     ("dmabuf", Has::Never, Has::Always),
     ("flow", Has::Never, Has::Never),
