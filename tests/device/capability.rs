@@ -35,6 +35,8 @@ capabilities! {
     DeviceMemory = "device_memory";
     /// Making writes visible or persistent.
     Flush = "flush";
+    /// Huge pages that the administrator set aside.
+    HugePages = "huge_pages";
     /// Imports that rdma-core knows, too.
     Import = "import";
     /// Listing the objects of a file.

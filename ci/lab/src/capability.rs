@@ -56,6 +56,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("odp_implicit", Has::Never, Has::Never),
     ("advise_mr", Has::Since(KernelName::Newest), Has::Never),
     ("netns", Has::Since(KernelName::Newest), Has::Never),
+    // Set aside in the guest.
+    ("huge_pages", Has::Always, Has::Always),
     // Memory to share between devices: the kernel's, whatever the RDMA device.
     ("udmabuf", Has::Since(KernelName::V6_12), Has::Since(KernelName::V6_12)),
     // Only hardware, or what emulates it.

@@ -1,11 +1,12 @@
 //! Queue memory of a program's own.
 
+use crate::capability::Capability;
 use crate::pair::{Config, Pair};
-use crate::verdict::{Verdict, trials};
+use crate::verdict::{Stop, Verdict, require, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use uverbs::allocator::{Arena, NumaNode, Pages, SharedMemory};
+use uverbs::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
 use uverbs::{
     Allocation, Context, DomainView, Errno, ObjectKind, ParentDomain, ProtectionDomain, QpType,
     QueueAllocator, ResourceType, SendWr, WcOpcode,
@@ -22,6 +23,7 @@ trials![
     memory_is_freed_after_its_object,
     pages_carry_traffic,
     memory_of_a_node_carries_traffic,
+    huge_pages_carry_traffic,
     an_arena_carries_traffic,
     shared_memory_carries_traffic,
 ];
@@ -394,6 +396,34 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
         ParentDomain::builder(&context.alloc_pd()?).allocator(NumaNode::new(1000)).build()?;
     let error = context.create_cq(1).parent_domain(&nowhere).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
+    Ok(())
+}
+
+/// Huge pages of the usual size that nobody has.
+fn free_huge_pages() -> Verdict<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)
+}
+
+fn huge_pages_carry_traffic() -> Verdict {
+    let context = super::open()?;
+    let before = free_huge_pages()?;
+    // Three buffers of each side; doorbell records are left to the library.
+    require(before >= 2 * 3, Capability::HugePages, "none, or few, are set aside")?;
+    let huge = Arc::new(HugePages::new());
+    let pair = carries(&huge)?;
+    assert_eq!(huge.buffers(), 2 * 3);
+    assert_eq!(free_huge_pages()?, before - 2 * 3);
+    drop(pair);
+    assert_eq!((huge.buffers(), free_huge_pages()?), (0, before));
+    // Where none is left there is an error, or other memory if that is as well.
+    let pd = context.alloc_pd()?;
+    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(38)).build()?;
+    let error = context.create_cq(1).parent_domain(&greedy).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(38).or_default()).build()?;
+    context.create_cq(1).parent_domain(&modest).build()?;
     Ok(())
 }
 
