@@ -183,7 +183,7 @@ impl CqBuilder {
                 )),
                 None => error.detail(format!("{cqe} entries")),
             },
-            _ => error,
+            _ => plan.explain(error),
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::CQ, handle, plan.hold());

@@ -71,7 +71,7 @@ pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
-pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
+pub use mem::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,

@@ -33,6 +33,8 @@ capabilities! {
     CqResize = "cq_resize";
     /// Memory on the device itself.
     DeviceMemory = "device_memory";
+    /// Queues in memory of other devices.
+    DmabufQueues = "dmabuf_queues";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.

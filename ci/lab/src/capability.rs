@@ -74,6 +74,7 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("masked_atomic", Has::Never, Has::Always),
     ("device_memory", Has::Never, Has::Always),
     ("dmabuf", Has::Never, Has::Always),
+    ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
     ("flow", Has::Never, Has::Never),
     ("raw_packet", Has::Never, Has::Never),
     ("timestamp", Has::Never, Has::Never),

@@ -2,7 +2,7 @@
 
 use crate::capability::Capability;
 use crate::pair::{Config, Pair};
-use crate::verdict::{Stop, Verdict, require, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +26,7 @@ trials![
     huge_pages_carry_traffic,
     an_arena_carries_traffic,
     shared_memory_carries_traffic,
+    dma_bufs_carry_traffic,
 ];
 
 const PAGE: usize = 4096;
@@ -457,5 +458,43 @@ fn shared_memory_carries_traffic() -> Verdict {
     assert!(bytes.chunks(64).any(|entry| entry[63] >> 4 == 0), "no completion of a request");
     drop(pair);
     assert_eq!(shared.buffers()?.len(), 0);
+    Ok(())
+}
+
+fn dma_bufs_carry_traffic() -> Verdict {
+    let context = super::open()?;
+    let made = match SharedMemory::dmabufs() {
+        Ok(made) => Arc::new(made),
+        Err(error) => {
+            assert!(matches!(error.errno(), Errno::NOENT | Errno::NODEV), "{error}");
+            return Err(Stop::Skip(Capability::Udmabuf, error.to_string()));
+        }
+    };
+    let pd = context.alloc_pd()?;
+    let domain = ParentDomain::builder(&pd).allocator(made.clone()).build()?;
+    match context.create_cq(10).parent_domain(&domain).build() {
+        Ok(cq) => drop(cq),
+        Err(error) => {
+            // Who does not take them must say so, in words, and leave nothing behind.
+            assert!(error.message().contains("dma-bufs"), "{error}");
+            assert_eq!(made.buffers()?.len(), 0);
+            let cq = context.create_cq(10).build()?;
+            let refused = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+            assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+            assert!(refused.message().contains("dma-bufs"), "{refused}");
+            assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
+            return supported(Err(error), Capability::DmabufQueues);
+        }
+    }
+    let mut pair = carries(&made)?;
+    assert_eq!(made.buffers()?.len(), 2 * 6);
+    // Larger than what a page's steps reach, and moved, to where the kernel wants an address.
+    let cq = context.create_cq(10).parent_domain(&domain).build()?;
+    let large = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
+    drop(large.build()?);
+    pair.b.cq.resize(300)?;
+    pair.message(99, 1000)?;
+    drop((pair, cq));
+    assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
     Ok(())
 }
