@@ -151,7 +151,8 @@ impl<S: Sharing> ProtectionDomain<S> {
             lkey: Lkey(known.lkey),
             rkey: Rkey(known.rkey),
             access,
-            iova: known.iova,
+            // Of device memory the kernel says where on the device it is.
+            iova: if access.contains(Access::ZERO_BASED) { 0 } else { known.iova },
             dead: false,
         })))
     }

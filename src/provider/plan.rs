@@ -7,7 +7,7 @@
 
 use super::answer::Answer;
 use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mem::allocator::Source;
 use crate::mem::mapping::Mapper;
 use crate::mem::queue::QueueMemory;
@@ -70,6 +70,14 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
             CqPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            CqPlan::Rxe { .. } => error,
+            CqPlan::Mlx5(plan) => plan.explain(error),
         }
     }
 
@@ -150,6 +158,14 @@ impl QpPlan {
         match self {
             QpPlan::Rxe { .. } => granted,
             QpPlan::Mlx5(plan) => plan.caps(),
+        }
+    }
+
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            QpPlan::Rxe { .. } => error,
+            QpPlan::Mlx5(plan) => plan.explain(error),
         }
     }
 

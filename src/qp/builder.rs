@@ -175,7 +175,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
-        made.map_err(|error| self.explain(error))?;
+        made.map_err(|error| plan.explain(self.explain(error)))?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
         let caps = plan.caps(granted);

@@ -217,7 +217,7 @@ fn plain(qp_type: QpType) -> u32 {
         SendOp::WriteImm(remote, 0),
         SendOp::LocalInv(remote.rkey),
     ];
-    let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
+    let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
         // All of theirs name where they go.
@@ -259,6 +259,8 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
         SendOp::Read(_)
         | SendOp::CompareSwap { .. }
         | SendOp::FetchAdd { .. }
+        | SendOp::MaskedCompareSwap { .. }
+        | SendOp::MaskedFetchAdd { .. }
         | SendOp::Flush { .. }
         | SendOp::AtomicWrite { .. } => (reliable, false),
     };

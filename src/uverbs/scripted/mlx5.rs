@@ -4,9 +4,13 @@
 use super::attrs::{self, Answers};
 use super::state::{Object, Result, Role, State};
 use rustix::io::Errno;
+use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
 use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
-use uverbs_uapi::mlx5::object::{MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, MLX5_IB_OBJECT_UAR};
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_OBJECT_UAR,
+};
 use uverbs_uapi::mlx5::uar;
 use uverbs_uapi::object::*;
 use uverbs_uapi::{cq, qp, srq};
@@ -17,6 +21,8 @@ pub(crate) struct Mlx5 {
     pub(crate) context: mlx5_ib_alloc_ucontext_resp,
     /// Whether contexts may ask for DEVX.
     pub(crate) devx: bool,
+    /// Whether queues may be dma-bufs.
+    pub(crate) dmabufs: bool,
     /// UARs that are left.
     pub(crate) uars: u32,
     /// The device's number of the next UAR.
@@ -38,7 +44,7 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, uars: 64, next_page: 5 }
+        Mlx5 { context, devx: true, dmabufs: true, uars: 64, next_page: 5 }
     }
 }
 
@@ -59,6 +65,22 @@ fn pins(address: u64, align: u64) -> Result<()> {
 }
 
 impl State {
+    /// Where a buffer begins that is named by an attribute, or else by an address.
+    fn buffer(&self, to: &Answers<'_, '_>, id: u16, address: u64, align: u64) -> Result<u64> {
+        if !attrs::has(to.command, id) {
+            return pins(address, align).map(|()| address);
+        }
+        if !self.mlx5.as_ref().is_some_and(|mlx5| mlx5.dmabufs) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let desc: ib_uverbs_buffer_desc = attrs::input(to.command, id)?;
+        let dmabuf = desc.r#type == ib_uverbs_buffer_type::IB_UVERBS_BUFFER_TYPE_DMABUF.0;
+        if !dmabuf || desc.flags != 0 || desc.length == 0 || address != 0 {
+            return Err(Errno::INVAL);
+        }
+        if desc.fd < 0 { Err(Errno::BADF) } else { Ok(desc.addr) }
+    }
+
     pub(super) fn run_mlx5(
         &mut self,
         object: u16,
@@ -83,13 +105,15 @@ impl State {
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => {
                 let cqe = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
                 let driver: abi::mlx5_ib_create_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
-                pins(driver.buf_addr, 64)?;
-                pins(driver.db_addr, 8)?;
+                let id = cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
+                let start = self.buffer(&to, id, driver.buf_addr, 64)?;
+                self.buffer(&to, MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, driver.db_addr, 8)?;
                 let wide = attrs::u32(to.command, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX).is_ok();
                 if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
                     return Err(Errno::INVAL);
                 }
-                let handle = self.add(Object { object: UVERBS_OBJECT_CQ, ..Default::default() });
+                let object = Object { object: UVERBS_OBJECT_CQ, start, ..Default::default() };
+                let handle = self.add(object);
                 to.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE, handle)?;
                 to.put(cq::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &cqe);
                 let resp = abi::mlx5_ib_create_cq_resp { cqn: handle + 0x80, reserved: 0 };
@@ -116,8 +140,9 @@ impl State {
 
     fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
         let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
-        pins(driver.buf_addr, 64)?;
-        pins(driver.db_addr, 8)?;
+        let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
+        let start = self.buffer(&to, id, driver.buf_addr, 64)?;
+        self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
         if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
             return Err(Errno::INVAL);
         }
@@ -130,7 +155,7 @@ impl State {
             number,
             // Which page its doorbells are in.
             max_wr: driver.bfreg_index,
-            start: driver.buf_addr,
+            start,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
