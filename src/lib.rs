@@ -17,6 +17,7 @@ mod envelope;
 mod error;
 mod events;
 mod file;
+mod flow;
 mod foreign;
 mod handles;
 mod import;
@@ -65,6 +66,7 @@ pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
@@ -91,6 +93,6 @@ pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wr::{
-    Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
+    Destination, FlushLevel, Packet, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

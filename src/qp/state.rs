@@ -55,10 +55,4 @@ impl QpState {
     pub(crate) fn takes_sends(self) -> bool {
         self >= QpState::RTS
     }
-
-    /// Whether a receive may be posted.
-    #[inline]
-    pub(crate) fn takes_receives(self) -> bool {
-        self >= QpState::INIT
-    }
 }

@@ -8,7 +8,7 @@ use super::index::Index;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::SrqRing;
 use super::uar::Lease;
 use super::{Mlx5, cq, srq};
@@ -214,6 +214,7 @@ pub(crate) struct QpPlan {
     /// Whether nobody else rings the register while a batch of this queue pair does.
     alone: bool,
     lease: Option<Lease>,
+    frames: Frames,
     request: abi::mlx5_ib_create_qp,
     response: abi::mlx5_ib_create_qp_resp,
 }
@@ -227,10 +228,6 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
-        // They would need a segment of their own in each request, and flow rules to receive.
-        if ask.qp_type == QpType::RAW_PACKET {
-            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
-        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -282,6 +279,7 @@ impl QpPlan {
             register,
             alone,
             lease,
+            frames: limits.frames,
             request,
             response: Default::default(),
         })
@@ -342,6 +340,7 @@ impl QpPlan {
             register: self.register,
             alone: self.alone,
             record: member.clone(),
+            frames: self.frames,
         })?;
         let recv = match (self.receives.entries, self.memory) {
             (0, _) | (_, None) => None,
