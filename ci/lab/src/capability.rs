@@ -70,8 +70,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("counters", Has::Never, Has::Never),
     ("device_memory", Has::Never, Has::Never),
     ("dmabuf", Has::Never, Has::Always),
-    ("flow", Has::Never, Has::Never),
-    ("raw_packet", Has::Never, Has::Never),
+    // With the rules that they are received by.
+    ("raw_packet", Has::Never, Has::Always),
     ("timestamp", Has::Never, Has::Never),
 ];
 

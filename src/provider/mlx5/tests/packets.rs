@@ -131,3 +131,31 @@ fn packets_fill_a_queue_and_retire() {
         assert_eq!(sends.record.sends.complete(4 * round + 3).wr_id, u64::from(4 * round + 3));
     }
 }
+
+#[test]
+fn completions_tell_tag_checksums_and_vlan() {
+    use super::{Completed, element};
+    use crate::provider::mlx5::index::Indices;
+    use crate::provider::mlx5::record::{Receives, Record};
+    const RECEIVED: u8 = 2;
+    let mut completed = Completed::new(16, 64);
+    let record = Record::new(9, Indices::new().take().unwrap(), None, Receives::Own(4));
+    completed.ring.members().attach(&record);
+    let mut found = |checked, kinds, vlan: u16| {
+        let mut core = element(RECEIVED, record.index().number(), 0x00ab_cdef, 0);
+        core[28..30].copy_from_slice(&[checked, kinds]);
+        core[30..32].copy_from_slice(&vlan.to_be_bytes());
+        completed.write(core);
+        let wc = completed.ring.next(true).unwrap();
+        assert_eq!(wc.flow_tag(), 0xab_cdef);
+        (wc.ip_checksum_ok(), wc.vlan())
+    };
+    const IPV4: u8 = 2 << 2;
+    const IPV6: u8 = 1 << 2;
+    assert_eq!(found(7, IPV4, 0x6005), (true, None));
+    assert_eq!(found(7, IPV4 | 1, 0x6005), (true, Some(0x6005)));
+    assert_eq!(found(6, IPV4, 0), (true, None), "the link's is none of it");
+    assert_eq!(found(7, IPV6, 0), (false, None));
+    assert_eq!(found(3, IPV4, 0), (false, None), "the transport's is wrong");
+    assert_eq!(found(5, IPV4, 0), (false, None), "the network's is wrong");
+}
