@@ -155,7 +155,7 @@ impl FlowAttr {
 
     /// The kernel's request for a queue pair.
     fn to_bytes(&self, qp_handle: u32) -> Vec<u8> {
-        let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::to_bytes).collect();
+        let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::encode).collect();
         let mut flags = uapi::ib_flow_flags::empty();
         flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_DONT_TRAP, self.dont_trap);
         flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_EGRESS, self.egress);

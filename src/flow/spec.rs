@@ -360,7 +360,7 @@ macro_rules! matching {
 }
 
 impl FlowSpec {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         match self {
             FlowSpec::Eth(eth) => matching!(ib_uverbs_flow_spec_eth, kind::IB_FLOW_SPEC_ETH, eth),
             FlowSpec::Ipv4(ip) => matching!(ib_uverbs_flow_spec_ipv4, kind::IB_FLOW_SPEC_IPV4, ip),
