@@ -73,6 +73,13 @@ impl Class {
         handle: uapi::xrcd::UVERBS_ATTR_DESTROY_XRCD_HANDLE,
         report: None,
     };
+    pub(crate) const FLOW: Class = Class {
+        verb: "destroy_flow",
+        object: uapi::object::UVERBS_OBJECT_FLOW,
+        destroy: uapi::flow::UVERBS_METHOD_FLOW_DESTROY,
+        handle: uapi::flow::UVERBS_ATTR_DESTROY_FLOW_HANDLE,
+        report: None,
+    };
     pub(crate) const AH: Class = Class {
         verb: "destroy_ah",
         object: uapi::object::UVERBS_OBJECT_AH,

@@ -198,6 +198,19 @@ impl SendRing {
         }
     }
 
+    /// As [`push`](Self::push), for a queue of raw packets.
+    #[cold]
+    pub(crate) fn push_packet(
+        &self,
+        cursor: &mut Cursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        match self {
+            SendRing::Rxe(_) => Err(PostError::Unsupported),
+            SendRing::Mlx5(ring) => ring.push_packet(cursor, wr),
+        }
+    }
+
     /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `single`
     /// if it is one request, which may go whole; `kick` rings a doorbell that is in the kernel.
     #[inline(always)]

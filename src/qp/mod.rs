@@ -273,11 +273,12 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership for one; it comes back with
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
     /// the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a multicast membership or a memory window still holds the queue pair";
+        const HELD: &str =
+            "a multicast membership, a memory window or a flow rule still holds the queue pair";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

@@ -112,8 +112,20 @@ impl<S: Sharing> SendBatch<'_, S> {
         };
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
+            if self.queue.qp.qp_type == QpType::RAW_PACKET {
+                return self.push_packet(&wr);
+            }
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Out of the way of all others.
+    #[cold]
+    #[inline(never)]
+    fn push_packet(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.queue.ring.push_packet(&mut self.cursor, wr)?;
         self.count += 1;
         Ok(())
     }
@@ -220,8 +232,8 @@ fn plain(qp_type: QpType) -> u32 {
     let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
-        // All of theirs name where they go.
-        QpType::UD | QpType::XRC_INI => 0,
+        // All of theirs name where they go, or are no messages.
+        QpType::UD | QpType::XRC_INI | QpType::RAW_PACKET => 0,
         _ => set(&connected),
     }
 }
@@ -250,8 +262,15 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
             return Err(PostError::ForeignBinding);
         }
     }
+    if qp_type == QpType::RAW_PACKET {
+        return match wr.op {
+            SendOp::Send | SendOp::Packet(_) => Ok(()),
+            _ => Err(PostError::Unsupported),
+        };
+    }
     let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
     let (supported, inline) = match wr.op {
+        SendOp::Packet(_) => (false, false),
         SendOp::Send | SendOp::SendImm(_) => (true, true),
         SendOp::SendInv(_) => (!datagram, true),
         SendOp::Write(_) | SendOp::WriteImm(..) => (!datagram, true),

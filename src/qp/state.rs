@@ -16,7 +16,8 @@ open_enum! {
         /// Unreliable datagram.
         #[doc(alias = "IBV_QPT_UD")]
         UD = raw::IB_UVERBS_QPT_UD.0, "UD";
-        /// Raw Ethernet frames.
+        /// Raw Ethernet frames, for which a process needs `CAP_NET_RAW`. Whole frames are sent, and
+        /// [rules](crate::QpControl::create_flow) say which are received.
         #[doc(alias = "IBV_QPT_RAW_PACKET")]
         RAW_PACKET = raw::IB_UVERBS_QPT_RAW_PACKET.0, "raw packet";
         /// Sending half of an extended reliable connection.
@@ -54,11 +55,5 @@ impl QpState {
     #[inline]
     pub(crate) fn takes_sends(self) -> bool {
         self >= QpState::RTS
-    }
-
-    /// Whether a receive may be posted.
-    #[inline]
-    pub(crate) fn takes_receives(self) -> bool {
-        self >= QpState::INIT
     }
 }

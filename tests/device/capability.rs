@@ -71,6 +71,8 @@ capabilities! {
     Peers = "peers";
     /// An event at the responder when a peer had not the right.
     QpAccessEvent = "qp_access_event";
+    /// Queue pairs of raw packets, and rules for them.
+    RawPacket = "raw_packet";
     /// Reliable connections.
     Rc = "rc";
     /// Accesses that the device may reorder.

@@ -75,8 +75,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("device_memory", Has::Never, Has::Always),
     ("dmabuf", Has::Never, Has::Always),
     ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
-    ("flow", Has::Never, Has::Never),
-    ("raw_packet", Has::Never, Has::Never),
+    // With the rules that they are received by.
+    ("raw_packet", Has::Never, Has::Always),
     ("timestamp", Has::Never, Has::Never),
 ];
 

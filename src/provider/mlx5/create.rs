@@ -8,7 +8,7 @@ use super::index::Index;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::SrqRing;
 use super::uar::Lease;
 use super::{Mlx5, cq, srq};
@@ -255,6 +255,7 @@ pub(crate) struct QpPlan {
     lease: Option<Lease>,
     /// Of both queues, or of the receives; of the sends; of the record.
     buffers: [Option<ib_uverbs_buffer_desc>; 3],
+    frames: Frames,
     request: abi::mlx5_ib_create_qp,
     response: abi::mlx5_ib_create_qp_resp,
 }
@@ -268,10 +269,6 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
-        // They would need a segment of their own in each request, and flow rules to receive.
-        if ask.qp_type == QpType::RAW_PACKET {
-            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
-        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -332,6 +329,7 @@ impl QpPlan {
             alone,
             lease,
             buffers,
+            frames: limits.frames,
             request,
             response: Default::default(),
         })
@@ -403,6 +401,7 @@ impl QpPlan {
             register: self.register,
             alone: self.alone,
             record: member.clone(),
+            frames: self.frames,
         })?;
         let recv = match (self.receives.entries, self.memory) {
             (0, _) | (_, None) => None,

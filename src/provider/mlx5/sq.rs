@@ -1,6 +1,10 @@
 //! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
 //! that makes the device look.
 
+mod packet;
+
+pub(crate) use packet::Frames;
+
 use super::record::{Record, Send};
 use super::umr::{self, Change};
 use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
@@ -46,6 +50,7 @@ pub(crate) struct Setup {
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
+    pub(crate) frames: Frames,
 }
 
 #[derive(Debug)]
@@ -71,6 +76,7 @@ pub(crate) struct SendRing {
     /// The greatest request, in units.
     largest: u32,
     record: Arc<Record>,
+    frames: Frames,
 }
 
 impl SendRing {
@@ -95,6 +101,7 @@ impl SendRing {
             alone: setup.alone,
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
             record: setup.record,
+            frames: setup.frames,
         })
     }
 
@@ -223,7 +230,7 @@ impl SendRing {
                 request.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
-            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } => {
+            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } | SendOp::Packet(_) => {
                 return Err(PostError::Unsupported);
             }
         };
