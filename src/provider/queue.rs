@@ -5,6 +5,7 @@
 
 use super::{mlx5, rxe};
 use crate::completion::Wc;
+use crate::mem::dbrec::Gate;
 use crate::mem::ring::ProducerWatch;
 use crate::retired::Retirements;
 use crate::wr::{PostError, Recv, SendWr};
@@ -165,6 +166,15 @@ pub(crate) enum SendRing {
 }
 
 impl SendRing {
+    /// Where the ring looks whether it may be used; who uses one that has none asks elsewhere.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        match self {
+            SendRing::Rxe(_) => None,
+            SendRing::Mlx5(ring) => Some(ring.gate()),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         match self {
@@ -243,6 +253,16 @@ impl RecvRing {
             RecvRing::Rxe(ring) => ring.close(),
             // Those of mlx5 never move.
             RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
+        }
+    }
+
+    /// Where the ring of a queue pair looks whether it may be used; who uses one that has none asks
+    /// elsewhere.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        match self {
+            RecvRing::Mlx5(ring) => Some(ring.gate()),
+            RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
         }
     }
 

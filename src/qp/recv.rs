@@ -1,6 +1,6 @@
 //! Receive queues and their batches. A receive costs no system call.
 
-use super::QpInner;
+use super::{QpInner, QpState};
 use crate::mem::fork::Epoch;
 use crate::provider::{Cursor, RecvRing};
 use crate::wr::{PostError, Recv};
@@ -43,14 +43,20 @@ impl RecvQueue {
     /// child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        if !self.ring.gate().is_some_and(QpState::opens_receives) {
+            self.admit()?;
+        }
+        Ok(RecvBatch::new(&mut self.ring))
+    }
+
+    /// Says why receives cannot be posted, if that is so: asked where no gate says it.
+    #[inline(never)]
+    fn admit(&self) -> Result<(), PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if !state.takes_receives() {
-            return Err(PostError::State(state));
-        }
-        Ok(RecvBatch::new(&mut self.ring))
+        if state.takes_receives() { Ok(()) } else { Err(PostError::State(state)) }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpType};
+use super::{QpInner, QpState, QpType};
 use crate::identity::Identity;
+use crate::mem::dbrec::Gate;
 use crate::mem::fork::Epoch;
 use crate::number::Rkey;
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -61,21 +62,27 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        if self.epoch.is_over() {
-            return Err(PostError::Forked);
-        }
-        let state = self.qp.state();
-        if !state.takes_sends() {
-            return Err(PostError::State(state));
+        if !self.ring.gate().is_some_and(QpState::opens_sends) {
+            self.admit()?;
         }
         let cursor = self.ring.cursor();
         Ok(SendBatch { queue: self, cursor, count: 0 })
     }
 
+    /// Says why sends cannot be posted, if that is so: asked where no gate says it.
+    #[inline(never)]
+    fn admit(&self) -> Result<(), PostError> {
+        if self.epoch.is_over() {
+            return Err(PostError::Forked);
+        }
+        let state = self.qp.state();
+        if state.takes_sends() { Ok(()) } else { Err(PostError::State(state)) }
+    }
+
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
-        if self.epoch.is_over() {
+        if self.ring.gate().is_none_or(Gate::is_shut) && self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;

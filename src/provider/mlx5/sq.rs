@@ -6,8 +6,7 @@ use super::umr::{self, Change};
 use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
@@ -46,12 +45,13 @@ pub(crate) struct Setup {
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
+    pub(crate) gate: Gate,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
     blocks: Blocks,
-    epoch: Epoch,
+    gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
     /// Flags of every request, as they lie there.
@@ -78,10 +78,9 @@ impl SendRing {
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
-        let epoch = setup.memory.epoch();
         Some(SendRing {
             blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
-            epoch,
+            gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
             flags: pair(always.into(), 0),
@@ -96,6 +95,12 @@ impl SendRing {
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
             record: setup.record,
         })
+    }
+
+    /// Whether sends may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -138,7 +143,7 @@ impl SendRing {
     #[inline(always)]
     fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
