@@ -166,13 +166,20 @@ pub(crate) enum SendRing {
 }
 
 impl SendRing {
-    /// Where the ring looks whether it may be used; who uses one that has none asks elsewhere.
+    /// As [`cursor`](Self::cursor) where the ring's gate says that the ring may be used; `None` where
+    /// it does not, or where there is none.
     #[inline(always)]
-    pub(crate) fn gate(&self) -> Option<&Gate> {
+    pub(crate) fn enter(&self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
         match self {
-            SendRing::Rxe(_) => None,
-            SendRing::Mlx5(ring) => Some(ring.gate()),
+            SendRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            SendRing::Mlx5(_) | SendRing::Rxe(_) => None,
         }
+    }
+
+    /// Whether the ring's gate says that this is the process that made the ring.
+    #[inline(always)]
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self, SendRing::Mlx5(ring) if !ring.gate().is_shut())
     }
 
     #[inline(always)]
@@ -256,13 +263,13 @@ impl RecvRing {
         }
     }
 
-    /// Where the ring of a queue pair looks whether it may be used; who uses one that has none asks
-    /// elsewhere.
+    /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says that the ring may be
+    /// used; `None` where it does not, or where there is none.
     #[inline(always)]
-    pub(crate) fn gate(&self) -> Option<&Gate> {
+    pub(crate) fn enter(&mut self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
         match self {
-            RecvRing::Mlx5(ring) => Some(ring.gate()),
-            RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
+            RecvRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            RecvRing::Mlx5(_) | RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
         }
     }
 

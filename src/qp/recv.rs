@@ -43,20 +43,21 @@ impl RecvQueue {
     /// child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
-        if !self.ring.gate().is_some_and(QpState::opens_receives) {
-            self.admit()?;
-        }
-        Ok(RecvBatch::new(&mut self.ring))
+        let cursor = match self.ring.enter(QpState::opens_receives) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(RecvBatch { ring: &mut self.ring, cursor, count: 0 })
     }
 
-    /// Says why receives cannot be posted, if that is so: asked where no gate says it.
+    /// As a gate would, or says why not: asked where none opens.
     #[inline(never)]
-    fn admit(&self) -> Result<(), PostError> {
+    fn admit(&mut self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if state.takes_receives() { Ok(()) } else { Err(PostError::State(state)) }
+        if state.takes_receives() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::{QpInner, QpState, QpType};
 use crate::identity::Identity;
-use crate::mem::dbrec::Gate;
 use crate::mem::fork::Epoch;
 use crate::number::Rkey;
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -62,27 +61,27 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        if !self.ring.gate().is_some_and(QpState::opens_sends) {
-            self.admit()?;
-        }
-        let cursor = self.ring.cursor();
+        let cursor = match self.ring.enter(QpState::opens_sends) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
         Ok(SendBatch { queue: self, cursor, count: 0 })
     }
 
-    /// Says why sends cannot be posted, if that is so: asked where no gate says it.
+    /// As a gate would, or says why not: asked where none opens.
     #[inline(never)]
-    fn admit(&self) -> Result<(), PostError> {
+    fn admit(&self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if state.takes_sends() { Ok(()) } else { Err(PostError::State(state)) }
+        if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
-        if self.ring.gate().is_none_or(Gate::is_shut) && self.epoch.is_over() {
+        if !self.ring.is_here() && self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;
