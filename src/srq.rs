@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
+use crate::mem::fork::Epoch;
 use crate::mem::pointer::OutPointer;
 use crate::mem::slots::Reclaim;
 use crate::number::SrqNumber;
@@ -106,6 +107,7 @@ impl Drop for SrqInner {
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
     ring: RecvRing,
+    epoch: Epoch,
     max_wr: u32,
     max_sge: u32,
 }
@@ -238,6 +240,7 @@ impl SrqBuilder {
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
+        let epoch = file.epoch;
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 object,
@@ -248,6 +251,7 @@ impl SrqBuilder {
                 lent: OnceLock::new(),
             }),
             ring,
+            epoch,
             max_wr: granted.max_wr,
             max_sge: granted.max_sge,
         })
@@ -261,9 +265,9 @@ impl SharedReceiveQueue {
     ///
     /// [`PostError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_post_srq_recv")]
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
-        if self.inner.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         Ok(RecvBatch::new(&mut self.ring))
@@ -392,9 +396,10 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
-        let SharedReceiveQueue { inner, ring, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy)
-            .map_err(|(inner, error)| (SharedReceiveQueue { inner, ring, max_wr, max_sge }, error))
+        let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|(inner, error)| {
+            (SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge }, error)
+        })
     }
 }
 

@@ -39,8 +39,8 @@ use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
+use state::Tracked;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
@@ -81,7 +81,7 @@ pub(crate) struct QpInner {
     pub(crate) qp_type: QpType,
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
-    state: AtomicU8,
+    state: Tracked,
     /// What the peer was told of it.
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
@@ -111,16 +111,16 @@ impl QpInner {
 
     #[inline]
     pub(crate) fn state(&self) -> QpState {
-        QpState(self.state.load(Ordering::Acquire))
+        self.state.get()
     }
 
     pub(crate) fn set_state(&self, state: QpState) {
-        self.state.store(state.0, Ordering::Release);
+        self.state.set(state);
     }
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        let _ = self.state.compare_exchange(before.0, told.0, Ordering::AcqRel, Ordering::Relaxed);
+        self.state.change(before, told);
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold

@@ -1,6 +1,6 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpType};
+use super::{QpInner, QpState, QpType};
 use crate::identity::Identity;
 use crate::mem::fork::Epoch;
 use crate::number::Rkey;
@@ -61,21 +61,27 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
+        let cursor = match self.ring.enter(|gate| QpState::RTS.opens(gate)) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(SendBatch { queue: self, cursor, count: 0 })
+    }
+
+    /// As a gate would, or says why not: asked where none opens.
+    #[inline(never)]
+    fn admit(&self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if !state.takes_sends() {
-            return Err(PostError::State(state));
-        }
-        let cursor = self.ring.cursor();
-        Ok(SendBatch { queue: self, cursor, count: 0 })
+        if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
-        if self.epoch.is_over() {
+        if !self.ring.is_here() && self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;

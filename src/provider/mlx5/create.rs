@@ -14,7 +14,7 @@ use super::uar::Lease;
 use super::{Mlx5, cq, srq};
 use crate::error::{Error, Result};
 use crate::mem::allocator::{ResourceType, Source};
-use crate::mem::dbrec::{DoorbellRecord, RECORD};
+use crate::mem::dbrec::{DoorbellRecord, Gate, RECORD};
 use crate::mem::element::Elements;
 use crate::mem::queue::{QueueMemory, Units};
 use crate::mem::register::Register;
@@ -248,6 +248,7 @@ pub(crate) struct QpPlan {
     /// Of a raw packet queue pair, whose sends are not behind its receives.
     send_memory: Option<Arc<QueueMemory>>,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     index: Arc<Index>,
     register: Arc<Register>,
     /// Whether nobody else rings the register while a batch of this queue pair does.
@@ -283,6 +284,7 @@ impl QpPlan {
         let split = ask.qp_type == QpType::RAW_PACKET;
         let (memory, send_memory) = queues(sends, receives, split, &source)?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let index = take_index(context, source.verb)?;
         let (register, page_id, alone, lease) = match ask.register {
             Some(ThreadRegister::Mlx5(lease)) => {
@@ -324,6 +326,7 @@ impl QpPlan {
             memory,
             send_memory,
             record,
+            gate,
             index,
             register,
             alone,
@@ -402,20 +405,31 @@ impl QpPlan {
             alone: self.alone,
             record: member.clone(),
             frames: self.frames,
+            gate: self.gate.clone(),
         })?;
         let recv = match (self.receives.entries, self.memory) {
             (0, _) | (_, None) => None,
             (entries, Some(memory)) => {
                 let stride = 1 << self.receives.stride_log;
                 let sge = self.receives.max_sge;
+                let (record, gate) = (self.record, self.gate.clone());
                 let ring =
-                    RecvRing::new(memory, 0, entries, stride, sge, self.record, member.clone())?;
+                    RecvRing::new(memory, 0, entries, stride, sge, record, member.clone(), gate)?;
                 Some(crate::provider::RecvRing::Mlx5(ring))
             }
         };
         let send = crate::provider::SendRing::Mlx5(send);
-        Some(Queues { send, recv, member: Member::Mlx5(member) })
+        Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
     }
+}
+
+/// A gate beside the record, or, if that is an allocator's, in a line of the context's own.
+fn gate(context: &Mlx5, record: &Arc<DoorbellRecord>, verb: &'static str) -> Result<Gate> {
+    if let Some(gate) = Gate::beside(record) {
+        return Ok(gate);
+    }
+    let line = context.records.alloc().map_err(|errno| Error::new(verb, errno))?;
+    Gate::beside(&Arc::new(line)).ok_or_else(|| misfit(verb))
 }
 
 /// Memory for receives, and behind them, or in memory of their own, for sends.

@@ -10,8 +10,7 @@ use super::umr::{self, Change};
 use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
@@ -51,12 +50,13 @@ pub(crate) struct Setup {
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
     pub(crate) frames: Frames,
+    pub(crate) gate: Gate,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
     blocks: Blocks,
-    epoch: Epoch,
+    gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
     /// Flags of every request, as they lie there.
@@ -84,10 +84,9 @@ impl SendRing {
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
-        let epoch = setup.memory.epoch();
         Some(SendRing {
             blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
-            epoch,
+            gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
             flags: pair(always.into(), 0),
@@ -103,6 +102,12 @@ impl SendRing {
             record: setup.record,
             frames: setup.frames,
         })
+    }
+
+    /// Whether sends may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -145,7 +150,7 @@ impl SendRing {
     #[inline(always)]
     fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
