@@ -20,6 +20,7 @@ mod events;
 mod file;
 mod foreign;
 mod handles;
+mod identity;
 mod import;
 mod mcast;
 mod mem;

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::file::File;
+use crate::identity::Identity;
 use crate::mem::allocator::QueueAllocator;
 use crate::object::{Class, Object, destroy_sole};
 use crate::qp::{QpType, QueuePairBuilder};
@@ -63,6 +64,12 @@ impl PdInner {
 
     pub(crate) fn handle(&self) -> u32 {
         self.kernel.object.handle()
+    }
+
+    /// Which domain this is to the kernel.
+    #[inline]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(&self.kernel)
     }
 }
 

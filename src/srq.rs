@@ -154,6 +154,7 @@ impl SrqBuilder {
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
     pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+        cq.tidy();
         self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
         self
     }

@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::ah::AddressHandle;
+use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber, open_enum};
 use crate::provider::Address;
 use crate::qp::QpState;
@@ -85,14 +86,16 @@ pub struct Destination<'a> {
     pub(crate) address: &'a Address,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: Qkey,
-    pub(crate) handle: &'a AddressHandle,
+    /// The domain of the address handle, which stays at least as long as the handle.
+    pub(crate) domain: Identity,
 }
 
 impl<'a> Destination<'a> {
     /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to. The address handle
     /// must stay until the request completes, or it fails.
+    #[inline]
     pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        Destination { address: ah.address(), qpn, qkey, handle: ah }
+        Destination { address: ah.address(), qpn, qkey, domain: ah.pd().identity() }
     }
 }
 

@@ -188,13 +188,14 @@ impl<S: Doorbell> QueuePair<S> {
     }
 
     /// Calls everything off: moves the queue pair to state [`ERR`](QpState::ERR). What was posted
-    /// ends with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and gives its memory back.
+    /// ends with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and gives its memory back; what was
+    /// not fails, now and later, with [`Cause::Earlier`](super::Cause::Earlier).
     ///
     /// # Errors
     ///
-    /// Those of [`QpControl::modify`].
+    /// Those of [`QpControl::modify`]. Nothing can be posted afterwards in any case.
     pub fn abort(&self) -> crate::Result<()> {
-        self.modify(&QpAttr::new().state(QpState::ERR))
+        self.inner.table.abort()
     }
 
     /// Requests under way, those that nobody waits for included.

@@ -80,7 +80,7 @@ impl Sends {
         for _ in 0..count {
             self.ring.push(&mut cursor, &make())?;
         }
-        self.ring.publish(cursor, || Ok(()))?;
+        self.ring.publish(cursor, count == 1, || Ok(()))?;
         self.record.sends.complete(cursor.last);
         Ok(())
     }

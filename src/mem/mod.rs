@@ -9,6 +9,7 @@
 pub(crate) mod allocator;
 pub(crate) mod barrier;
 pub(crate) mod dbrec;
+pub(crate) mod element;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;

@@ -2,7 +2,7 @@
 
 use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused, lend, named};
+use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
 use super::route::{Entry, Lent, Route, recv_id, send_id};
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -45,7 +45,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// # Errors
     ///
     /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
-    #[inline]
+    #[inline(always)]
     pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
         Ok(OwnedSendBatch { draft: self.sends.draft(), batch: self.qp.send_batch()? })
     }
@@ -55,7 +55,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// # Errors
     ///
     /// Those of [`RecvQueue::batch`](crate::RecvQueue::batch), and [`PostError::SharedReceives`].
-    #[inline]
+    #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<OwnedRecvBatch<'_, T>, PostError> {
         match &mut self.recvs {
             Some(recvs) => Ok(OwnedRecvBatch::new(recvs.draft(), self.qp.recv_batch()?)),
@@ -155,20 +155,29 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
     /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
     /// with the error.
-    #[inline]
+    #[inline(always)]
     pub fn push<L: Lend>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
         tag: T,
     ) -> Result<(), Refused<L, T>> {
+        // Without closures, which are not always compiled in place.
         let OwnedSendBatch { draft, batch } = self;
-        let place = check(draft, &wr, &memory).and_then(|()| draft.place());
-        let place = place.and_then(|place| {
-            append(batch, wr, place.ticket(), named(&memory))?;
-            Ok(place)
-        });
-        lend(place, memory, tag)
+        if let Err(error) = check(draft, &wr, &memory) {
+            return Err(Refused { memory, tag, error });
+        }
+        let place = match draft.place() {
+            Ok(place) => place,
+            Err(error) => return Err(Refused { memory, tag, error }),
+        };
+        match append(batch, wr, place.ticket(), named(&memory)) {
+            Ok(()) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
     }
 
     /// Requests pushed so far.
@@ -189,7 +198,7 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     ///
     /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it,
     /// with what was lent to them, and are sent with the next batch. [`PostError::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn ring(self) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
         told(draft, batch.ring_lent())
@@ -205,7 +214,7 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     /// what was pushed is dropped; [`PostError::Kernel`] if the kernel refused to look at the
     /// queue: the requests stay in it, with what was lent to them, and are sent with the next
     /// batch. [`PostError::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
         told(draft, batch.ring_lent(td))
@@ -213,7 +222,7 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
 }
 
 /// Keeps what was lent if the device knows of it.
-#[inline]
+#[inline(always)]
 fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), PostError> {
     if matches!(answer, Ok(()) | Err(PostError::Kernel(_))) {
         draft.rung();
@@ -221,7 +230,7 @@ fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), Pos
     answer
 }
 
-#[inline]
+#[inline(always)]
 fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Result<(), PostError> {
     if !draft.knows(memory) {
         return Err(PostError::ForeignMemory);
@@ -233,22 +242,20 @@ fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Resul
 }
 
 /// Appends a send on the memory `sge`.
-#[inline]
+#[inline(always)]
 pub(super) fn append<S: Sharing>(
     batch: &mut SendBatch<'_, S>,
     wr: SendWr<'_>,
     ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
+    let mut wr = wr.id(send_id(ticket)).signaled();
     match wr.payload {
-        Payload::Inline(_) => batch.push(wr.id(send_id(ticket)).signaled()),
-        Payload::Sges([]) => {
-            let mut wr = wr.id(send_id(ticket)).signaled();
-            wr.payload = Payload::Sges(sge.as_slice());
-            batch.push(wr)
-        }
-        Payload::Sges(_) => Err(PostError::NamesMemory),
+        Payload::Inline(_) => {}
+        Payload::Sges([]) => wr.payload = Payload::Sges(sge.as_slice()),
+        Payload::Sges(_) => return Err(PostError::NamesMemory),
     }
+    batch.push(wr)
 }
 
 /// Receives that the device does not know of yet, with the memory that they go to.
@@ -270,26 +277,33 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     ///
     /// Those of [`RecvBatch::push`]; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`]. The
     /// memory comes back with the error.
-    #[inline]
+    #[inline(always)]
     pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         self.push_any(memory, tag)
     }
 
     /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_any<L: Lend>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         let OwnedRecvBatch { draft, batch } = self;
-        let known = match () {
-            () if !draft.knows(&memory) => Err(PostError::ForeignMemory),
-            () if !memory.is_writable() => Err(PostError::ReadOnly),
-            () => Ok(()),
+        if !draft.knows(&memory) {
+            return Err(Refused { memory, tag, error: PostError::ForeignMemory });
+        }
+        if !memory.is_writable() {
+            return Err(Refused { memory, tag, error: PostError::ReadOnly });
+        }
+        let place = match draft.place() {
+            Ok(place) => place,
+            Err(error) => return Err(Refused { memory, tag, error }),
         };
-        let place = known.and_then(|()| draft.place()).and_then(|place| {
-            let sge = named(&memory);
-            batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;
-            Ok(place)
-        });
-        lend(place, memory, tag)
+        let sge = named(&memory);
+        match batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() }) {
+            Ok(()) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
     }
 
     /// Requests pushed so far.
@@ -303,7 +317,7 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     }
 
     /// Hands the batch to the device.
-    #[inline]
+    #[inline(always)]
     pub fn ring(self) {
         let OwnedRecvBatch { draft, batch } = self;
         batch.ring_lent();

@@ -66,6 +66,16 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
+    /// Bounds what the control path tells of queue pairs where nobody listens: to be called when one
+    /// is made.
+    pub(crate) fn tidy(&self) {
+        match self {
+            // Only what completed is told of.
+            CqRing::Rxe(_) => {}
+            CqRing::Mlx5(ring) => ring.tidy(),
+        }
+    }
+
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> CqMembers {
         match self {
@@ -99,23 +109,6 @@ impl CqRing {
             (CqRing::Rxe(poller), Member::Rxe { qpn }) => poller.purge(*qpn),
             (CqRing::Mlx5(ring), Member::Mlx5(record)) => ring.purge(record),
             _ => {}
-        }
-    }
-
-    /// Asks for an event. `heard` counts those that were taken out of the channel; `ask` rings a
-    /// doorbell that is in the kernel.
-    pub(crate) fn arm(
-        &mut self,
-        solicited: bool,
-        heard: u32,
-        ask: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        match self {
-            CqRing::Rxe(_) => ask(),
-            CqRing::Mlx5(ring) => {
-                ring.arm(solicited, heard);
-                Ok(())
-            }
         }
     }
 
@@ -205,12 +198,13 @@ impl SendRing {
         }
     }
 
-    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `kick`
-    /// rings a doorbell that is in the kernel.
+    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `single`
+    /// if it is one request, which may go whole; `kick` rings a doorbell that is in the kernel.
     #[inline(always)]
     pub(crate) fn publish(
         &mut self,
         cursor: Cursor,
+        single: bool,
         kick: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), PostError> {
         match self {
@@ -219,7 +213,7 @@ impl SendRing {
                 kick().map_err(PostError::Kernel)
             }
             SendRing::Mlx5(ring) => {
-                ring.publish(cursor);
+                ring.publish(cursor, single);
                 Ok(())
             }
         }

@@ -40,6 +40,8 @@ impl<S: Sharing> QueuePairBuilder<S> {
         recv: &CompletionQueue,
         qp_type: QpType,
     ) -> Self {
+        send.tidy();
+        recv.tidy();
         QueuePairBuilder {
             pd,
             send_cq: send.inner.clone(),

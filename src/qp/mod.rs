@@ -37,7 +37,7 @@ use crate::pd::{PdInner, Shared, Sharing};
 use crate::provider::Member;
 use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
-use crate::wr::{Destination, PostError};
+use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -116,13 +116,6 @@ impl QpInner {
 
     pub(crate) fn set_state(&self, state: QpState) {
         self.state.store(state.0, Ordering::Release);
-    }
-
-    /// Whether a destination belongs to this queue pair's domain: in another one, or another file,
-    /// its number means something else.
-    #[inline]
-    pub(crate) fn knows(&self, to: &Destination<'_>) -> bool {
-        self.pd().is_some_and(|pd| Arc::ptr_eq(&to.handle.pd().kernel, &pd.kernel))
     }
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.

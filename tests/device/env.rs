@@ -64,6 +64,11 @@ pub(crate) fn drainable() -> Verdict {
     require(!mlx5, Capability::Sqd, "the driver knows no way from RTS to SQD")
 }
 
+/// How often a test does what it does: `few` times, and `many` times in a long run.
+pub(crate) fn rounds(few: u64, many: u64) -> u64 {
+    if var("UVERBS_SOAK").is_ok() { many } else { few }
+}
+
 /// Skips tests that take their time.
 pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")

@@ -50,6 +50,7 @@ mod srq;
 mod tasks;
 mod uc;
 mod ud;
+mod unplug;
 mod verdict;
 mod watchdog;
 mod xrc;
@@ -59,7 +60,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run().or_else(partner::run) {
+    if let Some(code) = helper::run().or_else(partner::run).or_else(unplug::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();

@@ -132,7 +132,10 @@ pub struct DmaBufPart {
 ///
 /// Memory answered by [`alloc`](Self::alloc) must be readable and writable, of at least the size
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
-/// physical place across `fork` (shared, or `MADV_DONTFORK`): a device reads and writes it.
+/// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
+/// writes it. With the last of these nothing is there in a child, where a
+/// [`Completions`](crate::Completions) that was held across the `fork` ends the child by a signal
+/// when it is asked for the next completion; everything else answers that the process is a fork.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {

@@ -246,23 +246,23 @@ impl SendRing {
         cursor.size = size;
         cursor.word = head;
         cursor.flags = self.always | pair(fence.into(), 0);
-        cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
+        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) / BLOCK);
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
         Ok(())
     }
 
-    /// Takes over where a cursor ended, and makes the device look. Not to be called in a forked
+    /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
+    /// request. Not to be called in a forked
     /// child, whose registers are its parent's.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
-        let single = cursor.head == self.head.wrapping_add(1);
+    pub(crate) fn publish(&mut self, cursor: Cursor, single: bool) {
         self.at = cursor.at;
         self.head = cursor.head;
         self.flags = cursor.flags;
         // Pairs with the device reading requests after the record that counts their blocks.
         udma_to_device();
-        self.word.set(self.at & 0xffff);
+        self.word.set(cursor.at & 0xffff);
         if self.alone {
             self.make_look(single, &cursor);
         } else {
@@ -274,10 +274,8 @@ impl SendRing {
 
     #[inline(always)]
     fn make_look(&self, single: bool, cursor: &Cursor) {
-        // A request that fits goes whole, and the device need not fetch it; one unit alone is
-        // nothing but the doorbell.
-        let whole = single && cursor.size > 1;
-        if !(whole && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
+        // A request that fits goes whole, and the device need not fetch it.
+        if !(single && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
             self.register.doorbell(cursor.word);
         }
     }
@@ -331,11 +329,13 @@ impl Request<'_> {
                 return Ok(());
             }
         }
+        let first = self.at.wrapping_mul(BLOCK);
         let mut length = 0u64;
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.append(size, data(sge));
+                self.ring.blocks.units().write(first.wrapping_add(*size), data(sge));
+                *size += 1;
             }
         }
         // The uppermost bit of a length would make it inline data.
@@ -422,7 +422,7 @@ impl Request<'_> {
 fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Unit; VECTOR as usize] {
     let mut units: [Unit; VECTOR as usize] = zerocopy::transmute!(*av);
     units[0][0] = pair(qkey, 0);
-    let rest = u64::from_be(units[0][1]) as u32;
-    units[0][1] = pair(qpn | MLX5_EXTENDED_UD_AV, rest);
+    // Nothing is there yet.
+    units[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
     units
 }

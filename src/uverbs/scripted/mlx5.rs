@@ -146,18 +146,7 @@ impl State {
         if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
             return Err(Errno::INVAL);
         }
-        let mut stands_on = Vec::new();
-        for (id, object) in [
-            (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
-            (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
-            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
-        ] {
-            let handle = attrs::handle(to.command, id).ok_or(Errno::NOENT)?;
-            stands_on.push(self.expect("create_qp", handle, object)?);
-        }
-        if let Some(srq) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
-            stands_on.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
-        }
+        let stands_on = self.parents_of_qp(to.command)?;
         let number = self.next_qpn;
         self.next_qpn += 1;
         let handle = self.add(Object {

@@ -305,19 +305,7 @@ impl State {
         {
             return Err(Errno::INVAL);
         }
-        let mut stands_on = Vec::new();
-        for (id, object) in [
-            (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
-            (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
-            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
-        ] {
-            let handle = attrs::handle(to.command, id).ok_or(Errno::NOENT)?;
-            stands_on.push(self.expect("create_qp", handle, object)?);
-        }
-        let srq = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE);
-        if let Some(srq) = srq {
-            stands_on.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
-        }
+        let stands_on = self.parents_of_qp(to.command)?;
         let user_handle = attrs::int(to.command, qp::UVERBS_ATTR_CREATE_QP_USER_HANDLE);
         let events = attrs::fd(to.command, qp::UVERBS_ATTR_CREATE_QP_EVENT_FD);
         let number = self.next_qpn;
@@ -338,7 +326,7 @@ impl State {
         let (send, sq_mi) = self.add_ring(handle, Role::Send, "sq", cap.max_send_wr, element);
         cap.max_send_wr = send.capacity();
         let mut rq_mi = mminfo::default();
-        if srq.is_none() {
+        if !attrs::has(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
             let element = recv_element(cap.max_recv_sge);
             let (recv, mi) = self.add_ring(handle, Role::Recv, "rq", cap.max_recv_wr, element);
             cap.max_recv_wr = recv.capacity();
@@ -349,6 +337,23 @@ impl State {
         to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
         to.put(UVERBS_ATTR_UHW_OUT, &rxe_create_qp_resp { rq_mi, sq_mi });
         Ok(())
+    }
+
+    /// What a queue pair is made from, all of which must exist.
+    pub(super) fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
+        let mut parents = Vec::new();
+        for (id, object) in [
+            (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
+            (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
+            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
+        ] {
+            let handle = attrs::handle(command, id).ok_or(Errno::NOENT)?;
+            parents.push(self.expect("create_qp", handle, object)?);
+        }
+        if let Some(srq) = attrs::handle(command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
+            parents.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
+        }
+        Ok(parents)
     }
 
     fn create_srq(&mut self, mut to: Answers<'_, '_>) -> Result<()> {

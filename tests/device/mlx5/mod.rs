@@ -5,6 +5,7 @@ mod clock;
 mod context;
 pub(crate) mod dm;
 mod dmabuf;
+pub(crate) mod stress;
 mod td;
 mod uar;
 mod var;
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         context::trials(),
         dm::trials(),
         dmabuf::trials(),
+        stress::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),

@@ -107,7 +107,8 @@ impl Device {
         cqe.put16(60, index);
         let cqn = qp.send_cq();
         self.count(qpn, |set| set.count_send_error(cause.syndrome));
-        self.complete(cqn, cqe.bytes(), false);
+        // Whoever waits for solicited completions hears of errors too, on either side.
+        self.complete(cqn, cqe.bytes(), true);
     }
 
     /// The queue and the mark of completions of receives.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
+pub(crate) mod pair;
+
 use connectx::device::Options;
 use connectx::fabric::Fabric;
 use connectx::function::Region;

@@ -117,7 +117,7 @@ impl Sends {
         for wr in wrs {
             self.ring.push(&mut cursor, wr)?;
         }
-        self.ring.publish(cursor);
+        self.ring.publish(cursor, wrs.len() == 1);
         Ok(cursor)
     }
 
