@@ -355,18 +355,18 @@ pub(crate) enum ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if there is nothing to do.
     pub(crate) fn new(
         provider: &Provider,
         ring: &CqRing,
         cqe: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
+    ) -> Result<Option<ResizePlan>> {
         Ok(match (provider, ring) {
             (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
-                let size = ring.element_size() as u32;
-                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(context, cqe, size, source)?)
+                mlx5::create::ResizePlan::new(context, ring, cqe, source)?.map(ResizePlan::Mlx5)
             }
-            _ => ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() },
+            _ => Some(ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() }),
         })
     }
 

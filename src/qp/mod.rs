@@ -187,6 +187,16 @@ impl Drop for QpInner {
 /// [`Sharing`].
 ///
 /// [`split`]: QueuePair::split
+///
+/// The queues of a whole queue pair are never lent as such: who had two of them at once could
+/// exchange them, and a reset would then wipe what the device of the other works on. So this does
+/// not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(one: &mut uverbs::QueuePair, other: &mut uverbs::QueuePair) {
+/// std::mem::swap(one.send_queue(), other.send_queue());
+/// # }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S: Sharing = Shared> {
     send: SendQueue<S>,
@@ -233,16 +243,6 @@ impl<S: Sharing> QueuePair<S> {
             return Err((parts, error));
         }
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
-    }
-
-    /// The send queue.
-    pub fn send_queue(&mut self) -> &mut SendQueue<S> {
-        &mut self.send
-    }
-
-    /// The receive queue; `None` when receives come from a shared one, and on an XRC initiator.
-    pub fn recv_queue(&mut self) -> Option<&mut RecvQueue> {
-        self.recv.as_mut()
     }
 
     /// Starts a batch of sends; see [`SendQueue::batch`].

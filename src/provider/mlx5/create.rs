@@ -200,21 +200,26 @@ pub(crate) struct ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if the queue has that size already: the kernel would say that all went well, and leave
+    /// the device where it is.
     pub(crate) fn new(
         context: &Mlx5,
+        ring: &CqRing,
         cqe: u32,
-        cqe_size: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
-        let size = CqSize::new(&context.limits, cqe, cqe_size)
+    ) -> Result<Option<ResizePlan>> {
+        let size = CqSize::new(&context.limits, cqe, ring.element_size() as u32)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
+        if size.entries == ring.capacity() {
+            return Ok(None);
+        }
         let (memory, elements) = completions(size, &source)?;
         let request = abi::mlx5_ib_resize_cq {
             buf_addr: memory.addr(),
             cqe_size: size.cqe as u16,
             ..Default::default()
         };
-        Ok(ResizePlan { size, memory, elements: Some(elements), request })
+        Ok(Some(ResizePlan { size, memory, elements: Some(elements), request }))
     }
 
     pub(crate) fn cqe(&self) -> u32 {

@@ -5,6 +5,7 @@ use super::attrs::{self, Answers};
 use super::state::{Object, Result, Role, State};
 use rustix::io::Errno;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+use uverbs_uapi::device::UVERBS_ATTR_CORE_OUT;
 use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
 use uverbs_uapi::mlx5::object::{
@@ -112,8 +113,12 @@ impl State {
                 if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
                     return Err(Errno::INVAL);
                 }
-                let object = Object { object: UVERBS_OBJECT_CQ, start, ..Default::default() };
-                let handle = self.add(object);
+                let handle = self.add(Object {
+                    object: UVERBS_OBJECT_CQ,
+                    max_wr: cqe,
+                    start,
+                    ..Default::default()
+                });
                 to.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE, handle)?;
                 to.put(cq::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &cqe);
                 let resp = abi::mlx5_ib_create_cq_resp { cqn: handle + 0x80, reserved: 0 };
@@ -136,6 +141,26 @@ impl State {
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp_mlx5(to),
             _ => Err(Errno::PROTONOSUPPORT),
         }
+    }
+
+    /// Moves a completion queue to other memory, unless it has as many entries already: then the
+    /// driver does not even look at that memory.
+    pub(super) fn resize_cq_mlx5(
+        &mut self,
+        handle: u32,
+        entries: u32,
+        mut to: Answers<'_, '_>,
+    ) -> Result<()> {
+        let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        let object = self.object(handle);
+        if entries != object.max_wr + 1 {
+            pins(driver.buf_addr, 64)?;
+            object.max_wr = entries - 1;
+            object.start = driver.buf_addr;
+        }
+        let resp = cq::ib_uverbs_resize_cq_resp { cqe: entries - 1, reserved: 0 };
+        to.put(UVERBS_ATTR_CORE_OUT, &resp);
+        Ok(())
     }
 
     fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {

@@ -104,6 +104,10 @@ impl State {
             IB_USER_VERBS_CMD_RESIZE_CQ => {
                 let request: cq::ib_uverbs_resize_cq = attrs::input(to.command, IN)?;
                 self.expect("resize_cq", request.cq_handle, UVERBS_OBJECT_CQ)?;
+                if self.mlx5.is_some() {
+                    let entries = (request.cqe + 1).next_power_of_two();
+                    return self.resize_cq_mlx5(request.cq_handle, entries, to);
+                }
                 let old = self.ring(request.cq_handle, Role::Cq);
                 if request.cqe == 0 || request.cqe > MAX_CQE || request.cqe < old.pending() {
                     return Err(Errno::INVAL);
