@@ -109,6 +109,14 @@ impl Provider {
         })
     }
 
+    /// Gives back what the context has of the kernel beside its objects, which are gone.
+    pub(crate) fn close(&self, kernel: &dyn Kernel) {
+        match self {
+            Provider::Rxe => {}
+            Provider::Mlx5(context) => context.registers().close(kernel),
+        }
+    }
+
     /// How often a queue pair has to be brought to RESET until it is reset. rxe's rings keep their
     /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {

@@ -558,6 +558,8 @@ impl TargetPlan {
 
 fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
     context.indices.take().ok_or_else(|| {
-        Error::new(verb, Errno::NFILE).detail("2^24 queue pairs of this context are alive")
+        Error::new(verb, Errno::NFILE).detail(
+            "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
+        )
     })
 }
