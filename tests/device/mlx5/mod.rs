@@ -3,6 +3,7 @@
 mod allocator;
 mod clock;
 mod context;
+pub(crate) mod dm;
 mod dmabuf;
 pub(crate) mod stress;
 mod td;
@@ -22,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        dm::trials(),
         dmabuf::trials(),
         stress::trials(),
         td::trials(),
