@@ -29,6 +29,8 @@ capabilities! {
     AtomicWrite = "atomic_write";
     /// Making a completion queue larger or smaller.
     CqResize = "cq_resize";
+    /// Rules for packets that nobody else takes.
+    FlowDefault = "flow_default";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Imports that rdma-core knows, too.
