@@ -6,6 +6,7 @@
 use super::Mlx5;
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
+use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
@@ -74,13 +75,17 @@ impl Opening {
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
         let devx = self.request.flags != 0;
         let mut limits = Limits::new(&self.response, devx)?;
-        // The only limit that the driver does not tell beside the context.
+        // The driver does not tell these beside the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
             .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
+        limits.rd_atomic = RdAtomic {
+            answered: device.base.max_qp_rd_atom,
+            sent: device.base.max_qp_init_rd_atom,
+        };
         Mlx5::new(limits, kernel, epoch)
     }
 }
@@ -102,6 +107,7 @@ pub(crate) struct Limits {
     pub(crate) max_srq_recv_wr: u32,
     /// Entries of a completion queue, as they may be asked for.
     pub(crate) max_cqe: u32,
+    pub(crate) rd_atomic: RdAtomic,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
     /// Whether queue pairs can tell which options of connections they take.
@@ -153,6 +159,7 @@ impl Limits {
             max_recv_wr: resp.max_recv_wr,
             max_srq_recv_wr: resp.max_srq_recv_wr,
             max_cqe: 0,
+            rd_atomic: RdAtomic::default(),
             uars_per_page: resp.num_uars_per_page,
             ece: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE),
             clock_offset: has(
