@@ -5,7 +5,7 @@ use super::case::Case;
 /// Ready when the server listens.
 const LISTENS: &str = "cm";
 
-/// All of them, from the first device to the second.
+/// All of them, from the first device to the second; but for udpong, whose server never ends.
 pub(crate) fn programs() -> Vec<Case> {
     let pair = |name: &str, server: &str, client: &str| {
         Case::pair(format!("rdmacm::{name}"), LISTENS, server, client)
