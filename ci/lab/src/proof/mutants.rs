@@ -37,8 +37,10 @@ const ROOT: &str = "src/lib.rs";
 
 /// Tests of the device suite that are run.
 const TESTS: &str = "mlx5::stress";
-/// Seconds that they may take: with a mistake some wait for what never comes.
-const PATIENCE: &str = "10";
+/// Seconds that they may take without a mistake.
+const PATIENCE: u32 = 100;
+/// Seconds with one: some then wait for what never comes, and what is to be seen is seen at once.
+const SHORT: u32 = 12;
 
 /// A piece of the library, and what it becomes.
 struct Edit {
@@ -169,14 +171,14 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         let mut vm = proof.session.boot(&machine)?;
         // The driver tries its registers when a device is first opened, and nobody errs without a
         // mistake: what is seen later is the mistake's.
-        stress(&mut vm, "none")?.context("without a mistake")?;
+        stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
         let before = Doorbells::of(&vm)?;
-        stress(&mut vm, "none")?.context("without a mistake")?;
+        stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
         Doorbells::of(&vm)?.none_since(before).context("without a mistake")?;
         for mutant in wanted {
             let start = Instant::now();
             let before = Doorbells::of(&vm)?;
-            let result = stress(&mut vm, mutant.name)?;
+            let result = stress(&mut vm, mutant.name, SHORT)?;
             let seen = Doorbells::of(&vm)?.since(before);
             let (what, count) = mutant.rises;
             let risen = count(seen) > 0;
@@ -196,8 +198,9 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
 }
 
 /// Runs the tests with a mistake. The first error is the machine's, the second the tests'.
-fn stress(vm: &mut Vm, mutant: &str) -> Result<Result<()>> {
-    let command = ["timeout", "-s", "KILL", PATIENCE, "stress", TESTS];
+fn stress(vm: &mut Vm, mutant: &str, seconds: u32) -> Result<Result<()>> {
+    let seconds = seconds.to_string();
+    let command = ["timeout", "-s", "KILL", &seconds, "stress", TESTS];
     let environment = [
         (VARIABLE, mutant),
         ("UVERBS_TEST_DEVICE", "mlx5_0"),
@@ -208,7 +211,7 @@ fn stress(vm: &mut Vm, mutant: &str) -> Result<Result<()>> {
         environment: environment.map(|(name, value)| (name.into(), value.into())).to_vec(),
         ..Order::default()
     };
-    let (ending, printed, errors) = suite::collect(vm, &order, Duration::from_secs(60));
+    let (ending, printed, errors) = suite::collect(vm, &order, Duration::from_secs(200));
     let status = ending?.status();
     Ok(match status {
         0 => Ok(()),
