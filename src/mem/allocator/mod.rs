@@ -121,7 +121,9 @@ pub enum Allocation {
 ///
 /// Memory answered by [`alloc`](Self::alloc) must be readable and writable, of at least the size
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
-/// physical place across `fork` (shared, or `MADV_DONTFORK`): a device reads and writes it.
+/// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
+/// writes it. With `MADV_DONTFORK` a forked child that goes on with what it inherited in the middle of
+/// a poll or a batch is killed by `SIGSEGV`; otherwise it finds nothing there.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
@@ -173,7 +175,9 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// Zeroed memory of at least `size` bytes at a multiple of `align`, a power of two.
     ///
-    /// An allocator is asked for exactly that, and may leave it to the library. What it answers is
+    /// An allocator is asked for exactly that, and may leave it to the library, whose memory begins
+    /// at a page and at no greater multiple: what asks for one wants the device to work with larger
+    /// pages, which small ones never are. What it answers is
     /// given back to it once, when nobody uses the memory any more.
     ///
     /// # Errors

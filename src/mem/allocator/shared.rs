@@ -5,7 +5,7 @@ use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,10 +13,11 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 /// Gives each buffer a file in memory (`memfd`), which another process can be sent and map: to
-/// look at a program's queues while it runs or after it died, or to take them along.
+/// look at a program's queues while it runs or after it died.
 ///
-/// The memory is shared with forked children, too, and does not move because of them. Whoever
-/// writes there disturbs the device.
+/// The memory is shared with forked children, too, and does not move because of them. The file is
+/// sealed once it is mapped here: whoever gets it can read it and map it for reading, and can neither
+/// write it nor make it shorter (`F_SEAL_FUTURE_WRITE`, Linux 5.1).
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: Lent,
@@ -38,7 +39,7 @@ pub struct SharedBuffer {
     pub resource: ResourceType,
     /// Bytes, whole pages.
     pub length: usize,
-    /// The file: to be mapped, or sent to another process.
+    /// The file: to be read, mapped for reading, or sent to another process.
     pub file: OwnedFd,
 }
 
@@ -65,9 +66,13 @@ impl SharedMemory {
 
     fn make(size: usize, align: usize) -> std::result::Result<(Mapping, OwnedFd), Errno> {
         let length = room(size, align, page_size()).ok_or(Errno::NOMEM)?;
-        let fd = memfd_create("uverbs-queue", MemfdFlags::CLOEXEC)?;
+        let fd = memfd_create("uverbs-queue", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, length as u64)?;
         let mapping = Mapping::of_fd(fd.as_fd(), 0, length, Epoch::current()?)?;
+        // A queue that others write makes the device do anything; a mapping that loses its pages
+        // kills who looks at it.
+        let sizes = SealFlags::SHRINK | SealFlags::GROW;
+        fcntl_add_seals(&fd, sizes | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok((mapping, fd))
     }
 }
@@ -98,5 +103,28 @@ unsafe impl QueueAllocator for SharedMemory {
         files.retain(|file| file.address != address);
         drop(files);
         self.lent.take_back(memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::pwrite;
+
+    #[test]
+    fn who_gets_the_file_can_look_and_no_more() {
+        let (mapping, fd) = SharedMemory::make(5000, 8).unwrap();
+        // What is mapped here goes on being written here.
+        // SAFETY: the mapping is this test's alone.
+        unsafe { mapping.as_ptr().write(7) };
+        let mut seen = [0; 1];
+        assert_eq!(rustix::io::pread(&fd, &mut seen, 0), Ok(1));
+        assert_eq!(seen, [7]);
+        assert_eq!(pwrite(&fd, &[1], 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::PERM));
+        let again = Mapping::of_fd(fd.as_fd(), 0, 4096, Epoch::current().unwrap());
+        assert_eq!(again.err(), Some(Errno::PERM));
+        Mapping::read_only(fd.as_fd(), 0, 4096, Epoch::current().unwrap()).unwrap();
     }
 }
