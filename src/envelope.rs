@@ -55,7 +55,10 @@ const _: () = assert!(size_of::<Wire>() == Envelope::SIZE);
 /// mistakes are noticed. It is no secret and it is not signed.
 ///
 /// It travels as [bytes](Self::to_bytes), or with the feature `serde` in any format. Bytes that were
-/// damaged or made up are refused when they are read, and reading them asks the kernel nothing.
+/// damaged are refused when they are read, and reading them asks the kernel nothing. Bytes that
+/// somebody made up with care are not: what importing such an envelope can do at worst is what
+/// everybody who has the file can do to its objects, and where that is more, as with
+/// [VARs](crate::mlx5::Var::import), importing is `unsafe`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Envelope {
     kind: ObjectKind,
