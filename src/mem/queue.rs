@@ -329,7 +329,7 @@ impl Block<'_> {
 }
 
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Elements {
     /// The part of the first element that says what it is.
     base: *mut u8,
@@ -409,7 +409,7 @@ impl Elements {
 
 /// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
 /// that finding nothing there costs next to nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reader {
     elements: Elements,
     /// The next element.

@@ -9,11 +9,14 @@
 //! ever be is in the queue when the letter is read, and has been consumed when the queue was found
 //! empty or went round once.
 
+use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
 use super::index::Index;
 use super::record::Record;
 use super::srq::Slots;
+use crate::mem::barrier::udma_from_device;
 use crate::mem::inbox::Inbox;
-use std::sync::{Arc, Weak};
+use crate::mem::queue::Reader;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 #[derive(Debug)]
 enum Letter {
@@ -28,15 +31,50 @@ enum Letter {
     },
 }
 
+/// What a poller that is gone left unread.
+#[derive(Debug)]
+pub(crate) struct Estate {
+    pub(crate) reader: Reader,
+    pub(crate) book: Book,
+}
+
 /// The control path's end: which queue pairs complete to a queue.
+///
+/// Who polls may go long before the queue does, which stays as long as a queue pair completes to it.
+/// What it left is settled when the last of both is gone: entries of shared receive queues that
+/// completions name which nobody will ever read go back.
 #[derive(Debug)]
 pub(crate) struct Members {
     letters: Inbox<Letter>,
+    estate: Mutex<Option<Estate>>,
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        let estate = self.estate.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Estate { reader, mut book }) = estate else { return };
+        // A child of a fork has no completions, and its parent's entries are not its to give back.
+        if reader.elements().epoch().is_over() {
+            return;
+        }
+        book.learn(self, reader.consumer(), reader.elements().count());
+        for (_, element) in reader.ours() {
+            udma_from_device();
+            if is_receive(opcode_of(element.owner())) {
+                book.give_back(number_of(element), element.be16::<COUNTER>().into());
+            }
+        }
+    }
 }
 
 impl Members {
     pub(crate) fn new() -> Arc<Members> {
-        Arc::new(Members { letters: Inbox::new() })
+        Arc::new(Members { letters: Inbox::new(), estate: Mutex::default() })
+    }
+
+    /// Leaves what nobody polls any more.
+    pub(crate) fn inherit(&self, estate: Estate) {
+        *self.estate.lock().unwrap_or_else(PoisonError::into_inner) = Some(estate);
     }
 
     /// Tells of a queue pair, before anything is posted to it.
@@ -153,6 +191,19 @@ impl Book {
         const UNUSED: u32 = 8;
         let ahead = |until: u32| (until.wrapping_sub(consumer) << UNUSED) as i32 > 0;
         self.dead.retain(|dead| !empty && ahead(dead.until));
+    }
+
+    /// Takes note of the completion of a receive that nobody will read: if it consumed an entry `at`
+    /// of a shared receive queue, that goes back.
+    fn give_back(&self, number: u32, at: u32) {
+        match self.get(number) {
+            Some(record) => {
+                if let Some(slots) = record.slots() {
+                    slots.complete(at);
+                }
+            }
+            None => self.discard(number, at),
+        }
     }
 
     /// Takes note of the completion of a receive of nobody in the book: if it consumed an entry `at`

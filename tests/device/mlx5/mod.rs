@@ -3,6 +3,7 @@
 mod allocator;
 mod clock;
 mod context;
+mod cq;
 mod dmabuf;
 mod td;
 mod uar;
@@ -21,6 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        cq::trials(),
         dmabuf::trials(),
         td::trials(),
         uar::trials(),
