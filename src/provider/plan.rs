@@ -9,6 +9,7 @@ use super::answer::Answer;
 use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
 use crate::error::{Error, Result};
 use crate::mem::allocator::Source;
+use crate::mem::dbrec::Gate;
 use crate::mem::mapping::Mapper;
 use crate::mem::queue::QueueMemory;
 use crate::qp::QpType;
@@ -84,6 +85,14 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
             CqPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            CqPlan::Rxe { .. } => error,
+            CqPlan::Mlx5(plan) => plan.explain(error),
         }
     }
 
@@ -175,6 +184,14 @@ impl QpPlan {
         }
     }
 
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            QpPlan::Rxe { .. } => error,
+            QpPlan::Mlx5(plan) => plan.explain(error),
+        }
+    }
+
     /// Called once, when the kernel's object is made.
     pub(crate) fn hold(&mut self) -> Hold {
         match self {
@@ -207,6 +224,7 @@ impl QpPlan {
                     send: SendRing::Rxe(send),
                     recv: recv.map(RecvRing::Rxe),
                     member: Member::Rxe { qpn },
+                    gate: None,
                 })
             }
             QpPlan::Mlx5(plan) => plan.finish(qpn).ok_or(Errno::BADMSG),
@@ -254,6 +272,8 @@ pub(crate) struct Queues {
     pub(crate) recv: Option<RecvRing>,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Where the rings look whether they may be used, if they do.
+    pub(crate) gate: Option<Gate>,
 }
 
 /// What a queue pair has to know of a shared receive queue.

@@ -37,10 +37,10 @@ use crate::pd::{PdInner, Shared, Sharing};
 use crate::provider::Member;
 use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
-use crate::wr::{Destination, PostError};
+use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
+use state::Tracked;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
@@ -81,7 +81,7 @@ pub(crate) struct QpInner {
     pub(crate) qp_type: QpType,
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
-    state: AtomicU8,
+    state: Tracked,
     /// What the peer was told of it.
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
@@ -111,23 +111,16 @@ impl QpInner {
 
     #[inline]
     pub(crate) fn state(&self) -> QpState {
-        QpState(self.state.load(Ordering::Acquire))
+        self.state.get()
     }
 
     pub(crate) fn set_state(&self, state: QpState) {
-        self.state.store(state.0, Ordering::Release);
-    }
-
-    /// Whether a destination belongs to this queue pair's domain: in another one, or another file,
-    /// its number means something else.
-    #[inline]
-    pub(crate) fn knows(&self, to: &Destination<'_>) -> bool {
-        self.pd().is_some_and(|pd| Arc::ptr_eq(&to.handle.pd().kernel, &pd.kernel))
+        self.state.set(state);
     }
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        let _ = self.state.compare_exchange(before.0, told.0, Ordering::AcqRel, Ordering::Relaxed);
+        self.state.change(before, told);
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
@@ -280,11 +273,12 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership for one; it comes back with
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
     /// the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a multicast membership or a memory window still holds the queue pair";
+        const HELD: &str =
+            "a multicast membership, a memory window or a flow rule still holds the queue pair";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

@@ -4,8 +4,7 @@
 use super::record::{Posted, Record, Source};
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU64, Ordering};
@@ -28,7 +27,7 @@ pub(crate) struct RecvRing {
     /// Receives posted in all.
     head: u32,
     notes: Masked<AtomicU64>,
-    epoch: Epoch,
+    gate: Gate,
     record: Arc<Record>,
 }
 
@@ -43,6 +42,7 @@ impl RecvRing {
         max_sge: u32,
         dbrec: Arc<DoorbellRecord>,
         record: Arc<Record>,
+        gate: Gate,
     ) -> Option<RecvRing> {
         let units = stride / UNIT as u32;
         if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
@@ -54,7 +54,6 @@ impl RecvRing {
             Source::Shared(_) => return None,
         };
         Some(RecvRing {
-            epoch: memory.epoch(),
             units: Units::new(memory, offset, entries.checked_mul(units)?)?,
             entries,
             stride: units.trailing_zeros() as u8,
@@ -63,12 +62,19 @@ impl RecvRing {
             head: 0,
             notes,
             word: dbrec.word(),
+            gate,
             record,
         })
     }
 
     pub(crate) fn capacity(&self) -> u32 {
         self.entries
+    }
+
+    /// Whether receives may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -89,7 +95,7 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
@@ -104,7 +110,7 @@ impl RecvRing {
 
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return;
         }
         self.head = cursor.at;

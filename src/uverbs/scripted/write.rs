@@ -35,6 +35,7 @@ impl State {
             }
             IB_USER_VERBS_CMD_ALLOC_PD => {
                 let pd_handle = self.add(Object { object: UVERBS_OBJECT_PD, ..Default::default() });
+                self.object(pd_handle).number = pd_handle + 0x200;
                 to.put(OUT, &pd::ib_uverbs_alloc_pd_resp { pd_handle });
             }
             IB_USER_VERBS_CMD_CREATE_AH => {

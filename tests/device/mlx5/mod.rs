@@ -4,7 +4,9 @@ mod allocator;
 mod clock;
 mod context;
 mod cq;
+pub(crate) mod dm;
 mod dmabuf;
+pub(crate) mod stress;
 mod td;
 mod uar;
 mod var;
@@ -23,7 +25,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         clock::trials(),
         context::trials(),
         cq::trials(),
+        dm::trials(),
         dmabuf::trials(),
+        stress::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),
