@@ -52,8 +52,9 @@ impl CqInner {
 /// a queue pair that was dropped are discarded, whether it was dropped before or between polls.
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
-    pub(crate) inner: Arc<CqInner>,
+    // First: an allocator gets the memory back last, from what the kernel's object holds.
     ring: CqRing,
+    pub(crate) inner: Arc<CqInner>,
     epoch: Epoch,
     /// The events that its channel announced, if it has one.
     heard: Option<Heard>,
@@ -78,6 +79,7 @@ pub struct CqBuilder {
     channel: Option<Arc<ChannelInner>>,
     domain: Option<Arc<PdInner>>,
     cqe_size: u32,
+    pad: bool,
 }
 
 impl Context {
@@ -91,6 +93,7 @@ impl Context {
             channel: None,
             domain: None,
             cqe_size: CQE_SIZE,
+            pad: false,
         }
     }
 }
@@ -127,16 +130,27 @@ impl CqBuilder {
         self
     }
 
+    /// Has the device write completions of 128 bytes whole, the half that says nothing with zeros: so
+    /// that no cache line has to be fetched to be written in part. On mlx5, where
+    /// [`pads_completions`](crate::mlx5::DeviceAttr::pads_completions) says so.
+    #[doc(alias = "MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD")]
+    #[must_use]
+    pub fn pad(mut self) -> Self {
+        self.pad = true;
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
     ///
     /// `EINVAL` for 0 entries, for more than the device has (`max_cqe`), for a vector that does
     /// not exist, for a channel or domain of another context, for completions of another size than 64
-    /// and 128 bytes; `ENOMEM`; `EAGAIN` at a cgroup's limit.
+    /// and 128 bytes, for [padding](Self::pad) of less than 128; `EOPNOTSUPP` for padding by a device
+    /// that does not; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<CompletionQueue> {
         const VERB: &str = "create_cq";
-        let CqBuilder { file, cqe, vector, channel, domain, cqe_size } = self;
+        let CqBuilder { file, cqe, vector, channel, domain, cqe_size, pad } = self;
         if cqe == 0 {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
@@ -158,9 +172,9 @@ impl CqBuilder {
         }
         let registration = file.register(VERB, Kind::Cq)?;
         let source = Source { verb: VERB, domain: domain.as_ref() };
-        let mut plan = CqPlan::new(&file.provider, CqAsk { cqe, cqe_size }, source)?;
+        let mut plan = CqPlan::new(&file.provider, CqAsk { cqe, cqe_size, pad }, source)?;
         let mut granted = 0u32;
-        let told = plan.cqe();
+        let (told, bytes) = (plan.cqe(), plan.bytes());
         let command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
             .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, told)
@@ -185,6 +199,10 @@ impl CqBuilder {
                 )),
                 None => error.detail(format!("{cqe} entries")),
             },
+            Errno::OPNOTSUPP if pad => {
+                error.detail(format!("{} pads no completions", file.device.name()))
+            }
+            Errno::NOMEM => error.pinning(bytes),
             _ => plan.explain(error),
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
@@ -336,7 +354,7 @@ impl CompletionQueue {
             cqe: plan.cqe(),
             ..Default::default()
         };
-        let object = &self.inner.object;
+        let (object, bytes) = (&self.inner.object, plan.bytes());
         let before = self.ring.exchange(|ring| {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
             let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
@@ -354,6 +372,7 @@ impl CompletionQueue {
                         file.device.name(),
                     ))
                 }
+                Errno::NOMEM => error.pinning(bytes),
                 _ => error,
             })?;
             // The old ring is dead whatever happens now; without a new one nothing is added to
@@ -367,7 +386,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// How many completions the queue holds before it overflows.
+    /// How many completions the queue holds for certain before it overflows: as many as were asked
+    /// for, or more, as rdma-core's `cqe` counts them.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }

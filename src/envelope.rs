@@ -57,7 +57,8 @@ const _: () = assert!(size_of::<Wire>() == Envelope::SIZE);
 /// It travels as [bytes](Self::to_bytes), or with the feature `serde` in any format. Bytes that were
 /// damaged are refused when they are read, and reading them asks the kernel nothing. Somebody who
 /// makes them up with care is not noticed then: what they say of the object is compared with what the
-/// kernel says when it is imported.
+/// kernel says when it is imported. Where the kernel says too little, as of
+/// [VARs](crate::mlx5::Var::import), importing is `unsafe`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Envelope {
     kind: ObjectKind,

@@ -4,6 +4,7 @@
 //! ([`PostError`](crate::PostError)); completion status is data and is no error at all.
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -62,6 +63,14 @@ impl Error {
         self
     }
 
+    /// Explains `ENOMEM` where the driver was to pin memory; no bytes are no explanation.
+    pub(crate) fn pinning(self, bytes: usize) -> Self {
+        match bytes {
+            0 => self,
+            _ => self.detail(out_of_memory(bytes, getrlimit(Resource::Memlock).current)),
+        }
+    }
+
     /// The call that failed, in the vocabulary of this library.
     pub fn verb(&self) -> &'static str {
         self.0.verb
@@ -93,6 +102,17 @@ impl Error {
     /// [`Context::reimport`](crate::Context::reimport).
     pub fn is_forked(&self) -> bool {
         self.0.kernel.is_none() && self.0.errno == Errno::OWNERDEAD
+    }
+}
+
+fn out_of_memory(bytes: usize, memlock: Option<u64>) -> String {
+    match memlock {
+        Some(limit) => format!(
+            "cannot pin {bytes} bytes: this process may lock {limit} bytes (RLIMIT_MEMLOCK), all of \
+             its regions and queues together; raise it with `ulimit -l` or LimitMEMLOCK=, or grant \
+             CAP_IPC_LOCK"
+        ),
+        None => format!("cannot pin {bytes} bytes: system or device is out of memory"),
     }
 }
 
@@ -147,5 +167,13 @@ mod tests {
         let error = Error::invalid("create_cq", "cqe 0 is below the minimum of 1");
         let text = error.to_string();
         assert!(text.starts_with("create_cq: cqe 0 is below the minimum of 1 ("), "{text}");
+    }
+
+    #[test]
+    fn running_out_of_locked_memory_says_how_much_and_what_to_do() {
+        let text = out_of_memory(16 << 20, Some(8 << 20));
+        assert!(text.contains("16777216") && text.contains("8388608"), "{text}");
+        assert!(text.contains("ulimit -l"), "{text}");
+        assert!(!out_of_memory(1, None).contains("ulimit"));
     }
 }

@@ -201,7 +201,7 @@ impl SrqBuilder {
         let mut plan =
             SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, xrc.is_some(), source)?;
         let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
-        let told = plan.told();
+        let (told, bytes) = (plan.told(), plan.bytes());
         let command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
             .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
@@ -239,6 +239,7 @@ impl SrqBuilder {
                 )),
                 None => error.detail(format!("{max_wr} receives of {max_sge} entries")),
             },
+            Errno::NOMEM => error.pinning(bytes),
             _ => error,
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;

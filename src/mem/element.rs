@@ -12,7 +12,7 @@ use std::sync::Arc;
 use uverbs_uapi::endian::{Be16, Be32};
 
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Elements {
     /// The part of the first element that says what it is.
     base: *mut u8,
@@ -90,7 +90,7 @@ impl Elements {
 
 /// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
 /// that finding nothing there costs next to nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reader {
     elements: Elements,
     /// The next element.

@@ -105,6 +105,8 @@ pub(crate) struct Backing<M> {
     length: usize,
     /// Bytes that the device can reach.
     reach: u64,
+    /// Whether another process has it, or another part of this one that exported it.
+    foreign: bool,
 }
 
 // SAFETY: the owner is only ever dropped or moved out, which `M: Send` allows on any thread.
@@ -119,7 +121,8 @@ impl<M: StableBytes> Backing<M> {
         // SAFETY: leaked just now, so nobody else knows of it.
         let items = unsafe { owner.as_mut() }.items();
         let length = items.len().saturating_mul(size_of::<M::Item>());
-        Backing { owner, start: items.as_ptr().cast(), length, reach: length as u64 }
+        let start = items.as_ptr().cast();
+        Backing { owner, start, length, reach: length as u64, foreign: false }
     }
 }
 
@@ -133,12 +136,17 @@ impl Backing<MmapMut> {
 impl<M> Backing<M> {
     fn with(owner: M, start: *mut u8, length: usize, reach: u64) -> Self {
         let owner = NonNull::from(Box::leak(Box::new(owner)));
-        Backing { owner, start, length, reach }
+        Backing { owner, start, length, reach, foreign: false }
     }
 
     /// The address of the first byte, as the kernel takes it.
     pub(crate) fn address(&self) -> u64 {
         self.start.expose_provenance() as u64
+    }
+
+    /// Whether somebody else has it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
     }
 
     /// How many bytes from there belong to it.
@@ -303,7 +311,9 @@ impl Backing<DmaBuf> {
 
 impl Backing<Foreign> {
     pub(crate) fn foreign(reach: u64) -> Self {
-        Backing::beyond(Foreign(()), reach)
+        let mut backing = Backing::beyond(Foreign(()), reach);
+        backing.foreign = true;
+        backing
     }
 }
 

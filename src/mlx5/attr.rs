@@ -54,9 +54,10 @@ impl DeviceAttr {
         self.limits.max_srq_recv_wr
     }
 
-    /// Whether the kernel lets this context make commands to the firmware.
+    /// Whether the kernel lets this context make commands to the firmware; `None` for a context that
+    /// was imported, of which the kernel does not tell.
     #[doc(alias = "MLX5DV_CONTEXT_FLAGS_DEVX")]
-    pub fn devx(&self) -> bool {
+    pub fn devx(&self) -> Option<bool> {
         self.limits.devx
     }
 

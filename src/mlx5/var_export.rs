@@ -105,7 +105,15 @@ impl Var {
 
     /// Imports a VAR that was exported from a context on the same kernel file.
     ///
-    /// That it exists, and that its page can be mapped, is checked.
+    /// That it exists, and that something can be mapped where its page is said to be, is checked; the
+    /// kernel does not tell what that something is.
+    ///
+    /// # Safety
+    ///
+    /// The envelope was answered by [`export`](Self::export) or [`release`](Self::release), and came
+    /// here from somebody who is trusted. One that was made up may name, by its place in the file,
+    /// any page of it: the doorbell registers of queues, where safe functions of the mapped page
+    /// would then write requests of nobody's.
     ///
     /// # Errors
     ///
@@ -113,7 +121,8 @@ impl Var {
     /// `ENOENT` if there is no VAR of this handle, `ESTALE` if there is one elsewhere, `EOPNOTSUPP` on
     /// a device of another driver.
     #[doc(alias = "mlx5dv_var_import")]
-    pub fn import(context: &Context, envelope: &Envelope) -> Result<ImportedVar> {
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn import(context: &Context, envelope: &Envelope) -> Result<ImportedVar> {
         context.file.provider.mlx5(VERB)?;
         let (handle, [page_id, length, offset, _]) =
             envelope.open(VERB, &context.file, ObjectKind::MLX5_VAR)?;
@@ -129,6 +138,9 @@ impl Var {
     /// The bytes were exported from a context on the same kernel file. They hold nothing that could
     /// be checked: made up, they name any page that is mapped through the file, such as the registers
     /// of one's own queues.
+    ///
+    /// That rdma-core's functions take and give such bytes is read from their source; it has not been
+    /// tried with a program that calls them.
     ///
     /// # Errors
     ///

@@ -19,7 +19,6 @@ use crate::uverbs::invoke_write::write;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use rustix::param::page_size;
-use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -509,8 +508,7 @@ fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> 
             Error::new(VERB, Errno::OPNOTSUPP).detail("the device pages nothing on demand")
         }
         Errno::NOMEM | Errno::PERM if !on_demand => {
-            let limit = getrlimit(Resource::Memlock).current;
-            error.detail(out_of_memory(length, limit))
+            error.pinning(usize::try_from(length).unwrap_or(usize::MAX))
         }
         Errno::OPNOTSUPP => {
             error.detail(format!("the device knows no memory regions with access {access:?}"))
@@ -520,17 +518,6 @@ fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> 
             "{length} bytes are not all mapped in a way that allows access {access:?}"
         )),
         _ => error,
-    }
-}
-
-fn out_of_memory(length: u64, memlock: Option<u64>) -> String {
-    match memlock {
-        Some(limit) => format!(
-            "cannot pin {length} bytes: this process may lock {limit} bytes (RLIMIT_MEMLOCK), all \
-             of its regions and queues together; raise it with `ulimit -l` or LimitMEMLOCK=, or \
-             grant CAP_IPC_LOCK"
-        ),
-        None => format!("cannot pin {length} bytes: system or device is out of memory"),
     }
 }
 
@@ -574,13 +561,5 @@ mod tests {
     fn rights_that_contradict_each_other_are_refused() {
         let error = check(Access::REMOTE_WRITE, 0x1000, 0x1000, 64).unwrap_err();
         assert!(error.message().contains("LOCAL_WRITE"), "{error}");
-    }
-
-    #[test]
-    fn running_out_of_locked_memory_says_how_much_and_what_to_do() {
-        let text = out_of_memory(16 << 20, Some(8 << 20));
-        assert!(text.contains("16777216") && text.contains("8388608"), "{text}");
-        assert!(text.contains("ulimit -l"), "{text}");
-        assert!(!out_of_memory(1, None).contains("ulimit"));
     }
 }

@@ -70,7 +70,8 @@ impl<T, M> MemoryRegion<T, M> {
     /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
     /// to memory that was registered without, `EBUSY` while a window is bound to the region,
     /// `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
-    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), or a domain of another context. After
+    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), or a domain of another context; `EPERM` for a region
+    /// that was [imported](crate::ProtectionDomain::import_mr), even by its new owner. After
     /// these the region is what it was. Other errors, `ENOMEM` for one, can come in the middle:
     /// the region [is dead](Self::is_dead) then, its keys reach nothing, and all that is left is to
     /// [destroy](Self::destroy) it, which gives the memory back.
@@ -79,6 +80,9 @@ impl<T, M> MemoryRegion<T, M> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(bound)?;
         if inner.dead {
             return Err(dead());
+        }
+        if inner.object.memory().is_some_and(Backing::is_foreign) {
+            return Err(foreign());
         }
         let file = inner.object.file().clone();
         let mut flags = change::empty();
@@ -141,6 +145,13 @@ fn dead() -> Error {
     Error::invalid(VERB, "a failed change left the region without memory; it can be destroyed")
 }
 
+/// An envelope can be made up: of a region of this process's pools, for one, whose buffers are
+/// slices that no peer may write.
+fn foreign() -> Error {
+    Error::new(VERB, Errno::PERM)
+        .detail("the region was imported: only who registered its memory can change it")
+}
+
 /// The region with its new memory, and the old memory.
 pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 
@@ -189,7 +200,8 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a window is bound to the
-    /// region; `EINVAL` for memory of zero bytes. After these the region comes back as it was.
+    /// region; `EINVAL` for memory of zero bytes; `EPERM` for a region that was
+    /// [imported](crate::ProtectionDomain::import_mr). After these the region comes back as it was.
     /// After others, `ENOMEM` beyond the limit of locked memory for one, it is destroyed, and
     /// both memories come back.
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
@@ -211,6 +223,8 @@ impl<T, M> MemoryRegion<T, M> {
         let (start, length) = (backing.address(), backing.reach());
         let checked = if inner.dead {
             Err(dead())
+        } else if inner.object.memory().is_some_and(Backing::is_foreign) {
+            Err(foreign())
         } else {
             register::check(inner.access, start, start, length).map_err(|error| error.in_verb(VERB))
         };

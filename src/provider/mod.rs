@@ -2,7 +2,7 @@
 //!
 //! A private enum, matched once per batch, in place of generics that would leak into every public
 //! type. Providers open no files, hold no context and know no objects: a creation is planned with
-//! queue memory from a [`Source`](crate::mem::queue::Source), sent to the kernel by whoever asked,
+//! queue memory from a [`Source`](crate::mem::allocator::Source), sent to the kernel by whoever asked,
 //! and finished with what the kernel answered; [`plan`] says how.
 
 pub(crate) mod answer;
@@ -225,9 +225,12 @@ impl Provider {
 }
 
 fn no_register(verb: &'static str, errno: Errno, have: usize) -> Error {
-    Error::from_kernel(verb, errno).detail(format!(
-        "the device has no doorbell register left; thread domains of this context have {have}"
-    ))
+    let why = match errno {
+        Errno::NOSPC | Errno::NOMEM => "the device has no doorbell register left",
+        _ => "no page of doorbell registers could be had",
+    };
+    Error::from_kernel(verb, errno)
+        .detail(format!("{why}; thread domains of this context have {have}"))
 }
 
 /// The doorbell register of a thread domain.

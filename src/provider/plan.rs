@@ -38,6 +38,8 @@ pub(crate) struct CqAsk {
     pub(crate) cqe: u32,
     /// Bytes of an entry, where that is not the driver's business.
     pub(crate) cqe_size: u32,
+    /// Whether the device shall write all of it.
+    pub(crate) pad: bool,
 }
 
 /// A completion queue in the making.
@@ -50,6 +52,10 @@ pub(crate) enum CqPlan {
 impl CqPlan {
     pub(crate) fn new(provider: &Provider, ask: CqAsk, source: Source<'_>) -> Result<CqPlan> {
         Ok(match provider {
+            Provider::Rxe if ask.pad => {
+                return Err(Error::new(source.verb, Errno::OPNOTSUPP)
+                    .detail("only mlx5 has completions that can be padded"));
+            }
             Provider::Rxe => {
                 CqPlan::Rxe { cqe: ask.cqe, answer: Answer::room_for::<rxe_create_cq_resp>() }
             }
@@ -64,6 +70,14 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { cqe, .. } => *cqe,
             CqPlan::Mlx5(plan) => plan.cqe(),
+        }
+    }
+
+    /// Bytes of queues that the driver pins; none where they are the kernel's.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            CqPlan::Rxe { .. } => 0,
+            CqPlan::Mlx5(plan) => plan.bytes(),
         }
     }
 
@@ -143,6 +157,14 @@ impl QpPlan {
         match self {
             QpPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
             QpPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// Bytes of queues that the driver pins; none where they are the kernel's.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            QpPlan::Rxe { .. } => 0,
+            QpPlan::Mlx5(plan) => plan.bytes(),
         }
     }
 
@@ -293,6 +315,14 @@ impl SrqPlan {
         })
     }
 
+    /// Bytes of queues that the driver pins; none where they are the kernel's.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            SrqPlan::Rxe { .. } => 0,
+            SrqPlan::Mlx5(plan) => plan.bytes(),
+        }
+    }
+
     /// What the kernel is told.
     pub(crate) fn told(&self) -> SrqAsk {
         match self {
@@ -375,6 +405,14 @@ impl ResizePlan {
         match self {
             ResizePlan::Rxe { cqe, .. } => *cqe,
             ResizePlan::Mlx5(plan) => plan.cqe(),
+        }
+    }
+
+    /// Bytes of queues that the driver pins; none where they are the kernel's.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            ResizePlan::Rxe { .. } => 0,
+            ResizePlan::Mlx5(plan) => plan.bytes(),
         }
     }
 

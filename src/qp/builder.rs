@@ -165,7 +165,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let mut plan = QpPlan::new(&file.provider, ask, source, &*file.kernel)?;
         let mut granted = uapi::ib_uverbs_qp_cap::default();
         let mut qpn = 0u32;
-        let told = plan.told();
+        let (told, bytes) = (plan.told(), plan.bytes());
         let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
             .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
             .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
@@ -189,7 +189,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
-        made.map_err(|error| plan.explain(self.explain(error)))?;
+        made.map_err(|error| plan.explain(self.explain(error, bytes)))?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
         let caps = plan.caps(granted);
@@ -251,7 +251,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         }
     }
 
-    fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Error, bytes: usize) -> Error {
         let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
             Errno::INVAL => {
@@ -283,6 +283,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 file.device.name(),
                 self.qp_type
             )),
+            Errno::NOMEM => error.pinning(bytes),
             Errno::PERM => error.detail(format!("type {} needs CAP_NET_RAW", self.qp_type)),
             _ => error,
         }

@@ -16,11 +16,11 @@ use uverbs_uapi::object as objects;
 fn a_context_does_without_what_the_kernel_refuses() {
     let script = Script::mlx5();
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
-    assert!(attr.devx());
+    assert_eq!(attr.devx(), Some(true));
     let script = Script::mlx5();
     script.change_mlx5(|device| device.devx = false);
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
-    assert!(!attr.devx());
+    assert_eq!(attr.devx(), Some(false));
     assert_eq!(attr.blueflame_bytes(), 256);
     let tries = script.log().iter().filter(|op| **op == Op::GET_CONTEXT).count();
     assert_eq!(tries, 2);
@@ -66,6 +66,8 @@ struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
     boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
+    /// What came back, oldest first.
+    back: Mutex<Vec<ResourceType>>,
 }
 
 impl Counted {
@@ -91,7 +93,8 @@ unsafe impl QueueAllocator for Counted {
         Allocation::Memory(memory)
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
+        self.back.lock().unwrap().push(resource);
         let mut boxes = self.boxes.lock().unwrap();
         let at = boxes.iter().position(|(address, _)| *address == memory.as_ptr() as usize);
         let (_, layout) = boxes.remove(at.expect("memory that was lent"));
@@ -169,14 +172,43 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     for cqe in [10, 15, 8, 10] {
         cq.resize(cqe).unwrap();
         assert!(kept(&cq), "resized to {cqe}");
-        assert_eq!((lent(), bench.memory.outstanding(), cq.capacity()), (before, 2, 16));
+        assert_eq!((lent(), bench.memory.outstanding(), cq.capacity()), (before, 2, 15));
     }
-    for (cqe, capacity) in [(16, 32), (31, 32), (3, 4), (10, 16)] {
+    for (cqe, capacity) in [(16, 31), (31, 31), (3, 3), (10, 15)] {
         cq.resize(cqe).unwrap();
         assert!(kept(&cq), "resized to {cqe}");
         assert_eq!((bench.memory.outstanding(), cq.capacity()), (2, capacity));
     }
     assert_eq!(lent(), before + 3, "one for each that moved");
+}
+
+#[test]
+fn the_record_comes_back_before_the_queue() {
+    let bench = Bench::new();
+    let back = || std::mem::take(&mut *bench.memory.back.lock().unwrap());
+    let record = |queue| [ResourceType::MLX5_DBR, queue];
+    let (qps, srq, cq) = bench.make().unwrap();
+    drop(qps);
+    let qp = ResourceType::MLX5_QP;
+    assert_eq!(back(), [record(qp), record(qp)].concat());
+    drop(srq);
+    assert_eq!(back(), record(ResourceType::MLX5_SRQ));
+    drop(cq);
+    assert_eq!(back(), record(ResourceType::MLX5_CQ));
+    let ([one, other], srq, cq) = bench.make().unwrap();
+    one.destroy().unwrap();
+    other.destroy().unwrap();
+    assert_eq!(back(), [record(qp), record(qp)].concat());
+    srq.destroy().unwrap();
+    cq.destroy().unwrap();
+    let both = [record(ResourceType::MLX5_SRQ), record(ResourceType::MLX5_CQ)].concat();
+    assert_eq!(back(), both);
+    // Also of what was never made.
+    for (step, queue) in [(1, ResourceType::MLX5_CQ), (2, ResourceType::MLX5_SRQ), (3, qp)] {
+        bench.script.fail_step(step, Errno::NOMEM);
+        bench.make().unwrap_err();
+        assert_eq!(back()[..2], record(queue));
+    }
 }
 
 #[test]
@@ -218,6 +250,60 @@ fn a_child_frees_nothing() {
     });
     drop(made);
     assert_eq!(bench.memory.outstanding(), 0);
+}
+
+#[test]
+fn a_guard_over_a_fork_finds_nothing() {
+    use crate::allocator::{Arena, Pages, SharedMemory};
+    let bench = Bench::new();
+    let builder = || ParentDomain::builder(&bench.pd);
+    let arena = Arc::new(Arena::new(1 << 20).unwrap());
+    let domains = [
+        builder().allocator(Pages::new()).build().unwrap(),
+        builder().allocator(arena.clone()).build().unwrap(),
+        builder().allocator(SharedMemory::new()).build().unwrap(),
+        builder().build().unwrap(),
+    ];
+    for domain in &domains {
+        let mut cq = bench.context.create_cq(10).parent_domain(domain).build().unwrap();
+        let mut guard = Some(cq.poll().unwrap());
+        crate::mem::fork::in_child(|| {
+            assert!(guard.as_mut().unwrap().next().is_none());
+            drop(guard.take());
+        });
+    }
+    // The arena is the parent's.
+    let view = DomainView { pd: &domains[1].inner };
+    let ask = || arena.alloc(&view, 64, 64, ResourceType::MLX5_CQ);
+    crate::mem::fork::in_child(|| assert_eq!(ask(), Allocation::Failed));
+    assert_eq!((arena.used(), arena.buffers()), (0, 0));
+    assert!(matches!(ask(), Allocation::Memory(_)));
+}
+
+#[test]
+fn padding_is_for_long_completions() {
+    let bench = Bench::new();
+    let cq = || bench.context.create_cq(10).pad();
+    let error = cq().build().unwrap_err();
+    assert!(error.errno() == Errno::INVAL && error.message().contains("64 bytes"), "{error}");
+    cq().cqe_size(128).build().unwrap();
+    let error = Script::new().open("rxe0").create_cq(10).cqe_size(128).pad().build().unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_told_in_bytes() {
+    let bench = Bench::new();
+    for (step, bytes) in [(1, 4096), (2, 512)] {
+        bench.script.fail_step(step, Errno::NOMEM);
+        let error = bench.make().unwrap_err();
+        let text = format!("cannot pin {bytes} bytes");
+        assert!(error.message().contains(&text), "{error}");
+    }
+    let mut cq = bench.context.create_cq(10).build().unwrap();
+    bench.script.fail_step(1, Errno::NOMEM);
+    let error = cq.resize(1000).unwrap_err();
+    assert!(error.message().contains("cannot pin 65536 bytes"), "{error}");
 }
 
 #[test]
@@ -270,6 +356,12 @@ fn running_out_of_registers_counts_them() {
     let error = context.alloc_td().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
     assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
+    assert!(error.message().contains("no doorbell register left"), "{error}");
+    // What has another reason is not put down to that.
+    script.fail_step(1, Errno::IO);
+    let error = context.alloc_td().unwrap_err();
+    let text = "no page of doorbell registers could be had; thread domains of this context have 6";
+    assert!(error.errno() == Errno::IO && error.message().ends_with(text), "{error}");
     // A queue pair rings the page that is there.
     let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(qp.handle()).max_wr, 5);

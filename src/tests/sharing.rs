@@ -4,7 +4,7 @@ mod mlx5;
 
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, Context, Envelope, Errno, MemoryRegion, ObjectKind, QpType};
+use crate::{Access, Context, Envelope, Errno, MemoryRegion, ObjectKind, QpType, Rereg};
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
 
 /// An exporter, and an importer that was told where its file comes from.
@@ -110,7 +110,15 @@ fn ownership_moves() {
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
     let pd = importer.import_pd(&sent_pd).unwrap().into_owner().unwrap();
-    let region = pd.import_mr(&sent).unwrap().into_owner().unwrap();
+    let mut region = pd.import_mr(&sent).unwrap().into_owner().unwrap();
+    // The envelope may have been made up, of one of this process's own pools: no rights are added, and
+    // no memory is put in its place.
+    let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let error = region.rereg(Rereg::new().access(all)).unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM, "{error}");
+    let refused = region.exchange(vec![0u8; 4096].into_boxed_slice()).unwrap_err();
+    assert_eq!(refused.error.errno(), Errno::PERM);
+    let region = refused.region.unwrap();
     assert_eq!((pd.handle(), region.handle()), (pd_handle, mr_handle));
     region.destroy().unwrap();
     drop(pd);

@@ -37,6 +37,9 @@ pub(crate) struct Config {
     pub(crate) inline: u32,
     /// Entries of each completion queue.
     pub(crate) cqe: u32,
+    /// Bytes of a completion, and whether each is written whole; for mlx5.
+    pub(crate) cqe_size: u32,
+    pub(crate) pad: bool,
     /// Bytes of memory on each side.
     pub(crate) memory: usize,
     pub(crate) signal_all: bool,
@@ -56,6 +59,8 @@ impl Config {
             sges: 4,
             inline: 64,
             cqe: 64,
+            cqe_size: 64,
+            pad: false,
             memory: 1 << 17,
             signal_all: false,
             srq: false,
@@ -290,7 +295,8 @@ impl Side {
         let memory = pd.allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
         let domain = extend.map(|extend| extend(&pd)).transpose()?;
-        let cq = context.create_cq(config.cqe).channel(&channel);
+        let cq = context.create_cq(config.cqe).cqe_size(config.cqe_size).channel(&channel);
+        let cq = if config.pad { cq.pad() } else { cq };
         let cq = match &domain {
             Some(domain) => cq.parent_domain(domain).build()?,
             None => cq.build()?,

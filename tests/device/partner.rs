@@ -295,11 +295,17 @@ struct VarDesk {
     page: Option<DoorbellPage>,
 }
 
+#[allow(unsafe_code, reason = "envelopes of VARs are taken on trust")]
+fn import_var(context: &Context, envelope: &Envelope) -> uverbs::Result<ImportedVar> {
+    // SAFETY: the test that sent it exported it.
+    unsafe { Var::import(context, envelope) }
+}
+
 impl VarDesk {
     fn obey(&mut self, context: Context, line: &str) -> Verdict<String> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         Ok(match word {
-            "import" => match Var::import(&context, &parse(rest)?) {
+            "import" => match import_var(&context, &parse(rest)?) {
                 Ok(var) => {
                     let text = format!("imported {} {}", var.page_id(), var.len());
                     self.imported = Some(var);

@@ -12,8 +12,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// programs that must not ask the system for memory once they run, or that bound what queues may
 /// take.
 ///
-/// The piece is memory that forked children do not get (`MADV_DONTFORK`). A buffer that is given
-/// back joins with free neighbours; the first free place that is large enough is taken.
+/// A forked child has zeros in the place of the piece (`MADV_WIPEONFORK`), and an arena that is used
+/// up: it makes one of its own. A buffer that is given back joins with free neighbours; the first
+/// free place that is large enough is taken.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
@@ -106,6 +107,10 @@ impl Space {
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+        // Before the lock, which another thread may have held when this process was forked off.
+        if self.mapping.is_inherited() {
+            return Allocation::Failed;
+        }
         let base = self.mapping.as_ptr();
         let Some(offset) = self.space().take(base.addr(), size, align) else {
             return Allocation::Failed;

@@ -2,6 +2,7 @@
 
 use super::lent::{Lent, huge, room};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 
@@ -11,6 +12,9 @@ use std::ptr::NonNull;
 /// Huge pages are set aside by the administrator (`/proc/sys/vm/nr_hugepages`). Where none is left
 /// a creation fails with `ENOMEM`, unless the allocator [falls back](Self::or_default). Doorbell
 /// records, of eight bytes, are left to the library.
+///
+/// Forked children do not get the memory (`MADV_DONTFORK`): what a child does in the middle of a poll
+/// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.
 #[derive(Debug)]
 pub struct HugePages {
     lent: Lent,
@@ -21,12 +25,26 @@ pub struct HugePages {
 impl HugePages {
     /// Pages of 2 MiB.
     pub fn new() -> Self {
-        HugePages::of(21)
+        HugePages { lent: Lent::default(), page_bits: 21, or_default: false }
     }
 
-    /// Pages of 2ⁿ bytes, 30 for 1 GiB; the machine has few sizes.
-    pub fn of(page_bits: u8) -> Self {
-        HugePages { lent: Lent::default(), page_bits, or_default: false }
+    /// Pages of 2ⁿ bytes, 30 for 1 GiB. The machine has few sizes, and a creation fails with
+    /// `ENOMEM` if this is none of them.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for sizes that no machine has: up to that of its ordinary pages, and more than 16 GiB.
+    pub fn of(page_bits: u8) -> Result<Self> {
+        const LEAST: u8 = 13;
+        // As `MAP_HUGE_16GB`, the largest of `linux/mman.h`.
+        const MOST: u8 = 34;
+        if !(LEAST..=MOST).contains(&page_bits) {
+            return Err(Error::invalid(
+                "make_huge_pages",
+                format!("pages of 2^{page_bits} bytes; huge ones have 2^{LEAST} to 2^{MOST}"),
+            ));
+        }
+        Ok(HugePages { page_bits, ..HugePages::new() })
     }
 
     /// Leaves a buffer to the library when no huge page is left.
@@ -72,5 +90,20 @@ unsafe impl QueueAllocator for HugePages {
 
     unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
         self.lent.take_back(memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_machine_has_are_refused() {
+        for bits in [0, 12, 35, 64, 99, u8::MAX] {
+            let error = HugePages::of(bits).unwrap_err();
+            let text = format!("2^{bits} bytes; huge ones have 2^13 to 2^34");
+            assert!(error.errno() == Errno::INVAL && error.message().contains(&text), "{error}");
+        }
+        assert_eq!([13, 21, 30, 34].map(|bits| HugePages::of(bits).unwrap().page_bits)[2], 30);
     }
 }

@@ -51,22 +51,24 @@ pub(super) fn room(size: usize, align: usize, page: usize) -> Option<usize> {
     size.max(1).checked_add(slack)?.checked_next_multiple_of(page)
 }
 
-/// Anonymous memory that forked children do not get, so that no page of it moves.
+/// Anonymous memory in whose place forked children have zeros: no page of it moves, and a guard that
+/// a child still holds finds nothing.
 pub(super) fn anonymous(length: usize) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).map_anon().map(MmapRaw::from);
-    unshared(raw)
+    unshared(raw, Advice::LinuxWipeOnFork)
 }
 
-/// The same in huge pages of `1 << page_bits` bytes.
+/// The same in huge pages of `1 << page_bits` bytes, but that children have nothing in its place: the
+/// kernel does not wipe huge pages.
 pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).huge(Some(page_bits)).map_anon().map(MmapRaw::from);
-    unshared(raw)
+    unshared(raw, Advice::LinuxDontFork)
 }
 
-fn unshared(raw: std::io::Result<MmapRaw>) -> Result<Mapping, Errno> {
+fn unshared(raw: std::io::Result<MmapRaw>, advice: Advice) -> Result<Mapping, Errno> {
     let mapping = Mapping::of_raw(raw, Epoch::current()?)?;
     // SAFETY: the range is the mapping made above, which nobody else uses yet.
-    unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), Advice::LinuxDontFork) }?;
+    unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), advice) }?;
     Ok(mapping)
 }
 

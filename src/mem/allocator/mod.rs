@@ -209,7 +209,9 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// Zeroed memory of at least `size` bytes at a multiple of `align`, a power of two.
     ///
-    /// An allocator is asked for exactly that, and may leave it to the library. What it answers is
+    /// An allocator is asked for exactly that, and may leave it to the library, whose memory begins
+    /// at a page and at no greater multiple: what asks for one wants the device to work with larger
+    /// pages, which small ones never are. What it answers is
     /// given back to it once, when nobody uses the memory any more.
     ///
     /// # Errors

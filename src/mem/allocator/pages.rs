@@ -4,8 +4,8 @@ use super::lent::{Lent, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use std::ptr::NonNull;
 
-/// Gives each buffer anonymous pages of its own, which forked children do not get
-/// (`MADV_DONTFORK`).
+/// Gives each buffer anonymous pages of its own, in whose place forked children have zeros
+/// (`MADV_WIPEONFORK`).
 ///
 /// This is how the library allocates by itself, as an allocator: to count what a program's queues
 /// take, or as a part of one that decides buffer by buffer.

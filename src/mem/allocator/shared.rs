@@ -15,10 +15,11 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 /// Gives each buffer a file in memory (`memfd`), which another process can be sent and map: to
-/// look at a program's queues while it runs or after it died, or to take them along.
+/// look at a program's queues while it runs or after it died.
 ///
-/// The memory is shared with forked children, too, and does not move because of them. Whoever
-/// writes there disturbs the device.
+/// The memory is shared with forked children, too, and does not move because of them. The file is
+/// sealed once it is mapped here: whoever gets it can read it and map it for reading, and can neither
+/// write it nor make it shorter (`F_SEAL_FUTURE_WRITE`, Linux 5.1).
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: Lent,
@@ -43,7 +44,7 @@ pub struct SharedBuffer {
     pub resource: ResourceType,
     /// Bytes, whole pages.
     pub length: usize,
-    /// The file: to be mapped, or sent to another process.
+    /// The file: to be read, mapped for reading, or sent to another process.
     pub file: OwnedFd,
 }
 
@@ -96,6 +97,10 @@ impl SharedMemory {
             None => None,
         };
         let mapping = Mapping::of_fd(fd.as_fd(), 0, length, Epoch::current()?)?;
+        // A queue that others write makes the device do anything; a mapping that loses its pages
+        // kills who looks at it.
+        let sizes = SealFlags::SHRINK | SealFlags::GROW;
+        fcntl_add_seals(&fd, sizes | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok(Made { mapping, fd, dmabuf })
     }
 }
@@ -147,5 +152,28 @@ unsafe impl QueueAllocator for SharedMemory {
         // Without a descriptor left the memory has an address still.
         let file = rustix::io::fcntl_dupfd_cloexec(file.as_fd(), 0).ok()?;
         Some(DmaBufPart { file, offset: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::pwrite;
+
+    #[test]
+    fn who_gets_the_file_can_look_and_no_more() {
+        let Made { mapping, fd, .. } = SharedMemory::new().make(5000, 8).unwrap();
+        // What is mapped here goes on being written here.
+        // SAFETY: the mapping is this test's alone.
+        unsafe { mapping.as_ptr().write(7) };
+        let mut seen = [0; 1];
+        assert_eq!(rustix::io::pread(&fd, &mut seen, 0), Ok(1));
+        assert_eq!(seen, [7]);
+        assert_eq!(pwrite(&fd, &[1], 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::PERM));
+        let again = Mapping::of_fd(fd.as_fd(), 0, 4096, Epoch::current().unwrap());
+        assert_eq!(again.err(), Some(Errno::PERM));
+        Mapping::read_only(fd.as_fd(), 0, 4096, Epoch::current().unwrap()).unwrap();
     }
 }

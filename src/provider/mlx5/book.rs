@@ -13,9 +13,12 @@
 //! only send, for one. So who makes a queue pair looks through them, and throws away those of queue
 //! pairs that came and went unheard of.
 
+use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
 use super::index::Index;
 use super::record::Record;
 use super::srq::Slots;
+use crate::mem::barrier::udma_from_device;
+use crate::mem::element::Reader;
 use crate::mem::inbox::Inbox;
 use crate::mem::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::HashMap;
@@ -39,7 +42,18 @@ enum Letter {
 /// Letters that are not worth looking through.
 const FEW: usize = 64;
 
+/// What a poller that is gone left unread.
+#[derive(Debug)]
+pub(crate) struct Estate {
+    pub(crate) reader: Reader,
+    pub(crate) book: Book,
+}
+
 /// The control path's end: which queue pairs complete to a queue.
+///
+/// Who polls may go long before the queue does, which stays as long as a queue pair completes to it.
+/// What it left is settled when the last of both is gone: entries of shared receive queues that
+/// completions name which nobody will ever read go back.
 #[derive(Debug)]
 pub(crate) struct Members {
     letters: Inbox<Letter>,
@@ -47,12 +61,36 @@ pub(crate) struct Members {
     fresh: AtomicU32,
     /// Letters that were looked through, oldest first; with one among the others that says so.
     older: Mutex<Vec<Letter>>,
+    estate: std::sync::Mutex<Option<Estate>>,
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        let estate = self.estate.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Estate { reader, mut book }) = estate else { return };
+        // A child of a fork has no completions, and its parent's entries are not its to give back.
+        if reader.elements().epoch().is_over() {
+            return;
+        }
+        book.learn(self, reader.consumer(), reader.elements().count());
+        for (_, element) in reader.ours() {
+            udma_from_device();
+            if is_receive(opcode_of(element.owner())) {
+                book.give_back(number_of(element), element.be16::<COUNTER>().into());
+            }
+        }
+    }
 }
 
 impl Members {
     pub(crate) fn new() -> Arc<Members> {
         let older = Mutex::new(Vec::new());
-        Arc::new(Members { letters: Inbox::new(), fresh: AtomicU32::new(0), older })
+        Arc::new(Members {
+            letters: Inbox::new(),
+            fresh: AtomicU32::new(0),
+            older,
+            estate: std::sync::Mutex::default(),
+        })
     }
 
     fn put(&self, letter: Letter) {
@@ -109,6 +147,11 @@ impl Members {
         if !older.is_empty() {
             self.letters.put(Letter::Older);
         }
+    }
+
+    /// Leaves what nobody polls any more.
+    pub(crate) fn inherit(&self, estate: Estate) {
+        *self.estate.lock().unwrap_or_else(PoisonError::into_inner) = Some(estate);
     }
 
     /// Tells of a queue pair, before anything is posted to it.
@@ -226,6 +269,19 @@ impl Book {
         const UNUSED: u32 = 8;
         let ahead = |until: u32| (until.wrapping_sub(consumer) << UNUSED) as i32 > 0;
         self.dead.retain(|dead| !empty && ahead(dead.until));
+    }
+
+    /// Takes note of the completion of a receive that nobody will read: if it consumed an entry `at`
+    /// of a shared receive queue, that goes back.
+    fn give_back(&self, number: u32, at: u32) {
+        match self.get(number) {
+            Some(record) => {
+                if let Some(slots) = record.slots() {
+                    slots.complete(at);
+                }
+            }
+            None => self.discard(number, at),
+        }
     }
 
     /// Takes note of the completion of a receive of nobody in the book: if it consumed an entry `at`

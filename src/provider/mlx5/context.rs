@@ -37,6 +37,8 @@ const LOW_LATENCY_REGISTERS: u32 = 4;
 pub(crate) struct Opening {
     request: mlx5_ib_alloc_ucontext_req_v2,
     response: mlx5_ib_alloc_ucontext_resp,
+    /// Whether somebody else established it.
+    inquired: bool,
 }
 
 impl Opening {
@@ -50,7 +52,7 @@ impl Opening {
             lib_caps: caps.bits(),
             ..Default::default()
         };
-        Opening { request, response: Default::default() }
+        Opening { request, response: Default::default(), inquired: false }
     }
 
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
@@ -62,7 +64,7 @@ impl Opening {
     /// As [`request`](Self::request), for a context that is established already. Whether it has DEVX
     /// is not told.
     pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
-        self.request.flags = 0;
+        self.inquired = true;
         command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response)
     }
 
@@ -77,7 +79,7 @@ impl Opening {
     }
 
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
-        let devx = self.request.flags != 0;
+        let devx = (!self.inquired).then_some(self.request.flags != 0);
         let mut limits = Limits::new(&self.response, devx)?;
         // The driver does not tell these beside the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
@@ -128,11 +130,11 @@ pub(crate) struct Limits {
     /// Whether timestamps can be taken of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
     /// Whether commands to the firmware may be made up here.
-    pub(crate) devx: bool,
+    pub(crate) devx: Option<bool>,
 }
 
 impl Limits {
-    fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: bool) -> Result<Limits> {
+    fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: Option<bool>) -> Result<Limits> {
         let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
         // The answer of a kernel that knows less ends earlier and is zero from there on.
         if resp.tot_bfregs != 0 {

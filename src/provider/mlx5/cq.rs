@@ -3,8 +3,8 @@
 //! An element is ours when the last bit of its last byte equals the parity of the pass over the
 //! ring. Arming is the one thing that rings.
 
-use super::book::{Book, Members};
-use super::cqe::{COUNTER, INDEX, INVALID, Wc, opcode_of};
+use super::book::{Book, Estate, Members};
+use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of};
 use super::record::Record;
 use super::wqe::pair;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
@@ -18,8 +18,6 @@ use uverbs_uapi::mlx5::cqe::{
     MLX5_CQ_DB_REQ_NOT, MLX5_CQ_DB_REQ_NOT_SOL, MLX5_CQE_OWNER_MASK, mlx5_cqe_opcode as opcode,
 };
 
-/// Indices are shown to the device with as many bits.
-const INDEX_BITS: u32 = 0xff_ffff;
 /// Names nobody.
 const NOBODY: u32 = 0;
 
@@ -36,12 +34,13 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> O
 /// The poller's side of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
+    // Before the memory, as it is where the kernel's object holds both.
+    consumed: RecordWord<0>,
+    armed: RecordWord<1>,
     reader: Reader,
     epoch: Epoch,
     /// The queue's number, as it lies in the second half of a word of the register.
     cqn: u64,
-    consumed: RecordWord<0>,
-    armed: RecordWord<1>,
     arming: Arc<Register>,
     members: Arc<Members>,
     book: Book,
@@ -97,9 +96,15 @@ impl CqRing {
         self.reader.elements().size()
     }
 
-    /// How many completions fit.
-    pub(crate) fn capacity(&self) -> u32 {
+    /// How many elements there are.
+    pub(crate) fn entries(&self) -> u32 {
         self.reader.elements().count()
+    }
+
+    /// How many completions fit, as the kernel counts them: one element stays free, for the mark that
+    /// ends a queue which is resized.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.entries() - 1
     }
 
     /// Reads what the control path wrote, if it wrote anything: one load otherwise.
@@ -146,7 +151,7 @@ impl CqRing {
         let Some(owner) = self.reader.ready() else { return Found::Nothing };
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
-        let number = element.be32::<INDEX>() & INDEX_BITS;
+        let number = number_of(element);
         let at = u32::from(element.be16::<COUNTER>());
         if fresh {
             self.learn();
@@ -174,7 +179,7 @@ impl CqRing {
     fn rare(&mut self, owner: u8) -> Found {
         let code = opcode_of(owner);
         let element = self.reader.next();
-        let number = element.be32::<INDEX>() & INDEX_BITS;
+        let number = number_of(element);
         let at = u32::from(element.be16::<COUNTER>());
         if self.book.get(number).is_none() {
             // Made, and already busy, since this poll began?
@@ -247,7 +252,7 @@ impl CqRing {
         let number = record.index().number();
         for (_, element) in self.reader.ours() {
             udma_from_device();
-            if element.be32::<INDEX>() & INDEX_BITS != number {
+            if number_of(element) != number {
                 continue;
             }
             if let (true, Some(slots)) = (is_receive(opcode_of(element.owner())), record.slots()) {
@@ -281,13 +286,9 @@ impl CqRing {
     }
 }
 
-fn is_receive(code: opcode) -> bool {
-    matches!(
-        code,
-        opcode::MLX5_CQE_RESP_WR_IMM
-            | opcode::MLX5_CQE_RESP_SEND
-            | opcode::MLX5_CQE_RESP_SEND_IMM
-            | opcode::MLX5_CQE_RESP_SEND_INV
-            | opcode::MLX5_CQE_RESP_ERR
-    )
+impl Drop for CqRing {
+    fn drop(&mut self) {
+        let (reader, book) = (self.reader.clone(), std::mem::take(&mut self.book));
+        self.members.inherit(Estate { reader, book });
+    }
 }

@@ -34,6 +34,24 @@ pub(crate) const fn opcode_of(owner: u8) -> opcode {
     opcode(owner >> 4)
 }
 
+/// The user index that an element bears, in as many bits as it has.
+#[inline(always)]
+pub(crate) fn number_of(element: Element<'_>) -> u32 {
+    element.be32::<INDEX>() & 0xff_ffff
+}
+
+/// Whether it tells of a receive.
+pub(crate) fn is_receive(code: opcode) -> bool {
+    matches!(
+        code,
+        opcode::MLX5_CQE_RESP_WR_IMM
+            | opcode::MLX5_CQE_RESP_SEND
+            | opcode::MLX5_CQE_RESP_SEND_IMM
+            | opcode::MLX5_CQE_RESP_SEND_INV
+            | opcode::MLX5_CQE_RESP_ERR
+    )
+}
+
 /// A completion in its ring. What it says is read when it is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wc<'r> {

@@ -48,7 +48,7 @@ const PAGE_STEPS: usize = 64;
 const ECE_QUERY: u32 = 0x1000_0000;
 
 /// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
-/// record goes first, as users of allocators are used to.
+/// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
 #[derive(Debug)]
 pub(crate) struct Hold {
     _record: Arc<DoorbellRecord>,
@@ -115,9 +115,9 @@ fn misfit(verb: &'static str) -> Error {
 #[derive(Debug)]
 pub(crate) struct CqPlan {
     size: CqSize,
+    record: Arc<DoorbellRecord>,
     memory: Arc<QueueMemory>,
     elements: Elements,
-    record: Arc<DoorbellRecord>,
     arming: Arc<Register>,
     /// The device's number of the page where it is armed.
     page_id: u32,
@@ -145,6 +145,13 @@ impl CqPlan {
             flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX;
             request.uar_page_index = index;
         }
+        if ask.pad {
+            if size.cqe != 128 {
+                let detail = format!("completions of {} bytes have nothing to pad", size.cqe);
+                return Err(Error::invalid(source.verb, detail));
+            }
+            flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD;
+        }
         request.flags = flags.bits();
         let arming = arming.clone();
         let response = Default::default();
@@ -153,6 +160,11 @@ impl CqPlan {
 
     pub(crate) fn cqe(&self) -> u32 {
         self.size.entries - 1
+    }
+
+    /// Bytes that the driver pins.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.len()
     }
 
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
@@ -210,7 +222,7 @@ impl ResizePlan {
     ) -> Result<Option<ResizePlan>> {
         let size = CqSize::new(&context.limits, cqe, ring.element_size() as u32)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
-        if size.entries == ring.capacity() {
+        if size.entries == ring.entries() {
             return Ok(None);
         }
         let (memory, elements) = completions(size, &source)?;
@@ -228,6 +240,11 @@ impl ResizePlan {
 
     pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
         &self.memory
+    }
+
+    /// Bytes that the driver pins.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.len()
     }
 
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
@@ -249,10 +266,10 @@ pub(crate) struct QpPlan {
     sends: SqSize,
     receives: RqSize,
     shared: Option<SharedSlots>,
+    record: Arc<DoorbellRecord>,
     memory: Option<Arc<QueueMemory>>,
     /// Of a raw packet queue pair, whose sends are not behind its receives.
     send_memory: Option<Arc<QueueMemory>>,
-    record: Arc<DoorbellRecord>,
     gate: Gate,
     index: Arc<Index>,
     register: Arc<Register>,
@@ -341,6 +358,11 @@ impl QpPlan {
             request,
             response: Default::default(),
         })
+    }
+
+    /// Bytes that the driver pins.
+    pub(crate) fn bytes(&self) -> usize {
+        [&self.memory, &self.send_memory].into_iter().flatten().map(|memory| memory.len()).sum()
     }
 
     pub(crate) fn explain(&self, error: Error) -> Error {
@@ -466,9 +488,9 @@ fn queues(
 #[derive(Debug)]
 pub(crate) struct SrqPlan {
     size: SrqSize,
+    record: Arc<DoorbellRecord>,
     memory: Arc<QueueMemory>,
     units: Units,
-    record: Arc<DoorbellRecord>,
     /// Of a queue of an XRC domain, whose completions bear it.
     index: Option<Arc<Index>>,
     request: abi::mlx5_ib_create_srq,
@@ -502,6 +524,11 @@ impl SrqPlan {
 
     pub(crate) fn told(&self) -> SrqAsk {
         SrqAsk { max_wr: self.size.entries - 1, max_sge: self.size.max_sge }
+    }
+
+    /// Bytes that the driver pins.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.len()
     }
 
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {

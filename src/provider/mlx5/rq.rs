@@ -15,6 +15,8 @@ use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
 
 #[derive(Debug)]
 pub(crate) struct RecvRing {
+    // Before the memory, as it is where the kernel's object holds both.
+    word: RecordWord<MLX5_RCV_DBR>,
     units: Units,
     entries: u32,
     /// Units of an entry, as a shift.
@@ -25,7 +27,6 @@ pub(crate) struct RecvRing {
     /// Receives posted in all.
     head: u32,
     notes: Masked<AtomicU64>,
-    word: RecordWord<MLX5_RCV_DBR>,
     gate: Gate,
     record: Arc<Record>,
 }

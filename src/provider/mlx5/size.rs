@@ -38,13 +38,18 @@ pub(crate) struct CqSize {
     pub(crate) cqe: u32,
 }
 
+/// However many the device has: completions are counted in 24 bits, and what is ahead and what is
+/// behind is told apart by half of that.
+const MAX_CQE: u32 = (1 << 22) - 1;
+
 impl CqSize {
     pub(crate) fn new(limits: &Limits, cqe: u32, cqe_size: u32) -> Result<CqSize> {
         if cqe_size != 64 && cqe_size != 128 {
             return Err(format!("completions of {cqe_size} bytes; there are 64 and 128"));
         }
-        if cqe > limits.max_cqe {
-            return Err(format!("{cqe} entries; the maximum is {}", limits.max_cqe));
+        let most = limits.max_cqe.min(MAX_CQE);
+        if cqe > most {
+            return Err(format!("{cqe} entries; the maximum is {most}"));
         }
         let entries = (u64::from(cqe) + 1).next_power_of_two();
         Ok(CqSize { entries: entries as u32, cqe: cqe_size })
@@ -248,7 +253,7 @@ mod tests {
         clock_offset: None,
         clock_info_versions: 0,
         real_time: false,
-        devx: false,
+        devx: None,
     };
 
     fn cap(max_send_wr: u32, max_send_sge: u32, max_inline_data: u32) -> ib_uverbs_qp_cap {
@@ -268,6 +273,11 @@ mod tests {
         assert_eq!(entries(LIMITS.max_cqe), Ok(1 << 22));
         assert!(entries(LIMITS.max_cqe + 1).unwrap_err().contains("4194303"));
         assert!(entries(u32::MAX).unwrap_err().contains("4294967295"));
+        // A device may have more than can be told apart.
+        let endless = Limits { max_cqe: (1 << 24) - 1, ..LIMITS };
+        assert_eq!(CqSize::new(&endless, (1 << 22) - 1, 64).unwrap().entries, 1 << 22);
+        let error = CqSize::new(&endless, 1 << 22, 64).unwrap_err();
+        assert_eq!(error, "4194304 entries; the maximum is 4194303");
         assert_eq!(CqSize::new(&LIMITS, 3, 128).unwrap().bytes(), 512);
         assert!(CqSize::new(&LIMITS, 3, 32).unwrap_err().contains("32 bytes"));
     }

@@ -55,6 +55,8 @@ pub(crate) struct Setup {
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
+    // Before the memory, as it is where the kernel's object holds both.
+    word: RecordWord<MLX5_SND_DBR>,
     blocks: Blocks,
     gate: Gate,
     /// The queue pair's number, as it lies in a request.
@@ -70,7 +72,6 @@ pub(crate) struct SendRing {
     max_post: u32,
     limits: SendLimits,
     notes: Masked<Send>,
-    word: RecordWord<MLX5_SND_DBR>,
     register: Arc<Register>,
     alone: bool,
     /// The greatest request, in units.

@@ -96,6 +96,8 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
 /// The poster's side of a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SrqRing {
+    // Before the memory, as it is where the kernel's object holds both.
+    word: RecordWord<0>,
     units: Units,
     /// Units of an entry, as a shift.
     stride: u8,
@@ -112,7 +114,6 @@ pub(crate) struct SrqRing {
     free: u32,
     /// Receives posted in all.
     posted: u32,
-    word: RecordWord<0>,
     wr_ids: Masked<AtomicU64>,
     epoch: Epoch,
     slots: Arc<Slots>,

@@ -420,10 +420,10 @@ fn huge_pages_carry_traffic() -> Verdict {
     assert_eq!((huge.buffers(), free_huge_pages()?), (0, before));
     // Where none is left there is an error, or other memory if that is as well.
     let pd = context.alloc_pd()?;
-    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(38)).build()?;
+    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(34)?).build()?;
     let error = context.create_cq(1).parent_domain(&greedy).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
-    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(38).or_default()).build()?;
+    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(34)?.or_default()).build()?;
     context.create_cq(1).parent_domain(&modest).build()?;
     Ok(())
 }

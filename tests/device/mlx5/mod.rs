@@ -3,6 +3,7 @@
 mod allocator;
 mod clock;
 mod context;
+mod cq;
 pub(crate) mod dm;
 mod dmabuf;
 pub(crate) mod stress;
@@ -23,6 +24,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        cq::trials(),
         dm::trials(),
         dmabuf::trials(),
         stress::trials(),

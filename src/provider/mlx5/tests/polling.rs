@@ -215,6 +215,72 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
 }
 
 #[test]
+fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
+    // The poller goes first or last, and the queue pair before or between.
+    for early in [true, false] {
+        let mut shared = SharedReceiver::new(8, 32);
+        let recv = |wr_id| Recv { wr_id, sges: &[] };
+        shared.post(&[0, 1, 2, 3, 4].map(recv)).unwrap();
+        let mut completed = Completed::new(8, 64);
+        let slots = shared.ring.slots().clone();
+        let indices = Indices::new();
+        let member = || {
+            let index = indices.take().unwrap();
+            Record::new(7, index, Some(4), Receives::Shared(slots.clone()))
+        };
+        let [alive, dead] = [member(), member()];
+        let members = completed.ring.members().clone();
+        members.attach(&alive);
+        members.attach(&dead);
+        completed.write(element(SEND, 1, 7, 0));
+        completed.write(element(SEND, 2, 7, 1));
+        completed.write(element(SEND, 2, 7, 2));
+        completed.write(element(REQ, 1, 7, 3));
+        assert_eq!(completed.ring.next(true).unwrap().wr_id, 0);
+        completed.ring.release();
+        let gone = |record: Arc<Record>| {
+            members.retire(&record);
+            drop(record);
+        };
+        if early {
+            gone(dead);
+            completed.write(element(RESP_ERR, 1, 7, 4));
+            drop(completed);
+            gone(alive);
+        } else {
+            // The device goes on after the poller is gone.
+            let Completed { ring, device, .. } = completed;
+            drop(ring);
+            device.copy(4 * 4, 0, &element(RESP_ERR, 1, 7, 4));
+            gone(dead);
+            gone(alive);
+        }
+        assert_eq!(shared.ring.cursor().room, 3, "somebody may look yet");
+        drop(members);
+        assert_eq!(shared.ring.cursor().room, 6, "{early}: all but one that was not consumed");
+    }
+}
+
+#[test]
+fn a_child_settles_nothing() {
+    let mut shared = SharedReceiver::new(4, 32);
+    shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
+    let mut completed = Completed::new(4, 64);
+    let index = Indices::new().take().unwrap();
+    let slots = shared.ring.slots().clone();
+    let record = Record::new(7, index, Some(4), Receives::Shared(slots));
+    completed.ring.members().attach(&record);
+    completed.write(element(SEND, 1, 7, 0));
+    let mut completed = Some(completed);
+    crate::mem::fork::in_child(|| {
+        drop(completed.take());
+        assert_eq!(shared.ring.cursor().room, 2);
+    });
+    drop(completed);
+    assert_eq!(shared.ring.cursor().room, 3);
+}
+
+#[test]
 fn arming_names_the_queue_the_kind_and_how_far_we_are() {
     let mut completed = Completed::new(4, 64);
     let record = member();
