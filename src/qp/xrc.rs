@@ -77,9 +77,8 @@ impl XrcDomain {
     /// Opens a target of this domain that somebody else created, or this process: both are the same
     /// one, and each has to be dropped. Its [state](QpControl::state) is asked of the kernel.
     ///
-    /// Events of the target arrive at each of those who have it open; but the kernel sends those of
-    /// an opened one to the event file that was first made on the command file, which is another
-    /// process's where that is [shared](crate::Context::share).
+    /// Events of the target arrive at whoever created it, as long as that has it open. The kernel ties
+    /// one that was opened to no event file, so nobody else hears of them.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ trials![
 ];
 
 /// How long an event may take that not every driver raises.
-const GRACE: Duration = Duration::from_secs(2);
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// Waits for an event of a context.
 #[track_caller]

@@ -1,12 +1,15 @@
 //! Forked children: nothing that they do or drop touches the parent's objects, and they can start
 //! afresh on the file that they inherited.
 
+use crate::census::{census, registers};
 use crate::pair::{Config, PATIENCE, Pair};
+use crate::partner::Loop;
+use crate::pattern;
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use std::time::Instant;
-use uverbs::{Access, Context, ObjectKind, PollError, PostError, QpAttr, QpState, Rereg};
+use uverbs::{Access, Context, ObjectKind, PollError, PostError, QpAttr, QpState, Rereg, WcStatus};
 
 trials![
     calls_in_the_child_are_refused,
@@ -16,6 +19,7 @@ trials![
     parent_cannot_reimport,
     file_stays_open_for_the_child,
     grandchildren_are_children,
+    child_imports_what_the_parent_exported,
 ];
 
 /// Runs `child` in a forked child with its copy of `value`, and fails if that fails.
@@ -52,11 +56,9 @@ fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict<T> {
     }
 }
 
-/// How many objects of each kind a context has.
-fn census(context: &Context) -> Verdict<Vec<usize>> {
-    let kinds = [ObjectKind::PD, ObjectKind::CQ, ObjectKind::QP, ObjectKind::SRQ, ObjectKind::MR];
-    let count = |kind| context.handles(kind).map(|handles| handles.len());
-    Ok(kinds.into_iter().map(count).collect::<uverbs::Result<Vec<_>>>()?)
+/// How many objects of each kind a context has, and pages of registers.
+fn counted(context: &Context) -> Verdict<(Vec<usize>, usize)> {
+    Ok((census(context)?, registers(context)?.len()))
 }
 
 fn calls_in_the_child_are_refused() -> Verdict {
@@ -99,12 +101,12 @@ fn calls_in_the_child_are_refused() -> Verdict {
 
 fn dropping_in_the_child_destroys_nothing() -> Verdict {
     let pair = Pair::new(Config { srq: true, ..Config::rc() })?;
-    let before = (census(&pair.a.context)?, census(&pair.b.context)?);
+    let before = (counted(&pair.a.context)?, counted(&pair.b.context)?);
     let mut pair = in_child(pair, |pair| {
         drop(pair);
         Ok(())
     })?;
-    assert_eq!((census(&pair.a.context)?, census(&pair.b.context)?), before);
+    assert_eq!((counted(&pair.a.context)?, counted(&pair.b.context)?), before);
     for seed in 0..5 {
         pair.message(seed, 5000)?;
     }
@@ -113,7 +115,7 @@ fn dropping_in_the_child_destroys_nothing() -> Verdict {
 
 fn destroying_in_the_child_is_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
-    let before = census(&pair.b.context)?;
+    let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
         let b = pair.b;
         let (qp, error) = b.qp.destroy().unwrap_err();
@@ -123,13 +125,13 @@ fn destroying_in_the_child_is_refused() -> Verdict {
         assert!(b.cq.destroy().is_err());
         Ok(())
     })?;
-    assert_eq!(census(&pair.b.context)?, before);
+    assert_eq!(counted(&pair.b.context)?, before);
     pair.message(1, 100)
 }
 
 fn child_can_start_afresh() -> Verdict {
     let pair = Pair::new(Config::rc())?;
-    let before = census(&pair.b.context)?;
+    let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
         let own = pair.b.context.reimport()?;
         // The file is the parent's, and so are its objects.
@@ -145,7 +147,7 @@ fn child_can_start_afresh() -> Verdict {
         Ok(())
     })?;
     // What the child made, the child destroyed.
-    assert_eq!(census(&pair.b.context)?, before);
+    assert_eq!(counted(&pair.b.context)?, before);
     pair.message(1, 100)
 }
 
@@ -185,4 +187,39 @@ fn grandchildren_are_children() -> Verdict {
         Ok(())
     })?;
     pair.message(1, 100)
+}
+
+/// What was exported before the fork is imported in the child, which has the file but none of the
+/// parent's objects, and reaches the parent's memory by its keys.
+fn child_imports_what_the_parent_exported() -> Verdict {
+    const BYTES: usize = 4096;
+    let context = crate::env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut region = pd.allocate::<u8>(2 * BYTES)?;
+    region.copy_from(0, &pattern::bytes(pattern::POISON, 2 * BYTES))?;
+    let before = counted(&context)?;
+    let (sent_pd, sent) = (pd.export()?, region.export()?);
+    let (context, _pd, region) = in_child((context, pd, region), |(context, pd, region)| {
+        assert!(context.import_pd(&sent_pd).unwrap_err().is_forked());
+        let own = context.reimport()?;
+        let imported_pd = own.import_pd(&sent_pd)?;
+        let imported = imported_pd.import_mr(&sent)?;
+        let mut memory = imported_pd.allocate::<u8>(BYTES)?;
+        memory.copy_from(0, &pattern::bytes(21, BYTES))?;
+        let mut path = Loop::new(&own, &imported_pd)?;
+        let status = path.write(memory.sge(..)?, imported.remote(BYTES)?)?;
+        assert_eq!(status, WcStatus::SUCCESS);
+        drop((path, memory));
+        imported.unimport().map_err(|(_, error)| error)?;
+        imported_pd.unimport().map_err(|(_, error)| error)?;
+        drop((region, pd, context, own));
+        Ok(())
+    })?;
+    let mut bytes = vec![0; BYTES];
+    region.copy_to(BYTES, &mut bytes)?;
+    pattern::check(&bytes, 21);
+    region.copy_to(0, &mut bytes)?;
+    assert_eq!(bytes, pattern::bytes(pattern::POISON, 2 * BYTES)[..BYTES]);
+    assert_eq!(counted(&context)?, before);
+    Ok(())
 }

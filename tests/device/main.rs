@@ -10,6 +10,7 @@
 mod r#async;
 mod atomics;
 mod capability;
+mod census;
 mod context;
 mod cq;
 mod device;
@@ -45,6 +46,7 @@ mod rc;
 mod reset;
 mod root;
 mod scope;
+mod share;
 mod sharing;
 mod srq;
 mod station;
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         root::flow::trials(),
         root::raw_packet::trials(),
         scope::trials(),
+        share::trials(),
         sharing::trials(),
         srq::trials(),
         uc::trials(),

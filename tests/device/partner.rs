@@ -5,6 +5,7 @@
 
 use crate::pair::PATIENCE;
 use crate::pattern;
+use crate::sharing::raise_limit;
 use crate::verdict::{Stop, Verdict};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::IoSlice;
@@ -19,7 +20,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
-    CompletionQueue, Context, Device, Envelope, EventType, Foreign, Imported, MemoryRegion, Notify,
+    CompletionQueue, Context, Device, Envelope, Foreign, Imported, MemoryRegion, Notify,
     ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
 };
 
@@ -414,6 +415,18 @@ impl Desk {
                 },
                 Err(error) => refused(&error),
             },
+            ("foreign-state", _) => {
+                match self.context()?.foreign(&parse(rest)?).and_then(|object| object.query_qp()) {
+                    Ok(info) => format!("state {}", info.state.0),
+                    Err(error) => refused(&error),
+                }
+            }
+            ("foreign-limits", _) => {
+                match self.context()?.foreign(&parse(rest)?).and_then(|object| object.query_srq()) {
+                    Ok(told) => format!("limits {} {} {}", told.max_wr, told.max_sge, told.limit),
+                    Err(error) => refused(&error),
+                }
+            }
             ("copy", [from, to, length]) => {
                 let status = self.copy(*from, *to, *length)?;
                 format!("copied {}", status.0)
@@ -446,7 +459,14 @@ impl Desk {
                 pattern::check(&bytes, *seed as u64);
                 "checked".into()
             }
-            ("event", _) => self.event()?,
+            ("event", _) => {
+                let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
+                raise_limit(self.context()?, pd)?
+            }
+            ("quiet", _) => match self.context()?.try_next_event()? {
+                None => "quiet".into(),
+                Some(event) => format!("event {event:?}"),
+            },
             ("announce", _) => self.announce()?,
             ("census", _) => {
                 let context = self.context()?;
@@ -537,41 +557,6 @@ impl Desk {
         let file = context.share()?;
         (self.own, self.own_pd, self.context) = (Some(region), Some(pd), Some(context));
         Ok((text, Some(file)))
-    }
-
-    /// Makes a shared receive queue raise its event, and waits for it.
-    fn event(&mut self) -> Verdict<String> {
-        let context = self.context()?;
-        let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
-        let mut srq = pd.create_srq(8).build()?;
-        let memory = pd.allocate::<u8>(64)?;
-        #[allow(unsafe_code, reason = "ringing is")]
-        {
-            let mut batch = srq.batch()?;
-            batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
-            // SAFETY: nothing else uses the memory.
-            unsafe { batch.ring() };
-        }
-        srq.set_limit(1)?;
-        let cq = context.create_cq(8).build()?;
-        let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
-        let (mut left, right) = (make()?, make()?);
-        let gid = crate::pair::gid(context)?.index;
-        let (here, there) =
-            (left.endpoint(crate::pair::PORT, gid)?, right.endpoint(crate::pair::PORT, gid)?);
-        left.handshake(&there)?;
-        right.handshake(&here)?;
-        let mut batch = left.send_batch()?;
-        batch.push(SendWr::send(&[]).signaled())?;
-        #[allow(unsafe_code, reason = "ringing is")]
-        // SAFETY: the request names no memory.
-        unsafe { batch.ring() }?;
-        let event = context.next_event(Some(PATIENCE))?;
-        let ours = event.is_some_and(|event| {
-            event.kind == EventType::SRQ_LIMIT_REACHED
-                && event.source == uverbs::EventSource::Srq(srq.key())
-        });
-        Ok(if ours { "event".into() } else { format!("other event {event:?}") })
     }
 
     /// Lets a completion be announced at a channel of its own.

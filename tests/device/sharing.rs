@@ -2,16 +2,17 @@
 //! forked child would inherit what an importer must be told.
 
 use crate::capability::Capability;
+use crate::census::{census, registers};
 use crate::env;
-use crate::pair::SILENCE;
+use crate::pair::{PATIENCE, PORT, SILENCE, gid};
 use crate::partner::{Loop, Partner, parse, print};
-use crate::verdict::{Stop, Verdict, supported, trials};
+use crate::verdict::{Stop, Verdict, trials};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Context, Envelope, Errno, Foreign, Imported, MemoryRegion, ObjectKind,
-    ProtectionDomain, WcStatus,
+    Access, Context, Errno, EventSource, EventType, Foreign, Imported, MemoryRegion, ObjectKind,
+    ProtectionDomain, QpType, Recv, SendWr, WcStatus,
 };
 
 trials![
@@ -26,6 +27,7 @@ trials![
     use_after_destroy,
     stale_envelopes_are_refused,
     envelopes_of_other_contexts_are_refused,
+    envelopes_of_other_devices_are_refused,
     foreign_queues_are_destroyed,
     killed_importer_leaves_its_objects_to_the_file,
     killed_exporter_leaves_its_objects_to_the_file,
@@ -68,13 +70,6 @@ impl Exporter {
         crate::pattern::check(&bytes, seed);
         Ok(())
     }
-}
-
-/// The objects of a context's file, whoever made them.
-fn census(context: &Context) -> Verdict<Vec<usize>> {
-    let kinds = [ObjectKind::PD, ObjectKind::MR, ObjectKind::CQ, ObjectKind::QP, ObjectKind::SRQ];
-    let count = |kind| context.handles(kind).map(|handles| handles.len());
-    kinds.into_iter().map(|kind| supported(count(kind), Capability::InfoHandles)).collect()
 }
 
 fn refusal(errno: Errno) -> String {
@@ -153,6 +148,7 @@ fn file_is_taken_out_of_a_process() -> Verdict {
 
 fn memory_of_the_exporter_is_reached() -> Verdict {
     let mut exporter = Exporter::new()?;
+    let doorbells = registers(&exporter.context)?;
     let mut partner = exporter.partner()?;
     let before = census(&exporter.context)?;
     for seed in 0..5 {
@@ -165,7 +161,10 @@ fn memory_of_the_exporter_is_reached() -> Verdict {
     assert_eq!(census(&exporter.context)?, before);
     // What was forgotten there is still there.
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [exporter.region.handle()]);
-    partner.dismiss()
+    partner.dismiss()?;
+    // Nor did it leave what it rang.
+    assert_eq!(registers(&exporter.context)?, doorbells);
+    Ok(())
 }
 
 fn eight_importers_at_once() -> Verdict {
@@ -274,19 +273,24 @@ fn stale_envelopes_are_refused() -> Verdict {
     let pd = exporter.pd;
     let (sent, handle) = (exporter.region.export()?, exporter.region.handle());
     exporter.region.destroy().map_err(|(_, error)| error)?;
-    // The kernel gives a handle again soon, and other objects have handles as well.
+    let request = format!("mr {}", print(&sent));
+    assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
+    // The kernel gives the lowest handle that is free.
     let memory = vec![0u8; 100];
     let other = pd.register(memory, Access::LOCAL_WRITE)?;
-    let expected = if other.handle() == handle { Errno::STALE } else { Errno::NOENT };
-    let request = format!("mr {}", print(&sent));
-    assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(expected));
+    assert_eq!(other.handle(), handle, "the handle was not reused");
+    assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::STALE));
+    // It is not destroyed for the one that was meant, either.
+    let destroy = format!("foreign {}", print(&sent));
+    assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::STALE));
+    assert_eq!(exporter.context.handles(ObjectKind::MR)?, [handle]);
     other.destroy().map_err(|(_, error)| error)?;
     let cq = exporter.context.create_cq(4).build()?;
     let domain = exporter.context.alloc_pd()?;
     assert!([cq.handle(), domain.handle()].contains(&handle), "the handle was not reused");
     // Another kind of object has the number.
-    let refused = partner.ask(&request, "refused import_mr")?;
-    assert!([Errno::NOENT, Errno::INVAL].map(refusal).contains(&refused), "{refused}");
+    assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::INVAL));
+    assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::NOENT));
     Ok(())
 }
 
@@ -301,19 +305,48 @@ fn envelopes_of_other_contexts_are_refused() -> Verdict {
     assert_eq!(partner.ask(&request, "refused import_pd")?, refusal(Errno::INVAL));
     // The envelope and the file must be of one device.
     let mut other = Partner::start()?;
-    let mut bytes = here.context.export().to_bytes();
-    bytes[20] ^= 1;
-    assert!(Envelope::from_bytes(&bytes).is_err());
     other.tell_with(&format!("import {}", print(&here.pd.export()?)), &here.context.share()?)?;
     assert_eq!(other.hear("refused import_device")?, refusal(Errno::INVAL));
+    Ok(())
+}
+
+/// A file of one device with the envelope of another's context.
+fn envelopes_of_other_devices_are_refused() -> Verdict {
+    let (here, there) = (env::open()?, Context::open(&env::second()?)?);
+    let doorbells = registers(&here)?;
+    let error = Context::import_exported(here.share()?, &there.export()).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_device", Errno::XDEV), "{error}");
+    assert_eq!(error.kernel_errno(), None, "the kernel was asked");
+    assert_eq!(registers(&here)?, doorbells);
+    let pd = there.alloc_pd()?;
+    assert_eq!(here.import_pd(&pd.export()?).unwrap_err().errno(), Errno::XDEV);
     Ok(())
 }
 
 fn foreign_queues_are_destroyed() -> Verdict {
     let exporter = Exporter::new()?;
     let cq = exporter.context.create_cq(4).build()?;
-    let qp = exporter.pd.create_qp(&cq, &cq, uverbs::QpType::RC).build()?;
+    let qp = exporter.pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let srq = exporter.pd.create_srq(8).build()?;
     let mut partner = exporter.partner()?;
+    // They are looked at first.
+    let sent_srq = print(&srq.export());
+    let state = |state: uverbs::QpState| state.0.to_string();
+    let ask = format!("foreign-state {}", print(&qp.export()));
+    assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::RESET));
+    let init = uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0);
+    qp.modify(&init.access(Access::empty()))?;
+    assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::INIT));
+    let ask = format!("foreign-limits {sent_srq}");
+    let limits = srq.query()?;
+    assert!(limits.max_wr >= 8, "{limits:?}");
+    let told = format!("{} {} {}", limits.max_wr, limits.max_sge, limits.limit);
+    assert_eq!(partner.ask(&ask, "limits")?, told);
+    let wrong = format!("foreign-state {sent_srq}");
+    assert_eq!(partner.ask(&wrong, "refused query_qp")?, refusal(Errno::INVAL));
+    partner.ask(&format!("foreign {sent_srq}"), "destroyed")?;
+    assert_eq!(partner.ask(&ask, "refused find_foreign")?, refusal(Errno::NOENT));
+    drop(srq);
     let (sent_cq, sent_qp) = (print(&cq.export()), print(&qp.export()));
     let busy = partner.ask(&format!("foreign {sent_cq}"), "refused destroy_cq")?;
     assert_eq!(busy, refusal(Errno::BUSY));
@@ -337,6 +370,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     let mut exporter = Exporter::new()?;
     exporter.fill(0, BYTES, 1)?;
     let before = census(&exporter.context)?;
+    let doorbells = registers(&exporter.context)?;
     let mut partner = exporter.partner()?;
     partner.ask("flood", "flooding")?;
     std::thread::sleep(SILENCE);
@@ -352,6 +386,14 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         }
     }
     assert_eq!(census(&exporter.context)?, before);
+    for handle in registers(&exporter.context)? {
+        if !doorbells.contains(&handle) {
+            // SAFETY: these came with the partner, whose queues are gone.
+            let page = unsafe { exporter.context.foreign_raw(ObjectKind::MLX5_UAR, handle) }?;
+            page.destroy().map_err(|(_, error)| error)?;
+        }
+    }
+    assert_eq!(registers(&exporter.context)?, doorbells);
     // What was its own was no harm to.
     let mut again = exporter.partner()?;
     exporter.fill(0, 4096, 7)?;
@@ -449,6 +491,37 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
     Ok(())
 }
 
+/// Makes a shared receive queue raise its event, and waits for it.
+pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<String> {
+    let mut srq = pd.create_srq(8).build()?;
+    let memory = pd.allocate::<u8>(64)?;
+    #[allow(unsafe_code, reason = "ringing is")]
+    {
+        let mut batch = srq.batch()?;
+        batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
+        // SAFETY: nothing else uses the memory.
+        unsafe { batch.ring() };
+    }
+    srq.set_limit(1)?;
+    let cq = context.create_cq(8).build()?;
+    let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
+    let (mut left, right) = (make()?, make()?);
+    let gid = gid(context)?.index;
+    let (here, there) = (left.endpoint(PORT, gid)?, right.endpoint(PORT, gid)?);
+    left.handshake(&there)?;
+    right.handshake(&here)?;
+    let mut batch = left.send_batch()?;
+    batch.push(SendWr::send(&[]).signaled())?;
+    #[allow(unsafe_code, reason = "ringing is")]
+    // SAFETY: the request names no memory.
+    unsafe { batch.ring() }?;
+    let event = context.next_event(Some(PATIENCE))?;
+    let ours = event.is_some_and(|event| {
+        event.kind == EventType::SRQ_LIMIT_REACHED && event.source == EventSource::Srq(srq.key())
+    });
+    Ok(if ours { "event".into() } else { format!("other event {event:?}") })
+}
+
 fn events_arrive_where_the_object_was_made() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = exporter.partner()?;
@@ -460,8 +533,8 @@ fn events_arrive_where_the_object_was_made() -> Verdict {
     partner.ask("announce", "announced")?;
     assert_eq!(exporter.context.try_next_event()?, None, "it is not the exporter's");
     // And the other way round.
-    let channel = exporter.context.create_comp_channel()?;
-    assert_eq!(channel.try_next()?, None);
+    assert_eq!(raise_limit(&exporter.context, &exporter.pd)?, "event");
+    partner.ask("quiet", "quiet")?;
     Ok(())
 }
 

@@ -3,16 +3,17 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::events::GRACE;
 use crate::pair::{PORT, gid, wait};
 use crate::pattern;
-use crate::verdict::{Verdict, supported, trials};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::path::PathBuf;
 use uverbs::{
-    Access, CompletionQueue, Context, Errno, MemoryRegion, ObjectKind, PostError, ProtectionDomain,
-    QpState, QpType, Qpn, QueuePair, Recv, SendWr, SharedReceiveQueue, SrqNumber, WcOpcode,
-    WcStatus, XrcDomain, XrcTarget,
+    CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
+    ProtectionDomain, QpState, QpType, Qpn, QueuePair, Recv, SendWr, SharedReceiveQueue, SrqNumber,
+    WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
 trials![
@@ -29,6 +30,7 @@ trials![
     reads_writes_and_atomics,
     queues_of_another_domain_are_not_reached,
     targets_are_opened_by_their_number,
+    events_go_to_who_created_a_target,
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
     nothing_is_left,
@@ -321,14 +323,20 @@ fn what_does_not_go_together() -> Verdict {
     connect(&context, &sender, &receiver)?;
     assert_eq!(sender.send(SendWr::send(&[])), Err(PostError::SrqNumber));
     assert_eq!(sender.qp.recv_batch().map(drop), Err(PostError::Unsupported));
-    let rc = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    rc.modify(
-        &uverbs::QpAttr::new()
-            .state(QpState::INIT)
-            .port(PORT)
-            .pkey_index(0)
-            .access(Access::empty()),
-    )?;
+    // Only messages of initiators name a queue.
+    let (mut rc, other) =
+        (pd.create_qp(&cq, &cq, QpType::RC).build()?, pd.create_qp(&cq, &cq, QpType::RC).build()?);
+    let index = gid(&context)?.index;
+    rc.endpoint(PORT, index)?;
+    rc.handshake(&other.endpoint(PORT, index)?)?;
+    #[allow(unsafe_code, reason = "ringing is")]
+    let posted = {
+        let mut batch = rc.send_batch()?;
+        let pushed = batch.push(SendWr::send(&[]).to_srq(receiver.number()));
+        // SAFETY: nothing was taken into the batch, and it would name no memory.
+        pushed.and_then(|()| unsafe { batch.ring() })
+    };
+    assert_eq!(posted, Err(PostError::SrqNumber));
     assert_eq!(pd.create_srq(4).build()?.number(), None);
     let parts = sender.qp.split();
     assert!(parts.recv.is_none());
@@ -430,7 +438,7 @@ fn queues_of_another_domain_are_not_reached() -> Verdict {
     let number = stranger.number();
     sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
     let done = wait(&mut sender.cq)?;
-    assert_ne!(done.status, WcStatus::SUCCESS, "{done:?}");
+    assert_eq!(done.status, WcStatus::REM_INV_REQ_ERR, "{done:?}");
     assert_eq!(crate::pair::poll(&mut stranger.cq)?, None, "it arrived in another domain");
     Ok(())
 }
@@ -465,6 +473,39 @@ fn targets_are_opened_by_their_number() -> Verdict {
     let qpn = opened.qpn();
     opened.destroy().map_err(|(_, error)| error)?;
     assert_eq!(xrcd.open_target(qpn).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn events_go_to_who_created_a_target() -> Verdict {
+    let context = context()?;
+    let name = Name::new("openers");
+    let file = name.create()?;
+    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let receiver = Receiver::new(&context, xrcd)?;
+    // Of a context of its own: events of the sender are no concern here.
+    let far = env::open()?;
+    let mut sender = Sender::new(&far)?;
+    connect(&context, &sender, &receiver)?;
+    let elsewhere = env::open()?;
+    let xrcd = elsewhere.open_xrcd().file(&file).open()?;
+    let opened = xrcd.open_target(receiver.target.qpn())?;
+    let sges = [sender.memory.sge(..8)?];
+    let remote = receiver.memory.remote(0)?;
+    let remote = uverbs::Remote { rkey: uverbs::Rkey(remote.rkey.0 ^ 0xff), ..remote };
+    sender.send(SendWr::write(remote, &sges).signaled().to_srq(receiver.number()))?;
+    assert_eq!(wait(&mut sender.cq)?.status, WcStatus::REM_ACCESS_ERR);
+    let Some(event) = context.next_event(Some(GRACE))? else {
+        return Err(Stop::Skip(Capability::QpAccessEvent, "no such event came".into()));
+    };
+    let source = EventSource::Qp(receiver.target.key());
+    assert_eq!((event.kind, event.source), (EventType::QP_ACCESS_ERR, source));
+    // Some devices tell, too, that no more receives will be taken; the error comes once.
+    while let Some(event) = context.try_next_event()? {
+        assert_eq!((event.kind, event.source), (EventType::QP_LAST_WQE_REACHED, source));
+    }
+    // The kernel has dealt with all who have it open by now.
+    assert_eq!(elsewhere.try_next_event()?, None);
+    assert_eq!(opened.query()?.state, QpState::ERR);
     Ok(())
 }
 

@@ -8,7 +8,9 @@ use crate::verdict::{Stop, Verdict, trials};
 use crate::xrc::{Name, Receiver, Sender, context};
 use std::fs::File;
 use std::time::Instant;
-use uverbs::{Context, Endpoint, Errno, Qpn, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget};
+use uverbs::{
+    Context, Endpoint, Errno, Qpn, Remote, Rkey, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget,
+};
 
 trials![three_processes, killed_receiver];
 
@@ -87,20 +89,33 @@ fn killed_receiver() -> Verdict {
         let number = SrqNumber(number.parse()?);
         let mut sender = Sender::new(&context)?;
         let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
-        let to = receiver.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
+        // Target and memory are on one file, of which the kernel destroys what is newest first: the
+        // target is silent before anything else goes.
+        let to = receiver.ask(&format!("xrc-connect {}", print(&from)), "target")?;
         sender.qp.handshake(&parse(&to, &from)?)?;
         sender.message(number, 1, 3000)?;
         receiver.ask("xrc-check 1 3000", "checked")?;
-        for _ in 0..3 {
-            let sges = [sender.memory.sge(..30_000)?];
-            let remote = sender.memory.remote(0)?;
-            // Not its memory: what counts is that the target is busy when it goes.
-            let _ = sender.send(SendWr::write(remote, &sges).to_srq(number));
+        let told = receiver.ask("xrc-memory", "memory")?;
+        let (addr, rkey) = told.split_once(' ').ok_or_else(|| Stop::fail("no memory"))?;
+        let remote = Remote { addr: addr.parse()?, rkey: Rkey(rkey.parse()?) };
+        let sges = [sender.memory.sge(..)?];
+        let write = SendWr::write(remote, &sges).signaled().to_srq(number);
+        for _ in 0..16 {
+            sender.send(write)?;
         }
+        assert_eq!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
         receiver.kill()?;
-        let sges = [sender.memory.sge(..8)?];
-        sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
-        assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
+        // More than were under way, so that some come when nobody is there.
+        for _ in 0..8 {
+            sender.send(write)?;
+        }
+        let ended = loop {
+            let status = wait(&mut sender.cq)?.status;
+            if status != WcStatus::SUCCESS {
+                break status;
+            }
+        };
+        assert_eq!(ended, WcStatus::RETRY_EXC_ERR);
     }
     let deadline = Instant::now() + PATIENCE;
     while env::device().resources()? != idle {
@@ -147,6 +162,18 @@ impl Half {
                 target.handshake(&parse(&peer.join(" "), &own)?)?;
                 self.made = Some((target, xrcd));
                 format!("target {}", print(&own))
+            }
+            ("xrc-connect", peer) => {
+                let receiver = self.receiver.as_ref().ok_or_else(missing)?;
+                let gid = gid(&receiver.xrcd.context())?.index;
+                let own = receiver.target.endpoint(PORT, gid)?;
+                receiver.target.handshake(&parse(&peer.join(" "), &own)?)?;
+                format!("target {}", print(&own))
+            }
+            ("xrc-memory", _) => {
+                let receiver = self.receiver.as_ref().ok_or_else(missing)?;
+                let remote = receiver.memory.remote(0)?;
+                format!("memory {} {}", remote.addr, remote.rkey.0)
             }
             ("xrc-open", [qpn]) => {
                 let receiver = self.receiver.as_ref().ok_or_else(missing)?;

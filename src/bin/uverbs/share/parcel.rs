@@ -11,8 +11,11 @@ use std::io::{IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use uverbs::Envelope;
 
+/// How long the other side may be silent. It has a few requests to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Room for one file.
 const ROOM: usize = rustix::cmsg_space!(ScmRights(1));
 
@@ -29,7 +32,17 @@ fn lost(what: &str) -> Failure {
 }
 
 fn broken(errno: Errno) -> Failure {
-    Failure::peer(format!("the socket failed: {errno}"))
+    match errno {
+        Errno::AGAIN => lost(&format!("did nothing for {PATIENCE:?}")),
+        _ => Failure::peer(format!("the socket failed: {errno}")),
+    }
+}
+
+/// Lets nobody wait for the other side for ever.
+pub(crate) fn limit(socket: &UnixStream) -> Result<()> {
+    let set = socket.set_read_timeout(Some(PATIENCE));
+    set.and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+        .map_err(|error| Failure::peer(format!("the socket failed: {error}")))
 }
 
 impl Parcel {

@@ -1,6 +1,7 @@
-//! The exporter: registers memory, and gives whoever connects all that is needed to reach it.
+//! The exporter: registers memory for each who connects, and gives it all that is needed to reach
+//! that.
 
-use super::parcel::Parcel;
+use super::parcel::{PATIENCE, Parcel, limit};
 use super::slots::{GREETING, MESSAGE, SIZE, read, write};
 use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
@@ -8,7 +9,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use uverbs::{Context, Device, MemoryRegion, ProtectionDomain, devices};
+use std::thread;
+use uverbs::{Context, Device, ProtectionDomain, devices};
 
 pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let ShareArgs::Serve { socket, device, clients, text } = args else {
@@ -23,33 +25,37 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     };
     let context = Context::open(&device)?;
     let pd = context.alloc_pd()?;
-    let mut region = pd.allocate::<u8>(SIZE)?;
     let greeting = write(text)?;
-    let stored = region.copy_from(GREETING.start, &greeting);
-    stored.map_err(|error| Failure::run(error.to_string()))?;
     let listener = listen(socket)?;
     let _guard = Unlink(socket);
-    println!("serving {} bytes of {device} at {}", region.byte_len(), socket.display());
-    let mut served = 0;
-    while clients.is_none_or(|most| served < most) {
-        let (client, _) = listener.accept().map_err(|error| failed(socket, &error))?;
-        served += 1;
-        // One that fails is its own problem.
-        match serve(&context, &pd, &region, &client) {
-            Ok(message) => println!("client {served} wrote: {message}"),
-            Err(failure) => println!("client {served}: {failure}"),
+    println!("serving {SIZE} bytes of {device} to each client at {}", socket.display());
+    thread::scope(|threads| {
+        let mut served = 0;
+        while clients.is_none_or(|most| served < most) {
+            let (client, _) = listener.accept().map_err(|error| failed(socket, &error))?;
+            served += 1;
+            let (context, pd, greeting) = (&context, &pd, &greeting);
+            // One that fails, or says nothing, is its own problem.
+            threads.spawn(move || match serve(context, pd, greeting, &client) {
+                Ok(message) => println!("client {served} wrote: {message}"),
+                Err(failure) => println!("client {served}: {failure}"),
+            });
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
-/// Shares everything with a client and waits until it has done its work.
+/// Shares memory with a client and waits until it has done its work there.
 fn serve(
     context: &Context,
     pd: &ProtectionDomain,
-    region: &MemoryRegion,
+    greeting: &[u8],
     mut client: &UnixStream,
 ) -> Result<String> {
+    limit(client)?;
+    let mut region = pd.allocate::<u8>(SIZE)?;
+    let out_of_range = |error: uverbs::RegionError| Failure::run(error.to_string());
+    region.copy_from(GREETING.start, greeting).map_err(out_of_range)?;
     let parcel = Parcel {
         file: context.share()?,
         context: context.export(),
@@ -58,9 +64,14 @@ fn serve(
     };
     parcel.send(client)?;
     let mut done = [0];
-    client.read_exact(&mut done).map_err(|_| Failure::peer("it left before it was done"))?;
+    client.read_exact(&mut done).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Failure::peer(format!("it was not done after {PATIENCE:?}"))
+        }
+        _ => Failure::peer("it left before it was done"),
+    })?;
     let mut bytes = vec![0; MESSAGE.len()];
-    region.copy_to(MESSAGE.start, &mut bytes).map_err(|error| Failure::run(error.to_string()))?;
+    region.copy_to(MESSAGE.start, &mut bytes).map_err(out_of_range)?;
     read(&bytes)
 }
 

@@ -1,6 +1,6 @@
 //! The importer: reads a greeting from memory of another process and leaves a message there.
 
-use super::parcel::Parcel;
+use super::parcel::{Parcel, limit};
 use super::path::Path;
 use super::slots::{GREETING, MESSAGE, read, write};
 use crate::args::ShareArgs;
@@ -18,6 +18,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
         Failure::peer(format!("cannot connect to {}: {error}", socket.display()))
             .advice("start `uverbs share serve` with that path first")
     })?;
+    limit(&server)?;
     let parcel = Parcel::receive(&server)?;
     let context = Context::import_exported(parcel.file, &parcel.context)?;
     let pd = context.import_pd(&parcel.pd)?;
