@@ -4,7 +4,7 @@ use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::events::keys::{Kind, ObjectKey, Registration};
+use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
 use crate::mem::fork::Epoch;
@@ -15,14 +15,14 @@ use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
 use crate::provider::{CqMembers, CqRing, Member};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
-use crate::uverbs::invoke_write::write;
+use crate::uverbs::invoke_write::{write, write_ex};
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
 use uverbs_uapi::object::UVERBS_OBJECT_CQ;
-use uverbs_uapi::write::IB_USER_VERBS_CMD_RESIZE_CQ;
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_RESIZE_CQ, IB_USER_VERBS_EX_CMD_MODIFY_CQ};
 use zerocopy::FromZeros;
 
 /// Bytes of a completion unless others are asked for.
@@ -35,7 +35,7 @@ pub(crate) struct CqInner {
     /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
     pub(crate) members: CqMembers,
     registration: Registration,
-    channel: Option<Arc<ChannelInner>>,
+    _channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
@@ -55,6 +55,8 @@ pub struct CompletionQueue {
     pub(crate) inner: Arc<CqInner>,
     ring: CqRing,
     epoch: Epoch,
+    /// The events that its channel announced, if it has one.
+    heard: Option<Heard>,
 }
 
 /// Which completions an armed queue announces.
@@ -183,7 +185,7 @@ impl CqBuilder {
                 )),
                 None => error.detail(format!("{cqe} entries")),
             },
-            _ => error,
+            _ => plan.explain(error),
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::CQ, handle, plan.hold());
@@ -191,8 +193,9 @@ impl CqBuilder {
             .finish(file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         let (members, epoch) = (ring.members(), file.epoch);
-        let inner = Arc::new(CqInner { object, members, registration, channel, domain });
-        Ok(CompletionQueue { inner, ring, epoch })
+        let heard = channel.is_some().then(|| registration.heard().clone());
+        let inner = Arc::new(CqInner { object, members, registration, _channel: channel, domain });
+        Ok(CompletionQueue { inner, ring, epoch, heard })
     }
 }
 
@@ -223,6 +226,11 @@ impl CompletionQueue {
         Ok(Completions { cq: self, consumed: false })
     }
 
+    /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
+    pub(crate) fn tidy(&self) {
+        self.ring.tidy();
+    }
+
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
     pub(crate) fn purge(&mut self, member: &Member) {
         self.ring.purge(member);
@@ -237,18 +245,69 @@ impl CompletionQueue {
     ///
     /// `EINVAL` without a channel: nobody would hear it.
     #[doc(alias = "ibv_req_notify_cq")]
+    #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
+        let solicited = notify == Notify::Solicited;
+        match (&self.heard, &mut self.ring) {
+            (Some(heard), CqRing::Mlx5(ring)) if !self.epoch.is_over() => {
+                ring.arm(solicited, heard.count());
+                Ok(())
+            }
+            _ => self.ask_to_notify(solicited),
+        }
+    }
+
+    /// The same where the kernel is asked, or where it cannot be.
+    #[cold]
+    fn ask_to_notify(&self, solicited: bool) -> Result<()> {
         const VERB: &str = "req_notify_cq";
-        if self.inner.channel.is_none() {
+        if self.heard.is_none() {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
         }
         let file = self.inner.file();
         file.check_fork(VERB)?;
-        let solicited = notify == Notify::Solicited;
         let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
-        self.ring
-            .arm(solicited, self.inner.registration.heard(), || file.kernel.ring(doorbell))
-            .map_err(|errno| Error::from_kernel(VERB, errno))
+        file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
+    }
+
+    /// Lets an armed queue announce completions only when `count` of them are there, or
+    /// `period_us` microseconds after the last that it announced, whichever is sooner. 0 is no such
+    /// condition, and without any each completion is announced at once, as it is at first.
+    ///
+    /// Who waits for events then hears of more completions by each, and of some of them later: with
+    /// a count and no period, of the last few not at all.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where driver or device do not moderate, rxe for one; `EINVAL` for more than they
+    /// can ([`moderation_caps`](crate::DeviceAttr::moderation_caps)).
+    #[doc(alias = "ibv_modify_cq")]
+    #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
+        const VERB: &str = "modify_cq";
+        let file = self.inner.file();
+        let request = uapi::ib_uverbs_ex_modify_cq {
+            cq_handle: self.inner.object.handle(),
+            attr_mask: uapi::ib_cq_attr_mask::IB_CQ_MODERATE.bits(),
+            attr: uapi::ib_uverbs_cq_moderation { cq_count: count, cq_period: period_us },
+            reserved: 0,
+        };
+        let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_CQ, &request);
+        file.execute(VERB, &mut command).map_err(|error| {
+            let name = file.device.name();
+            let caps = file.limits().and_then(|limits| limits.moderation_caps());
+            match (error.errno(), caps) {
+                (Errno::OPNOTSUPP, _) => {
+                    error.detail(format!("{name} does not moderate completion events"))
+                }
+                (Errno::INVAL, Some(caps)) => error.detail(format!(
+                    "{count} completions or {period_us} microseconds; {name} waits for at most {} \
+                     and {}",
+                    caps.max_count, caps.max_period_us
+                )),
+                _ => error,
+            }
+        })
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -270,7 +329,8 @@ impl CompletionQueue {
         self.ring.release();
         // Memory comes and goes outside the exchange, during which a lock is held.
         let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
-        let mut plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
+        let plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
+        let Some(mut plan) = plan else { return Ok(()) };
         let request = uapi::ib_uverbs_resize_cq {
             cq_handle: self.inner.object.handle(),
             cqe: plan.cqe(),
@@ -336,9 +396,9 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still uses the completion queue";
-        let CompletionQueue { inner, ring, epoch } = self;
+        let CompletionQueue { inner, ring, epoch, heard } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch }, error))
+            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch, heard }, error))
     }
 }
 
@@ -353,6 +413,11 @@ impl fmt::Debug for CompletionQueue {
 }
 
 /// The completions of one poll; see [`CompletionQueue::poll`].
+///
+/// Not to be used in a child that was forked while it was held: looking whether it is one would
+/// cost as much as half of what a completion costs. Nothing of the parent's is disturbed: in the
+/// child it finds no completion, or, in memory of a [`QueueAllocator`](crate::QueueAllocator) that
+/// children do not get, ends it by a signal. Dropping it is harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
     cq: &'q mut CompletionQueue,

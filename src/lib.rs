@@ -13,6 +13,7 @@ mod context;
 mod cq;
 pub mod device;
 mod device_attr;
+mod dm;
 mod envelope;
 mod error;
 mod events;
@@ -20,6 +21,7 @@ mod file;
 mod flow;
 mod foreign;
 mod handles;
+mod identity;
 mod import;
 mod mcast;
 mod mem;
@@ -62,6 +64,7 @@ pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
+pub use dm::{DeviceMemory, DeviceMemoryError};
 pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
@@ -71,11 +74,11 @@ pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
-pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
+pub use mem::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
-    RegionError, RegisterError, Rereg,
+    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
+    RegionBuilder, RegionError, RegisterError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -93,6 +96,7 @@ pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wr::{
-    Destination, FlushLevel, Packet, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
+    WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

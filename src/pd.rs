@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::file::File;
+use crate::identity::Identity;
 use crate::mem::allocator::QueueAllocator;
 use crate::object::{Class, Object, destroy_sole};
 use crate::qp::{QpType, QueuePairBuilder};
@@ -45,6 +46,8 @@ impl Sharing for Exclusive {}
 #[derive(Debug)]
 pub(crate) struct KernelPd {
     pub(crate) object: Object,
+    /// Of an imported domain, its number on the device where the driver tells.
+    number: Option<u32>,
 }
 
 /// What dependants of a protection domain hold on to: the kernel's object and what a parent
@@ -63,6 +66,12 @@ impl PdInner {
 
     pub(crate) fn handle(&self) -> u32 {
         self.kernel.object.handle()
+    }
+
+    /// Which domain this is to the kernel.
+    #[inline]
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(&self.kernel)
     }
 }
 
@@ -87,7 +96,7 @@ impl ProtectionDomain {
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
-        let kernel = Arc::new(KernelPd { object });
+        let kernel = Arc::new(KernelPd { object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
 }

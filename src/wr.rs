@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::ah::AddressHandle;
+use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber, open_enum};
 use crate::provider::Address;
 use crate::qp::QpState;
@@ -85,19 +86,35 @@ pub struct Destination<'a> {
     pub(crate) address: &'a Address,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: Qkey,
-    pub(crate) handle: &'a AddressHandle,
+    /// The domain of the address handle, which stays at least as long as the handle.
+    pub(crate) domain: Identity,
 }
 
 impl<'a> Destination<'a> {
     /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to. The address handle
     /// must stay until the request completes, or it fails.
+    #[inline]
     pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        Destination { address: ah.address(), qpn, qkey, handle: ah }
+        Destination { address: ah.address(), qpn, qkey, domain: ah.pd().identity() }
     }
 }
 
+/// What a [masked compare and swap](SendWr::masked_compare_swap) compares and stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct MaskedSwap {
+    /// What the bits of `compare_mask` must be.
+    pub compare: u64,
+    /// Bits that are compared. Without any, the swap always happens.
+    pub compare_mask: u64,
+    /// What the bits of `swap_mask` become.
+    pub swap: u64,
+    /// Bits that are replaced.
+    pub swap_mask: u64,
+}
+
+/// Requests are moved about, so what makes them long is borrowed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum SendOp {
+pub(crate) enum SendOp<'a> {
     Send,
     SendImm(u32),
     SendInv(Rkey),
@@ -106,6 +123,8 @@ pub(crate) enum SendOp {
     Read(Remote),
     CompareSwap { remote: Remote, compare: u64, swap: u64 },
     FetchAdd { remote: Remote, add: u64 },
+    MaskedCompareSwap { remote: Remote, operands: &'a MaskedSwap },
+    MaskedFetchAdd { remote: Remote, add: u64, boundary: u64 },
     LocalInv(Rkey),
     BindMw(WindowBinding),
     Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
@@ -173,7 +192,7 @@ impl Packet {
     }
 }
 
-impl SendOp {
+impl SendOp<'_> {
     /// The operation as a member of a set of operations.
     #[inline(always)]
     pub(crate) fn bit(&self) -> u32 {
@@ -190,7 +209,9 @@ impl SendOp {
             SendOp::BindMw(_) => 1 << 9,
             SendOp::Flush { .. } => 1 << 10,
             SendOp::AtomicWrite { .. } => 1 << 11,
-            SendOp::Packet(_) => 1 << 12,
+            SendOp::MaskedCompareSwap { .. } => 1 << 12,
+            SendOp::MaskedFetchAdd { .. } => 1 << 13,
+            SendOp::Packet(_) => 1 << 14,
         }
     }
 
@@ -200,7 +221,14 @@ impl SendOp {
     /// Whether the device writes memory of this side.
     #[inline]
     pub(crate) fn writes_here(&self) -> bool {
-        matches!(self, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+        matches!(
+            self,
+            SendOp::Read(_)
+                | SendOp::CompareSwap { .. }
+                | SendOp::FetchAdd { .. }
+                | SendOp::MaskedCompareSwap { .. }
+                | SendOp::MaskedFetchAdd { .. }
+        )
     }
 }
 
@@ -224,7 +252,7 @@ pub(crate) enum Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     pub(crate) wr_id: u64,
-    pub(crate) op: SendOp,
+    pub(crate) op: SendOp<'a>,
     pub(crate) flags: SendFlags,
     pub(crate) payload: Payload<'a>,
     pub(crate) destination: Option<Destination<'a>>,
@@ -233,7 +261,7 @@ pub struct SendWr<'a> {
 
 impl<'a> SendWr<'a> {
     #[inline]
-    fn new(op: SendOp, payload: Payload<'a>) -> Self {
+    fn new(op: SendOp<'a>, payload: Payload<'a>) -> Self {
         SendWr { wr_id: 0, op, flags: SendFlags::empty(), payload, destination: None, srq: None }
     }
 
@@ -293,6 +321,30 @@ impl<'a> SendWr<'a> {
     #[inline]
     pub fn fetch_add(remote: Remote, add: u64, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::FetchAdd { remote, add }, Payload::Sges(sges))
+    }
+
+    /// Replaces some bits of eight bytes of the peer, at a multiple of eight, if some bits of them
+    /// are as expected; all that was there comes back into `sges` in host byte order. The completion
+    /// says [`COMPARE_SWAP`](crate::WcOpcode::COMPARE_SWAP).
+    ///
+    /// On mlx5, over reliable connections; others refuse it when it is pushed. The kernel does not
+    /// tell whether a device can do it: one that cannot fails the request.
+    #[doc(alias = "IB_WR_MASKED_ATOMIC_CMP_AND_SWP")]
+    #[inline]
+    pub fn masked_compare_swap(remote: Remote, operands: &'a MaskedSwap, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::MaskedCompareSwap { remote, operands }, Payload::Sges(sges))
+    }
+
+    /// Adds to fields of eight bytes of the peer, at a multiple of eight; what was there comes back
+    /// into `sges` in host byte order. Each bit of `boundary` is the uppermost of a field, and no
+    /// field's carry goes to the next: with 0 there is one field of 64 bits, with `1 << 31` there are
+    /// two of 32. The completion says [`FETCH_ADD`](crate::WcOpcode::FETCH_ADD).
+    ///
+    /// On the devices of [`masked_compare_swap`](Self::masked_compare_swap).
+    #[doc(alias = "IB_WR_MASKED_ATOMIC_FETCH_AND_ADD")]
+    #[inline]
+    pub fn masked_fetch_add(remote: Remote, add: u64, boundary: u64, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::MaskedFetchAdd { remote, add, boundary }, Payload::Sges(sges))
     }
 
     /// Invalidates a key of this side.

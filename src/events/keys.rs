@@ -47,7 +47,18 @@ const GENERATION_BITS: u32 = 24;
 struct Slot {
     generation: u32,
     kind: Option<Kind>,
-    heard: Arc<AtomicU32>,
+    heard: Heard,
+}
+
+/// How many events of a completion queue were taken out of its channel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Heard(Arc<AtomicU32>);
+
+impl Heard {
+    #[inline(always)]
+    pub(crate) fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +96,7 @@ impl Keys {
         };
         let slot = slots.all.get_mut(index as usize)?;
         slot.kind = Some(kind);
-        slot.heard = Arc::default();
+        slot.heard = Heard::default();
         let key = self.key(index, slot.generation);
         Some(Registration { keys: self.clone(), index, key, heard: slot.heard.clone() })
     }
@@ -100,7 +111,7 @@ impl Keys {
         if let Resolved::Live(..) = resolved {
             let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(slot) = slots.all.get((number & ((1 << SLOT_BITS) - 1)) as usize) {
-                slot.heard.fetch_add(1, Ordering::Relaxed);
+                slot.heard.0.fetch_add(1, Ordering::Relaxed);
             }
         }
         resolved
@@ -141,7 +152,7 @@ pub(crate) struct Registration {
     keys: Arc<Keys>,
     index: u32,
     key: ObjectKey,
-    heard: Arc<AtomicU32>,
+    heard: Heard,
 }
 
 impl Registration {
@@ -149,9 +160,8 @@ impl Registration {
         self.key
     }
 
-    /// How many events of a completion queue were taken out of its channel.
-    pub(crate) fn heard(&self) -> u32 {
-        self.heard.load(Ordering::Relaxed)
+    pub(crate) fn heard(&self) -> &Heard {
+        &self.heard
     }
 }
 

@@ -9,6 +9,7 @@
 pub(crate) mod allocator;
 pub(crate) mod barrier;
 pub(crate) mod dbrec;
+pub(crate) mod element;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
@@ -24,3 +25,5 @@ pub(crate) mod ring;
 pub(crate) mod slab;
 pub(crate) mod slots;
 pub(crate) mod sync;
+pub(crate) mod udmabuf;
+pub(crate) mod window;

@@ -2,9 +2,10 @@
 //!
 //! A ring holds an `Arc` of the memory, and whoever owns the kernel's object holds another that it
 //! gives up only after the kernel confirmed that the object is gone. The views [`Units`] and
-//! [`Elements`] check once that they fit, and then mask every index, so that no index can leave
-//! the memory and no access needs a check.
+//! [`Blocks`], and [`Elements`](super::element::Elements) of completions, check once that they fit,
+//! and then mask every index, so that no index can leave the memory and no access needs a check.
 
+use super::allocator::DmaBufPart;
 use super::fork::Epoch;
 #[cfg(test)]
 use super::order::{Step, note};
@@ -17,7 +18,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
-use uverbs_uapi::endian::{Be16, Be32};
+use uverbs_uapi::endian::Be32;
 
 /// What is called with custom memory when nothing uses it any more.
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
@@ -31,6 +32,8 @@ enum Keeper {
 pub(crate) struct QueueMemory {
     base: NonNull<u8>,
     length: usize,
+    /// What the kernel is told of in place of the address, if the memory is of a dma-buf.
+    dmabuf: Option<DmaBufPart>,
     keeper: Keeper,
     epoch: Epoch,
 }
@@ -61,7 +64,8 @@ impl QueueMemory {
         let base = NonNull::new(pages.as_mut_ptr()).ok_or(Errno::NOMEM)?;
         // SAFETY: the range is the mapping made above, which nobody else uses yet.
         unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
-        Ok(QueueMemory { base, length, keeper: Keeper::Pages(ManuallyDrop::new(pages)), epoch })
+        let keeper = Keeper::Pages(ManuallyDrop::new(pages));
+        Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
     /// Takes over `length` bytes at `base` and zeroes them: what an allocator left there would be
@@ -86,12 +90,24 @@ impl QueueMemory {
         };
         // SAFETY: the caller gives the whole range away.
         unsafe { base.as_ptr().write_bytes(0, length) };
-        Ok(QueueMemory { base, length, keeper: Keeper::Custom(Some(release)), epoch })
+        let keeper = Keeper::Custom(Some(release));
+        Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
     /// The number by which the kernel is told of the memory.
     pub(crate) fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
+    }
+
+    /// The same memory, of which the kernel is told by a dma-buf if there is one.
+    pub(crate) fn known_by(mut self, dmabuf: Option<DmaBufPart>) -> QueueMemory {
+        self.dmabuf = dmabuf;
+        self
+    }
+
+    /// The dma-buf that the memory is of, and where in it the memory begins.
+    pub(crate) fn dmabuf(&self) -> Option<&DmaBufPart> {
+        self.dmabuf.as_ref()
     }
 
     /// Bytes.
@@ -328,274 +344,6 @@ impl Block<'_> {
     }
 }
 
-/// A ring of completions, 64 or 128 bytes each and a power of two of them.
-#[derive(Debug)]
-pub(crate) struct Elements {
-    /// The part of the first element that says what it is.
-    base: *mut u8,
-    mask: u32,
-    /// Binary logarithm of an element's bytes.
-    shift: u8,
-    memory: Arc<QueueMemory>,
-}
-
-// SAFETY: see `QueueMemory`; one poller owns the view.
-unsafe impl Send for Elements {}
-// SAFETY: as above; shared use reads only.
-unsafe impl Sync for Elements {}
-
-/// Bytes of what every completion has; in a longer element it is the last part.
-const CORE: usize = 64;
-
-impl Elements {
-    /// `count` elements of `size` bytes; `None` unless they are inside, aligned, of a size that
-    /// devices know, and a power of two.
-    pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<Elements> {
-        if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
-            return None;
-        }
-        let length = size.checked_mul(usize::try_from(count).ok()?)?;
-        // A reader counts the bytes of two passes in 32 bits.
-        u32::try_from(length.checked_mul(2)?).ok()?;
-        let base = memory.range(0, length, CORE)?;
-        // SAFETY: an element is at least `CORE` bytes, and the first is inside.
-        let base = unsafe { base.add(size - CORE) }.as_ptr();
-        Some(Elements { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
-    }
-
-    /// The process that may use the ring.
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.memory.epoch()
-    }
-
-    /// How many elements there are.
-    #[inline(always)]
-    pub(crate) fn count(&self) -> u32 {
-        self.mask + 1
-    }
-
-    /// The bytes of an element.
-    pub(crate) fn size(&self) -> usize {
-        1 << self.shift
-    }
-
-    /// The element `index`, which is taken modulo the ring.
-    #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> Element<'_> {
-        let offset = ((index & self.mask) as usize) << self.shift;
-        // SAFETY: `new` checked that elements up to and including `mask` are inside.
-        let core = unsafe { self.base.add(offset) };
-        Element { core, ring: PhantomData }
-    }
-
-    /// Copies the element `from` of another ring, of the same size, to `to`, all but the byte that
-    /// says whose it is; that one becomes `owner`.
-    pub(crate) fn take_over(&self, to: u32, other: &Elements, from: u32, owner: u8) {
-        if self.shift != other.shift {
-            return;
-        }
-        let before = self.size() - CORE;
-        let (to, from) = (self.at(to), other.at(from));
-        // SAFETY: an element has `before` bytes before its core, inside the memory.
-        let target = unsafe { to.core.sub(before) };
-        // SAFETY: as above, in the other ring.
-        let source = unsafe { from.core.sub(before) };
-        // SAFETY: both are whole elements, of two memories or of two places in one; the device
-        // writes neither: one is ours to consume, the other not yet known to it.
-        unsafe { source.copy_to(target, before + CORE - 1) };
-        to.set_owner(owner);
-    }
-}
-
-/// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
-/// that finding nothing there costs next to nothing.
-#[derive(Debug)]
-pub(crate) struct Reader {
-    elements: Elements,
-    /// The next element.
-    next: *mut u8,
-    /// Bytes consumed in all: as many as matter, which are those that make a place and a parity.
-    position: u32,
-    /// What an element adds to `position`.
-    stride: u32,
-    /// One less than the bytes of the ring.
-    mask: u32,
-    /// Which bit of `position` is the parity of the pass over the ring.
-    pass: u32,
-    /// That parity, as the lowest bit.
-    parity: u8,
-}
-
-// SAFETY: see `Elements`, whose memory `next` points into.
-unsafe impl Send for Reader {}
-// SAFETY: as above.
-unsafe impl Sync for Reader {}
-
-/// The parity bit in an element's last byte.
-const PARITY: u8 = 1;
-/// Elements that the device has not written have this in their last byte, or more.
-const UNWRITTEN: u8 = 0xf0;
-
-impl Reader {
-    /// Begins with the element `consumer`.
-    pub(crate) fn new(elements: Elements, consumer: u32) -> Reader {
-        let stride = 1 << elements.shift;
-        let bytes = stride * elements.count();
-        let position = consumer.wrapping_mul(stride);
-        let mut reader = Reader {
-            next: elements.base,
-            elements,
-            position,
-            stride,
-            mask: bytes - 1,
-            pass: bytes,
-            parity: 0,
-        };
-        reader.look_at(position);
-        reader
-    }
-
-    pub(crate) fn elements(&self) -> &Elements {
-        &self.elements
-    }
-
-    /// How many elements were consumed, as far as 24 bits say.
-    #[inline(always)]
-    pub(crate) fn consumer(&self) -> u32 {
-        self.position >> self.elements.shift & 0xff_ffff
-    }
-
-    #[inline(always)]
-    fn look_at(&mut self, position: u32) {
-        self.position = position;
-        // SAFETY: `position & mask` is a multiple of the stride, less than the ring's bytes.
-        self.next = unsafe { self.elements.base.add((position & self.mask) as usize) };
-        self.parity = (position & self.pass != 0).into();
-    }
-
-    /// The last byte of the next element if that is ours, loaded now.
-    #[inline(always)]
-    pub(crate) fn ready(&self) -> Option<u8> {
-        let owner = Element { core: self.next, ring: PhantomData }.owner();
-        // Both at once: the parity is right, and the rest is no mark of what is unwritten.
-        let rolled = (owner ^ self.parity).rotate_right(1);
-        (rolled < UNWRITTEN >> 1).then_some(owner)
-    }
-
-    /// The next element.
-    #[inline(always)]
-    pub(crate) fn next(&self) -> Element<'_> {
-        Element { core: self.next, ring: PhantomData }
-    }
-
-    /// Goes on to the element after it.
-    #[inline(always)]
-    pub(crate) fn advance(&mut self) {
-        self.look_at(self.position.wrapping_add(self.stride));
-    }
-
-    /// The element before the next.
-    #[inline(always)]
-    pub(crate) fn last(&self) -> Element<'_> {
-        let at = self.position.wrapping_sub(self.stride) & self.mask;
-        // SAFETY: `at` is a multiple of the stride, less than the ring's bytes.
-        let core = unsafe { self.elements.base.add(at as usize) };
-        Element { core, ring: PhantomData }
-    }
-
-    /// Elements from the next on that are ours, with their numbers.
-    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
-        let log = self.elements.count().trailing_zeros();
-        let first = self.position >> self.elements.shift;
-        (0..self.elements.count())
-            .map(move |n| first.wrapping_add(n))
-            .map(|at| (at, self.elements.at(at)))
-            .take_while(move |(at, element)| {
-                let owner = element.owner();
-                (owner ^ (at >> log) as u8) & PARITY == 0 && owner < UNWRITTEN
-            })
-    }
-}
-
-/// One completion in its ring, as the device wrote it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Element<'r> {
-    core: *mut u8,
-    ring: PhantomData<&'r Elements>,
-}
-
-// SAFETY: reading a completion needs nothing of the thread that found it.
-unsafe impl Send for Element<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Element<'_> {}
-impl std::panic::UnwindSafe for Element<'_> {}
-impl std::panic::RefUnwindSafe for Element<'_> {}
-
-impl Element<'_> {
-    /// The byte that says what the element is and whose, loaded now.
-    #[inline(always)]
-    pub(crate) fn owner(&self) -> u8 {
-        #[cfg(test)]
-        note(Step::Owner);
-        // SAFETY: the last byte of the core is inside.
-        let place = unsafe { self.core.add(CORE - 1) };
-        // SAFETY: inside and initialised; volatile because the device writes it at any time.
-        unsafe { place.read_volatile() }
-    }
-
-    pub(crate) fn set_owner(&self, owner: u8) {
-        // SAFETY: the last byte of the core is inside.
-        let place = unsafe { self.core.add(CORE - 1) };
-        // SAFETY: inside; only called for elements that the device does not write.
-        unsafe { place.write_volatile(owner) };
-    }
-
-    /// The byte at `AT`.
-    #[inline(always)]
-    pub(crate) fn byte<const AT: usize>(&self) -> u8 {
-        const { assert!(AT < CORE) };
-        #[cfg(test)]
-        note(Step::Completion);
-        // SAFETY: inside, as asserted.
-        let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside and initialised; the device has finished with the element.
-        unsafe { place.read() }
-    }
-
-    /// The number of 16 bits at `AT`.
-    #[inline(always)]
-    pub(crate) fn be16<const AT: usize>(&self) -> u16 {
-        const { assert!(AT + 2 <= CORE && AT % 2 == 0) };
-        #[cfg(test)]
-        note(Step::Completion);
-        // SAFETY: inside, as asserted.
-        let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside, aligned and initialised; the device has finished with the element.
-        unsafe { place.cast::<Be16>().read() }.get()
-    }
-
-    /// The number of 32 bits at `AT`.
-    #[inline(always)]
-    pub(crate) fn be32<const AT: usize>(&self) -> u32 {
-        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
-        #[cfg(test)]
-        note(Step::Completion);
-        // SAFETY: inside, as asserted.
-        let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside, aligned and initialised; the device has finished with the element.
-        unsafe { place.cast::<Be32>().read() }.get()
-    }
-
-    /// Replaces the number of 32 bits at `AT` in an element that is ours to consume.
-    pub(crate) fn set_be32<const AT: usize>(&self, value: u32) {
-        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
-        // SAFETY: inside, as asserted.
-        let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside and aligned; the device does not write an element that it handed over.
-        unsafe { place.cast::<Be32>().write(Be32::new(value)) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -647,12 +395,7 @@ mod tests {
         assert!(Units::new(memory.clone(), UNIT, units).is_none(), "too far");
         assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
         assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
-        assert!(Units::new(memory.clone(), usize::MAX, 1).is_none());
-        let elements = (memory.len() / 64) as u32;
-        assert!(Elements::new(memory.clone(), elements, 64).is_some());
-        assert!(Elements::new(memory.clone(), elements, 128).is_none(), "too long");
-        assert!(Elements::new(memory.clone(), 1, 32).is_none(), "no such size");
-        assert!(Elements::new(memory, 3, 64).is_none(), "no power of two");
+        assert!(Units::new(memory, usize::MAX, 1).is_none());
     }
 
     #[test]
@@ -669,22 +412,6 @@ mod tests {
         assert_eq!(units.read(3), [0x0c0b_0a09_0807_0605, 0x1413_1211_100f_0e0d]);
         assert_eq!(units.read(0), [0x1c1b_1a19_1817_1615, 0x2423_2221_201f_1e1d]);
         assert_eq!(units.read(1), [0x0000_0000_2827_2625 | units.read(1)[0] >> 32 << 32, !0]);
-    }
-
-    #[test]
-    fn the_core_of_a_long_element_is_its_end() {
-        let memory = page();
-        let raw = Units::new(memory.clone(), 0, 16).unwrap();
-        for unit in 0..16 {
-            raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
-        }
-        let short = Elements::new(memory.clone(), 4, 64).unwrap();
-        assert_eq!(
-            (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).owner()),
-            (4, 5, 7)
-        );
-        let long = Elements::new(memory, 2, 128).unwrap();
-        assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
     }
 
     #[test]

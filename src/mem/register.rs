@@ -26,8 +26,8 @@ pub(crate) struct Register {
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
     buffer: usize,
-    /// The same in units of a request.
-    units: u32,
+    /// One less than the units of a request that a buffer takes.
+    most: u32,
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
     held: AtomicBool,
@@ -57,10 +57,11 @@ impl Drop for Held<'_> {
 
 impl Register {
     /// The register at byte `offset` of a mapping, with two BlueFlame buffers of `buffer` bytes, or
-    /// none if that is 0. `None` unless all is inside, aligned to 8 bytes, and `buffer` is a power
-    /// of two of whole bursts.
+    /// none if that is 0. `None` unless all is inside, aligned to 8 bytes, or to a burst with buffers,
+    /// and `buffer` is a power of two of whole bursts.
     pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, buffer: usize) -> Option<Register> {
-        if buffer != 0 && !(buffer.is_power_of_two() && buffer >= BURST) {
+        let bursts = buffer.is_power_of_two() && buffer >= BURST && offset % BURST == 0;
+        if buffer != 0 && !bursts {
             return None;
         }
         let length = buffer.checked_mul(2)?.max(size_of::<u64>());
@@ -72,7 +73,7 @@ impl Register {
         Some(Register {
             base,
             buffer,
-            units: (buffer / UNIT) as u32,
+            most: ((buffer / UNIT) as u32).saturating_sub(1),
             next: AtomicUsize::new(0),
             held: AtomicBool::new(false),
             _mapping: mapping,
@@ -118,6 +119,20 @@ impl Register {
     #[inline(always)]
     pub(crate) fn doorbell(&self, word: u64) {
         let offset = self.take_turn();
+        self.store(offset, word);
+    }
+
+    /// Stores one word, given as it shall lie there, to a register without buffers. Nobody has to
+    /// be kept out: the store is one access, and there is no turn to take.
+    #[inline(always)]
+    pub(crate) fn word(&self, word: u64) {
+        const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
+        self.store(0, word);
+    }
+
+    /// `offset` is that of a buffer.
+    #[inline(always)]
+    fn store(&self, offset: usize, word: u64) {
         // Pairs with the device reading the doorbell record when the register tells it to.
         mmio_wc_start();
         #[cfg(test)]
@@ -131,34 +146,30 @@ impl Register {
     }
 
     /// Hands over a request of `count` units that begins at the block `index` of its queue; `false`,
-    /// and nothing done, if it does not fit.
+    /// and nothing done, if it does not fit, or is one unit, which is nothing but the doorbell.
     #[inline(always)]
     #[must_use]
     pub(crate) fn blueflame(&self, queue: &Blocks, index: u32, count: u32) -> bool {
-        if count > self.units {
+        // Both at once: less than two wraps.
+        if count.wrapping_sub(2) >= self.most {
             return false;
         }
         let offset = self.take_turn();
         // One burst moves one block.
-        let bursts = count.div_ceil(BLOCK);
+        let bursts = (count + (BLOCK - 1)) / BLOCK;
         // Pairs with the device reading the doorbell record, and the ring where the copy does not
         // suffice.
         mmio_wc_start();
         #[cfg(test)]
         note(Step::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
-        let mut place = unsafe { self.base.byte_add(offset) };
+        let mut place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
         for burst in 0..bursts {
             let block = queue.at(index.wrapping_add(burst));
             for unit in 0..BLOCK {
-                let [first, second] = block.read(unit);
-                // SAFETY: at most `buffer` bytes from the buffer's start; aligned. Ascending
-                // stores of eight bytes are what a device expects.
-                unsafe { place.write_volatile(first) };
-                // SAFETY: as above, the word after it.
-                place = unsafe { place.add(1) };
-                // SAFETY: as above.
-                unsafe { place.write_volatile(second) };
+                // SAFETY: at most `buffer` bytes from the buffer's start; aligned to a unit, as the
+                // buffers are to a burst.
+                unsafe { store_unit(place, block.read(unit)) };
                 // SAFETY: at most one past the end of the buffer.
                 place = unsafe { place.add(1) };
             }
@@ -166,5 +177,32 @@ impl Register {
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
         true
+    }
+}
+
+/// Stores a unit to a register, in ascending order and at once where the processor can.
+///
+/// # Safety
+///
+/// The place is inside a register's buffer, and aligned to a unit.
+#[inline(always)]
+unsafe fn store_unit(place: *mut [u64; 2], unit: [u64; 2]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::__m128i;
+        // SAFETY: any bytes are a vector, and both are as long.
+        let vector = unsafe { std::mem::transmute::<[u64; 2], __m128i>(unit) };
+        // SAFETY: the caller's promise; every processor of this architecture has such vectors.
+        unsafe { place.cast::<__m128i>().write_volatile(vector) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let [first, second] = unit;
+        // SAFETY: the caller's promise. Ascending stores of eight bytes are what a device expects.
+        unsafe { place.cast::<u64>().write_volatile(first) };
+        // SAFETY: the second half of the unit.
+        let place = unsafe { place.cast::<u64>().add(1) };
+        // SAFETY: the caller's promise.
+        unsafe { place.write_volatile(second) };
     }
 }

@@ -5,6 +5,7 @@
 
 use super::{mlx5, rxe};
 use crate::completion::Wc;
+use crate::mem::dbrec::Gate;
 use crate::mem::ring::ProducerWatch;
 use crate::retired::Retirements;
 use crate::wr::{PostError, Recv, SendWr};
@@ -66,6 +67,16 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
+    /// Bounds what the control path tells of queue pairs where nobody listens: to be called when one
+    /// is made.
+    pub(crate) fn tidy(&self) {
+        match self {
+            // Only what completed is told of.
+            CqRing::Rxe(_) => {}
+            CqRing::Mlx5(ring) => ring.tidy(),
+        }
+    }
+
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> CqMembers {
         match self {
@@ -99,23 +110,6 @@ impl CqRing {
             (CqRing::Rxe(poller), Member::Rxe { qpn }) => poller.purge(*qpn),
             (CqRing::Mlx5(ring), Member::Mlx5(record)) => ring.purge(record),
             _ => {}
-        }
-    }
-
-    /// Asks for an event. `heard` counts those that were taken out of the channel; `ask` rings a
-    /// doorbell that is in the kernel.
-    pub(crate) fn arm(
-        &mut self,
-        solicited: bool,
-        heard: u32,
-        ask: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        match self {
-            CqRing::Rxe(_) => ask(),
-            CqRing::Mlx5(ring) => {
-                ring.arm(solicited, heard);
-                Ok(())
-            }
         }
     }
 
@@ -182,6 +176,22 @@ pub(crate) enum SendRing {
 }
 
 impl SendRing {
+    /// As [`cursor`](Self::cursor) where the ring's gate says that the ring may be used; `None` where
+    /// it does not, or where there is none.
+    #[inline(always)]
+    pub(crate) fn enter(&self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
+        match self {
+            SendRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            SendRing::Mlx5(_) | SendRing::Rxe(_) => None,
+        }
+    }
+
+    /// Whether the ring's gate says that this is the process that made the ring.
+    #[inline(always)]
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self, SendRing::Mlx5(ring) if !ring.gate().is_shut())
+    }
+
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         match self {
@@ -218,12 +228,13 @@ impl SendRing {
         }
     }
 
-    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `kick`
-    /// rings a doorbell that is in the kernel.
+    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `single`
+    /// if it is one request, which may go whole; `kick` rings a doorbell that is in the kernel.
     #[inline(always)]
     pub(crate) fn publish(
         &mut self,
         cursor: Cursor,
+        single: bool,
         kick: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), PostError> {
         match self {
@@ -232,7 +243,7 @@ impl SendRing {
                 kick().map_err(PostError::Kernel)
             }
             SendRing::Mlx5(ring) => {
-                ring.publish(cursor);
+                ring.publish(cursor, single);
                 Ok(())
             }
         }
@@ -272,6 +283,16 @@ impl RecvRing {
             RecvRing::Rxe(ring) => ring.close(),
             // Those of mlx5 never move.
             RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
+        }
+    }
+
+    /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says that the ring may be
+    /// used; `None` where it does not, or where there is none.
+    #[inline(always)]
+    pub(crate) fn enter(&mut self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
+        match self {
+            RecvRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            RecvRing::Mlx5(_) | RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Makes queue pairs.
 
-use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, SendQueue};
+use super::state::Tracked;
+use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
@@ -15,7 +16,6 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
 use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
@@ -42,6 +42,8 @@ impl<S: Sharing> QueuePairBuilder<S> {
         recv: &CompletionQueue,
         qp_type: QpType,
     ) -> Self {
+        send.tidy();
+        recv.tidy();
         QueuePairBuilder {
             pd,
             send_cq: send.inner.clone(),
@@ -187,19 +189,19 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
-        made.map_err(|error| self.explain(error))?;
+        made.map_err(|error| plan.explain(self.explain(error)))?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
         let caps = plan.caps(granted);
-        let Queues { send, recv, member } = plan
-            .finish(qpn, granted, file.kernel.mapper())
-            .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
+        let Queues { send, recv, member, gate } =
+            plan.finish(qpn, granted, file.kernel.mapper())
+                .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
             qp_type: self.qp_type,
             caps: QpCaps::new(&caps),
-            state: AtomicU8::new(QpState::RESET.0),
+            state: Tracked::new(gate),
             local: Mutex::default(),
             groups: Groups::default(),
             registration,

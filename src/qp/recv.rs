@@ -46,14 +46,22 @@ impl RecvQueue {
     /// child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        let from = self.from;
+        let cursor = match self.ring.enter(|gate| from.opens(gate)) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(RecvBatch { ring: &mut self.ring, cursor, count: 0 })
+    }
+
+    /// As a gate would, or says why not: asked where none opens.
+    #[inline(never)]
+    fn admit(&mut self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if state < self.from {
-            return Err(PostError::State(state));
-        }
-        Ok(RecvBatch::new(&mut self.ring))
+        if state < self.from { Err(PostError::State(state)) } else { Ok(self.ring.cursor()) }
     }
 }
 

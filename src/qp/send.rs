@@ -1,6 +1,7 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpType};
+use super::{QpInner, QpState, QpType};
+use crate::identity::Identity;
 use crate::mem::fork::Epoch;
 use crate::number::Rkey;
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -23,6 +24,10 @@ pub struct SendQueue<S: Sharing = Shared> {
     plain: u32,
     /// The same of requests with a destination of the queue pair's own domain.
     addressed: u32,
+    /// Which domain that is, to the kernel.
+    domain: Identity,
+    /// The thread domain that it was created under.
+    thread: Identity,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -31,7 +36,10 @@ impl<S: Sharing> SendQueue<S> {
         let (epoch, plain) = (qp.file().epoch, plain(qp.qp_type));
         let datagrams = SendOp::Send.bit() | SendOp::SendImm(0).bit();
         let addressed = if qp.qp_type == QpType::UD { datagrams } else { 0 };
-        SendQueue { qp, ring, epoch, plain, addressed, sharing: PhantomData }
+        let pd = qp.pd();
+        let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
+        let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
+        SendQueue { qp, ring, epoch, plain, addressed, domain, thread, sharing: PhantomData }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -53,25 +61,31 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
+        let cursor = match self.ring.enter(|gate| QpState::RTS.opens(gate)) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(SendBatch { queue: self, cursor, count: 0 })
+    }
+
+    /// As a gate would, or says why not: asked where none opens.
+    #[inline(never)]
+    fn admit(&self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if !state.takes_sends() {
-            return Err(PostError::State(state));
-        }
-        let cursor = self.ring.cursor();
-        Ok(SendBatch { queue: self, cursor, count: 0 })
+        if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
-    fn ring(&mut self, cursor: Cursor) -> Result<(), PostError> {
-        if self.epoch.is_over() {
+    fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
+        if !self.ring.is_here() && self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;
-        self.ring.publish(cursor, || {
+        self.ring.publish(cursor, single, || {
             qp.file().kernel.ring(Doorbell::Send { qp_handle: qp.object.handle() })
         })
     }
@@ -99,7 +113,7 @@ impl<S: Sharing> SendBatch<'_, S> {
         let known = match &wr.destination {
             None => known,
             // A foreign address is refused below.
-            Some(to) if self.queue.qp.knows(to) => self.queue.addressed,
+            Some(to) if to.domain == self.queue.domain => self.queue.addressed,
             Some(_) => 0,
         };
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
@@ -165,7 +179,7 @@ impl SendBatch<'_, Shared> {
         if self.count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor)
+        self.queue.ring(self.cursor, self.count == 1)
     }
 }
 
@@ -195,14 +209,13 @@ impl SendBatch<'_, Exclusive> {
     /// [`owned`](crate::owned).
     #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
-        let own = self.queue.qp.pd().and_then(|pd| pd.td.as_ref());
-        if !own.is_some_and(|own| Arc::ptr_eq(own, &td.inner)) {
+        if self.queue.thread != Identity::of(&td.inner) {
             return Err(PostError::ForeignThreadDomain);
         }
         if self.count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor)
+        self.queue.ring(self.cursor, self.count == 1)
     }
 }
 
@@ -222,7 +235,7 @@ fn plain(qp_type: QpType) -> u32 {
         SendOp::WriteImm(remote, 0),
         SendOp::LocalInv(remote.rkey),
     ];
-    let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
+    let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
         // All of theirs name where they go, or are no messages.
@@ -239,7 +252,9 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
     match &wr.destination {
         Some(_) if !datagram => return Err(PostError::Destination),
         None if datagram => return Err(PostError::Destination),
-        Some(to) if !qp.knows(to) => return Err(PostError::ForeignAddress),
+        Some(to) if qp.pd().is_none_or(|pd| pd.identity() != to.domain) => {
+            return Err(PostError::ForeignAddress);
+        }
         _ => {}
     }
     let local = matches!(wr.op, SendOp::LocalInv(_) | SendOp::BindMw(_));
@@ -269,6 +284,8 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
         SendOp::Read(_)
         | SendOp::CompareSwap { .. }
         | SendOp::FetchAdd { .. }
+        | SendOp::MaskedCompareSwap { .. }
+        | SendOp::MaskedFetchAdd { .. }
         | SendOp::Flush { .. }
         | SendOp::AtomicWrite { .. } => (reliable, false),
     };

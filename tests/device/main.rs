@@ -52,6 +52,7 @@ mod station;
 mod tasks;
 mod uc;
 mod ud;
+mod unplug;
 mod verdict;
 mod watchdog;
 mod xrc;
@@ -61,7 +62,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run().or_else(partner::run) {
+    if let Some(code) = helper::run().or_else(partner::run).or_else(unplug::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();

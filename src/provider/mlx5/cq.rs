@@ -6,10 +6,12 @@
 use super::book::{Book, Members};
 use super::cqe::{COUNTER, INDEX, INVALID, Wc, opcode_of};
 use super::record::Record;
+use super::wqe::pair;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::element::{Elements, Reader};
 use crate::mem::fork::Epoch;
-use crate::mem::queue::{Elements, QueueMemory, Reader};
+use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{
@@ -36,7 +38,8 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> O
 pub(crate) struct CqRing {
     reader: Reader,
     epoch: Epoch,
-    cqn: u32,
+    /// The queue's number, as it lies in the second half of a word of the register.
+    cqn: u64,
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
     arming: Arc<Register>,
@@ -67,7 +70,7 @@ impl CqRing {
         CqRing {
             epoch: elements.epoch(),
             reader: Reader::new(elements, 0),
-            cqn,
+            cqn: pair(0, cqn),
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming,
@@ -79,6 +82,14 @@ impl CqRing {
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> &Arc<Members> {
         &self.members
+    }
+
+    /// Throws away what the control path wrote of queue pairs that came and went. Whoever borrows the
+    /// ring keeps others from polling meanwhile.
+    pub(crate) fn tidy(&self) {
+        if !self.epoch.is_over() {
+            self.members.tidy(|| self.reader.ready().is_none());
+        }
     }
 
     /// Bytes of an element.
@@ -144,6 +155,8 @@ impl CqRing {
             if opcode_of(owner) == opcode::MLX5_CQE_REQ {
                 let sent = record.sends.complete(at);
                 self.reader.advance();
+                // Said as it was compared, so that who asks for the status need not compare again.
+                let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 return Found::Completion { wr_id: sent.wr_id, kind: sent.kind, owner };
             }
             if opcode_of(owner).0 <= opcode::MLX5_CQE_RESP_SEND_INV.0 {
@@ -204,20 +217,19 @@ impl CqRing {
 
     /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts
     /// the events of this queue that were taken out of its channel.
+    #[inline(always)]
     pub(crate) fn arm(&mut self, solicited: bool, heard: u32) {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = (heard & 3) << 28 | command | self.reader.consumer();
         self.armed.set(word);
         // The record stands before the register, which begins with a barrier of that meaning.
-        let held = self.arming.hold();
-        self.arming.doorbell((u64::from(word) << 32 | u64::from(self.cqn)).to_be());
-        drop(held);
+        self.arming.word(pair(word, 0) | self.cqn);
     }
 
     /// Pretends to be another queue, of which `consumer` completions were consumed.
     #[cfg(test)]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
-        self.cqn = cqn;
+        self.cqn = pair(0, cqn);
         for _ in 0..consumer {
             self.reader.advance();
         }

@@ -1,7 +1,7 @@
 //! Completions as the device writes them.
 
 use crate::completion::{WcOpcode, WcStatus};
-use crate::mem::queue::Element;
+use crate::mem::element::Element;
 use std::mem::offset_of;
 use uapi::{
     mlx5_cqe_checked as checked, mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome,

@@ -7,11 +7,10 @@ pub(crate) use packet::Frames;
 
 use super::record::{Record, Send};
 use super::umr::{self, Change};
-use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
+use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
@@ -51,12 +50,13 @@ pub(crate) struct Setup {
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
     pub(crate) frames: Frames,
+    pub(crate) gate: Gate,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
     blocks: Blocks,
-    epoch: Epoch,
+    gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
     /// Flags of every request, as they lie there.
@@ -84,10 +84,9 @@ impl SendRing {
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
-        let epoch = setup.memory.epoch();
         Some(SendRing {
             blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
-            epoch,
+            gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
             flags: pair(always.into(), 0),
@@ -103,6 +102,12 @@ impl SendRing {
             record: setup.record,
             frames: setup.frames,
         })
+    }
+
+    /// Whether sends may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -145,7 +150,7 @@ impl SendRing {
     #[inline(always)]
     fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
@@ -165,6 +170,7 @@ impl SendRing {
         }
         let mut immediate = 0;
         let mut fence = 0;
+        let mut modifier = 0;
         let (code, kind) = match &wr.op {
             SendOp::Send => {
                 request.payload(&mut size, &wr.payload)?;
@@ -197,12 +203,24 @@ impl SendRing {
                 (opcode::MLX5_OPCODE_RDMA_READ, WcOpcode::READ)
             }
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                request.atomic(&mut size, at, atomic(*swap, *compare), &wr.payload)?;
+                request.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::FetchAdd { remote: at, add } => {
-                request.atomic(&mut size, at, atomic(*add, 0), &wr.payload)?;
+                request.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_FA, WcOpcode::FETCH_ADD)
+            }
+            SendOp::MaskedCompareSwap { remote: at, operands: with } => {
+                modifier = MASKED_EIGHT;
+                let values = atomic(with.swap, with.compare);
+                let masks = atomic(with.swap_mask, with.compare_mask);
+                size = request.masked(size, at, &[values, masks], &wr.payload)?;
+                (opcode::MLX5_OPCODE_ATOMIC_MASKED_CS, WcOpcode::COMPARE_SWAP)
+            }
+            SendOp::MaskedFetchAdd { remote: at, add, boundary } => {
+                modifier = MASKED_EIGHT;
+                size = request.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
+                (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
             SendOp::LocalInv(rkey) => {
                 immediate = rkey.0;
@@ -232,7 +250,7 @@ impl SendRing {
             }
         }
         let waits = if wr.flags.contains(SendFlags::FENCE) { self.always } else { cursor.flags };
-        let head = control(cursor.at, code.0, size) | self.qpn;
+        let head = control(cursor.at, code.0, size) | self.qpn | modifier;
         let tail = pair(bits.into(), immediate) | waits;
         request.block.write(0, [head, tail]);
         self.notes.note(cursor.at, wr.wr_id, cursor.head, kind.0);
@@ -240,23 +258,23 @@ impl SendRing {
         cursor.size = size;
         cursor.word = head;
         cursor.flags = self.always | pair(fence.into(), 0);
-        cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
+        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) / BLOCK);
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
         Ok(())
     }
 
-    /// Takes over where a cursor ended, and makes the device look. Not to be called in a forked
+    /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
+    /// request. Not to be called in a forked
     /// child, whose registers are its parent's.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
-        let single = cursor.head == self.head.wrapping_add(1);
+    pub(crate) fn publish(&mut self, cursor: Cursor, single: bool) {
         self.at = cursor.at;
         self.head = cursor.head;
         self.flags = cursor.flags;
         // Pairs with the device reading requests after the record that counts their blocks.
         udma_to_device();
-        self.word.set(self.at & 0xffff);
+        self.word.set(cursor.at & 0xffff);
         if self.alone {
             self.make_look(single, &cursor);
         } else {
@@ -268,10 +286,8 @@ impl SendRing {
 
     #[inline(always)]
     fn make_look(&self, single: bool, cursor: &Cursor) {
-        // A request that fits goes whole, and the device need not fetch it; one unit alone is
-        // nothing but the doorbell.
-        let whole = single && cursor.size > 1;
-        if !(whole && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
+        // A request that fits goes whole, and the device need not fetch it.
+        if !(single && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
             self.register.doorbell(cursor.word);
         }
     }
@@ -325,11 +341,13 @@ impl Request<'_> {
                 return Ok(());
             }
         }
+        let first = self.at.wrapping_mul(BLOCK);
         let mut length = 0u64;
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.append(size, data(sge));
+                self.ring.blocks.units().write(first.wrapping_add(*size), data(sge));
+                *size += 1;
             }
         }
         // The uppermost bit of a length would make it inline data.
@@ -342,7 +360,7 @@ impl Request<'_> {
         self,
         size: &mut u32,
         at: &Remote,
-        operands: Unit,
+        operands: &[Unit],
         payload: &Payload<'_>,
     ) -> Result<(), PostError> {
         if at.addr % u64::from(ATOMIC) != 0 {
@@ -354,7 +372,9 @@ impl Request<'_> {
             return Err(PostError::TooManySge { max });
         }
         self.append(size, remote(at.addr, at.rkey.0));
-        self.append(size, operands);
+        for unit in operands {
+            self.append(size, *unit);
+        }
         let mut left = ATOMIC;
         for sge in *sges {
             let length = sge.length.min(left);
@@ -364,6 +384,20 @@ impl Request<'_> {
             }
         }
         if left > 0 { Err(PostError::AtomicTooShort) } else { Ok(()) }
+    }
+
+    /// As [`atomic`](Self::atomic), from a size to a size: out of the way of what is more frequent.
+    #[cold]
+    #[inline(never)]
+    fn masked(
+        self,
+        mut size: u32,
+        at: &Remote,
+        operands: &[Unit],
+        payload: &Payload<'_>,
+    ) -> Result<u32, PostError> {
+        self.atomic(&mut size, at, operands, payload)?;
+        Ok(size)
     }
 
     #[cold]
@@ -400,7 +434,7 @@ impl Request<'_> {
 fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Unit; VECTOR as usize] {
     let mut units: [Unit; VECTOR as usize] = zerocopy::transmute!(*av);
     units[0][0] = pair(qkey, 0);
-    let rest = u64::from_be(units[0][1]) as u32;
-    units[0][1] = pair(qpn | MLX5_EXTENDED_UD_AV, rest);
+    // Nothing is there yet.
+    units[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
     units
 }

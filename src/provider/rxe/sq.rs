@@ -111,7 +111,7 @@ fn dma(length: u32, num_sge: u32) -> rxe_dma_info {
 
 /// An atomic returns eight bytes, so it needs room for them.
 #[inline]
-fn check_atomic(op: &SendOp, length: u32) -> Result<(), PostError> {
+fn check_atomic(op: &SendOp<'_>, length: u32) -> Result<(), PostError> {
     match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if length < 8 => {
             Err(PostError::AtomicTooShort)
@@ -167,6 +167,9 @@ fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
         SendOp::FetchAdd { remote, add } => {
             atomic(wqe, remote.addr, remote.rkey.0, add, 0)?;
             opcode::IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD
+        }
+        SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. } => {
+            return Err(PostError::Unsupported);
         }
         SendOp::LocalInv(rkey) => {
             wqe.wr.ex = rkey.0;

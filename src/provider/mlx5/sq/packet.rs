@@ -35,7 +35,7 @@ impl SendRing {
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {

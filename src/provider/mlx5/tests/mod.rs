@@ -13,7 +13,7 @@ use super::record::{Receives, Record};
 use super::rq::RecvRing;
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
-use crate::mem::dbrec::{DoorbellPages, DoorbellRecord};
+use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
@@ -25,6 +25,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Bytes of each of a register's two buffers, as a ConnectX-5 has them.
@@ -57,6 +58,13 @@ impl Page {
 
 fn dbrec() -> Arc<DoorbellRecord> {
     Arc::new(DoorbellPages::new().unwrap().alloc().unwrap())
+}
+
+/// The gate of a queue that may be used.
+fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
+    let gate = Gate::beside(dbrec).unwrap();
+    gate.word().store(1, Ordering::Relaxed);
+    gate
 }
 
 /// A send queue, the device's view of it, and what it rings.
@@ -118,6 +126,7 @@ impl Sends {
             alone: shape.alone,
             record: record.clone(),
             frames: shape.frames,
+            gate: open(&dbrec),
         });
         Sends { ring: ring.unwrap(), device, dbrec, page, record }
     }
@@ -128,7 +137,7 @@ impl Sends {
         for wr in wrs {
             self.ring.push(&mut cursor, wr)?;
         }
-        self.ring.publish(cursor);
+        self.ring.publish(cursor, wrs.len() == 1);
         Ok(cursor)
     }
 
@@ -165,8 +174,16 @@ impl Receiver {
         let index = Indices::new().take().unwrap();
         let record = Record::new(QPN, index, None, Receives::Own(entries));
         let max_sge = stride / UNIT as u32;
-        let ring =
-            RecvRing::new(memory, 0, entries, stride, max_sge, dbrec.clone(), record.clone());
+        let ring = RecvRing::new(
+            memory,
+            0,
+            entries,
+            stride,
+            max_sge,
+            dbrec.clone(),
+            record.clone(),
+            open(&dbrec),
+        );
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 

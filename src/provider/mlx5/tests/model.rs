@@ -88,7 +88,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                     }
                     // Others are dropped without a trace.
                     if keep && !batch.is_empty() {
-                        sends.ring.publish(cursor);
+                        sends.ring.publish(cursor, batch.len() == 1);
                         next += batch.len() as u64;
                         posted.extend(batch);
                     }

@@ -22,7 +22,7 @@ fn device(min_header: u8, checksums: bool) -> Sends {
 fn push(sends: &mut Sends, wr: SendWr<'_>) -> Result<(), PostError> {
     let mut cursor = sends.ring.cursor();
     sends.ring.push_packet(&mut cursor, &wr)?;
-    sends.ring.publish(cursor);
+    sends.ring.publish(cursor, false);
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 mod abi;
 mod control;
 mod endpoint;
+mod lane;
 mod path;
 mod scale;
 mod verbs;

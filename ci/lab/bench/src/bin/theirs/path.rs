@@ -2,16 +2,16 @@
 //! which takes calls.
 
 use crate::abi::{
-    Context, Cq, CqAttrEx, CqEx, Mr, Opaque, Pd, PollAttr, Qp, QpCap, QpEx, RecvWr, SendWr, Sge,
-    Srq, Wc, number,
+    Context, Cq, CqEx, Mr, Opaque, PollAttr, Qp, QpEx, RecvWr, SendWr, Sge, Srq, Wc, number,
 };
-use crate::endpoint::{self, QKEY, Shape};
+use crate::endpoint::{self, QKEY};
+use crate::lane::{Ends, Maker};
 use crate::verbs::{Made, Verbs, done};
 use lab_bench::Failure;
 use lab_bench::clock::linger;
 use lab_bench::path::{
     AFTERWARDS, BATCH, INLINE, LAST, Lane, Operation, POLLED, Path, RECEIVED, RUN, Request,
-    SEGMENT, SEGMENTS, SENDS, SETTLING, WORDS, place,
+    SEGMENT, SEGMENTS, SETTLING, WORDS, place,
 };
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
@@ -22,16 +22,6 @@ use std::time::{Duration, Instant};
 /// The interfaces, in the order of `WAYS`.
 const CLASSIC: usize = 0;
 const ENOENT: c_int = 2;
-
-/// What sends, and what receives it.
-struct Ends {
-    qp: Made<Qp>,
-    extended: Made<QpEx>,
-    /// The receiver, or nothing where none receives.
-    peer: Option<Made<Qp>>,
-    send_cq: Made<CqEx>,
-    recv_cq: Made<CqEx>,
-}
 
 /// Everything that the operations need.
 pub(crate) struct Theirs {
@@ -537,68 +527,5 @@ impl Path for Theirs {
         // The completion follows what was written.
         linger(AFTERWARDS);
         Ok(())
-    }
-}
-
-/// Makes the objects of lanes.
-struct Maker<'a> {
-    verbs: &'a Verbs,
-    context: &'a Made<Context>,
-    pd: &'a Made<Pd>,
-    gid: (u8, [u8; 16]),
-    alone: bool,
-}
-
-impl Maker<'_> {
-    fn cq(&self) -> Result<Made<CqEx>, Failure> {
-        let channel = self.verbs.create_channel(self.context)?;
-        let mut attr = CqAttrEx {
-            cqe: 2 * SENDS,
-            cq_context: null_mut(),
-            channel: channel.as_ptr(),
-            comp_vector: 0,
-            wc_flags: 0,
-            comp_mask: if self.alone { number::CQ_INIT_ATTR_FLAGS } else { 0 },
-            flags: if self.alone { number::CQ_SINGLE_THREADED } else { 0 },
-            parent_domain: null_mut(),
-        };
-        self.verbs.create_cq_ex(self.context, &mut attr)
-    }
-
-    fn ends(&self, srq: *mut Srq, qp_type: u32) -> Result<Ends, Failure> {
-        let (send_cq, recv_cq) = (self.cq()?, self.cq()?);
-        let cqs = [send_cq.as_ptr().cast(), recv_cq.as_ptr().cast()];
-        let cap = QpCap {
-            max_send_wr: SENDS,
-            max_recv_wr: 1,
-            max_send_sge: SEGMENTS as u32,
-            max_recv_sge: 1,
-            max_inline_data: INLINE,
-        };
-        let shape = Shape { cap, srq: null_mut(), qp_type };
-        let qp = endpoint::create(self.verbs, self.context, self.pd, cqs, &shape)?;
-        let extended = self.verbs.qp_ex(&qp)?;
-        let mut peer = None;
-        if qp_type == number::QPT_RC {
-            let cap = QpCap { max_send_wr: 1, max_recv_wr: 2 * RUN, ..cap };
-            let shape = Shape { cap, srq, qp_type };
-            peer = Some(endpoint::create(self.verbs, self.context, self.pd, cqs, &shape)?);
-        }
-        Ok(Ends { qp, extended, peer, send_cq, recv_cq })
-    }
-
-    fn pair(&self, srq: *mut Srq) -> Result<Ends, Failure> {
-        let ends = self.ends(srq, number::QPT_RC)?;
-        if let Some(peer) = &ends.peer {
-            endpoint::connect(self.verbs, &ends.qp, endpoint::qpn(peer), self.gid)?;
-            endpoint::connect(self.verbs, peer, endpoint::qpn(&ends.qp), self.gid)?;
-        }
-        Ok(ends)
-    }
-
-    fn datagrams(&self) -> Result<Ends, Failure> {
-        let ends = self.ends(null_mut(), number::QPT_UD)?;
-        endpoint::activate(self.verbs, &ends.qp)?;
-        Ok(ends)
     }
 }

@@ -1,0 +1,305 @@
+//! Completions in the queue that a device writes them to, and how far they are consumed.
+//!
+//! Pairs with [`queue`](super::queue), which has the memory. An element is read only after the byte
+//! that says whose it is; whoever reads orders the two by a barrier.
+
+use super::fork::Epoch;
+#[cfg(test)]
+use super::order::{Step, note};
+use super::queue::QueueMemory;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use uverbs_uapi::endian::{Be16, Be32};
+
+/// A ring of completions, 64 or 128 bytes each and a power of two of them.
+#[derive(Debug)]
+pub(crate) struct Elements {
+    /// The part of the first element that says what it is.
+    base: *mut u8,
+    mask: u32,
+    /// Binary logarithm of an element's bytes.
+    shift: u8,
+    memory: Arc<QueueMemory>,
+}
+
+// SAFETY: see `QueueMemory`; one poller owns the view.
+unsafe impl Send for Elements {}
+// SAFETY: as above; shared use reads only.
+unsafe impl Sync for Elements {}
+
+/// Bytes of what every completion has; in a longer element it is the last part.
+const CORE: usize = 64;
+
+impl Elements {
+    /// `count` elements of `size` bytes; `None` unless they are inside, aligned, of a size that
+    /// devices know, and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<Elements> {
+        if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
+            return None;
+        }
+        let length = size.checked_mul(usize::try_from(count).ok()?)?;
+        let base = memory.range(0, length, CORE)?;
+        // SAFETY: an element is at least `CORE` bytes, and the first is inside.
+        let base = unsafe { base.add(size - CORE) }.as_ptr();
+        Some(Elements { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
+    }
+
+    /// The process that may use the ring.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.memory.epoch()
+    }
+
+    /// How many elements there are.
+    #[inline(always)]
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The bytes of an element.
+    pub(crate) fn size(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// The element `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Element<'_> {
+        let offset = ((index & self.mask) as usize) << self.shift;
+        // SAFETY: `new` checked that elements up to and including `mask` are inside.
+        let core = unsafe { self.base.add(offset) };
+        Element { core, ring: PhantomData }
+    }
+
+    /// Copies the element `from` of another ring, of the same size, to `to`, all but the byte that
+    /// says whose it is; that one becomes `owner`.
+    pub(crate) fn take_over(&self, to: u32, other: &Elements, from: u32, owner: u8) {
+        if self.shift != other.shift {
+            return;
+        }
+        let before = self.size() - CORE;
+        let (to, from) = (self.at(to), other.at(from));
+        // SAFETY: an element has `before` bytes before its core, inside the memory.
+        let target = unsafe { to.core.sub(before) };
+        // SAFETY: as above, in the other ring.
+        let source = unsafe { from.core.sub(before) };
+        // SAFETY: both are whole elements, of two memories or of two places in one; the device
+        // writes neither: one is ours to consume, the other not yet known to it.
+        unsafe { source.copy_to(target, before + CORE - 1) };
+        to.set_owner(owner);
+    }
+}
+
+/// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
+/// that finding nothing there costs next to nothing.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    elements: Elements,
+    /// The next element.
+    next: *mut u8,
+    /// Where the element after the last would be.
+    end: *mut u8,
+    /// Bytes of an element.
+    stride: usize,
+    /// Elements consumed in all.
+    consumed: u32,
+    /// The parity of the pass over the ring, as the lowest bit.
+    parity: u8,
+}
+
+// SAFETY: see `Elements`, whose memory `next` points into.
+unsafe impl Send for Reader {}
+// SAFETY: as above.
+unsafe impl Sync for Reader {}
+
+/// The parity bit in an element's last byte.
+const PARITY: u8 = 1;
+/// Elements that the device has not written have this in their last byte, or more.
+const UNWRITTEN: u8 = 0xf0;
+
+impl Reader {
+    /// Begins with the element `consumer`.
+    pub(crate) fn new(elements: Elements, consumer: u32) -> Reader {
+        let stride = elements.size();
+        let log = elements.count().trailing_zeros();
+        Reader {
+            next: elements.at(consumer).core,
+            end: elements.base.wrapping_add(stride * elements.count() as usize),
+            elements,
+            stride,
+            consumed: consumer,
+            parity: (consumer >> log) as u8 & PARITY,
+        }
+    }
+
+    pub(crate) fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// How many elements were consumed, as far as 24 bits say.
+    #[inline(always)]
+    pub(crate) fn consumer(&self) -> u32 {
+        self.consumed & 0xff_ffff
+    }
+
+    /// The last byte of the next element if that is ours, loaded now.
+    #[inline(always)]
+    pub(crate) fn ready(&self) -> Option<u8> {
+        let owner = Element { core: self.next, ring: PhantomData }.owner();
+        // Both at once: the parity is right, and the rest is no mark of what is unwritten.
+        let rolled = (owner ^ self.parity).rotate_right(1);
+        (rolled < UNWRITTEN >> 1).then_some(owner)
+    }
+
+    /// The next element.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> Element<'_> {
+        Element { core: self.next, ring: PhantomData }
+    }
+
+    /// Goes on to the element after it.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+        // Never beyond `end`, and not left there: `next` is always an element.
+        self.next = self.next.wrapping_add(self.stride);
+        if self.next == self.end {
+            self.next = self.elements.base;
+            self.parity ^= PARITY;
+        }
+    }
+
+    /// The element before the next.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> Element<'_> {
+        let after = if self.next == self.elements.base { self.end } else { self.next };
+        // Inside, as `next` and `end` are whole elements from the first.
+        Element { core: after.wrapping_sub(self.stride), ring: PhantomData }
+    }
+
+    /// Elements from the next on that are ours, with their numbers.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
+        let log = self.elements.count().trailing_zeros();
+        let first = self.consumed;
+        (0..self.elements.count())
+            .map(move |n| first.wrapping_add(n))
+            .map(|at| (at, self.elements.at(at)))
+            .take_while(move |(at, element)| {
+                let owner = element.owner();
+                (owner ^ (at >> log) as u8) & PARITY == 0 && owner < UNWRITTEN
+            })
+    }
+}
+
+/// One completion in its ring, as the device wrote it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Element<'r> {
+    core: *mut u8,
+    ring: PhantomData<&'r Elements>,
+}
+
+// SAFETY: reading a completion needs nothing of the thread that found it.
+unsafe impl Send for Element<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Element<'_> {}
+impl std::panic::UnwindSafe for Element<'_> {}
+impl std::panic::RefUnwindSafe for Element<'_> {}
+
+impl Element<'_> {
+    /// The byte that says what the element is and whose, loaded now.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u8 {
+        #[cfg(test)]
+        note(Step::Owner);
+        // SAFETY: the last byte of the core is inside.
+        let place = unsafe { self.core.add(CORE - 1) };
+        // SAFETY: inside and initialised; volatile because the device writes it at any time.
+        unsafe { place.read_volatile() }
+    }
+
+    pub(crate) fn set_owner(&self, owner: u8) {
+        // SAFETY: the last byte of the core is inside.
+        let place = unsafe { self.core.add(CORE - 1) };
+        // SAFETY: inside; only called for elements that the device does not write.
+        unsafe { place.write_volatile(owner) };
+    }
+
+    /// The byte at `AT`.
+    #[inline(always)]
+    pub(crate) fn byte<const AT: usize>(&self) -> u8 {
+        const { assert!(AT < CORE) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside and initialised; the device has finished with the element.
+        unsafe { place.read() }
+    }
+
+    /// The number of 16 bits at `AT`.
+    #[inline(always)]
+    pub(crate) fn be16<const AT: usize>(&self) -> u16 {
+        const { assert!(AT + 2 <= CORE && AT % 2 == 0) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        unsafe { place.cast::<Be16>().read() }.get()
+    }
+
+    /// The number of 32 bits at `AT`.
+    #[inline(always)]
+    pub(crate) fn be32<const AT: usize>(&self) -> u32 {
+        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        unsafe { place.cast::<Be32>().read() }.get()
+    }
+
+    /// Replaces the number of 32 bits at `AT` in an element that is ours to consume.
+    pub(crate) fn set_be32<const AT: usize>(&self, value: u32) {
+        const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
+        // SAFETY: inside, as asserted.
+        let place = unsafe { self.core.add(AT) };
+        // SAFETY: inside and aligned; the device does not write an element that it handed over.
+        unsafe { place.cast::<Be32>().write(Be32::new(value)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::queue::Units;
+    use super::*;
+
+    fn page() -> Arc<QueueMemory> {
+        Arc::new(QueueMemory::pages(1).unwrap())
+    }
+
+    #[test]
+    fn rings_that_do_not_fit_are_refused() {
+        let memory = page();
+        let elements = (memory.len() / 64) as u32;
+        assert!(Elements::new(memory.clone(), elements, 64).is_some());
+        assert!(Elements::new(memory.clone(), elements, 128).is_none(), "too long");
+        assert!(Elements::new(memory.clone(), 1, 32).is_none(), "no such size");
+        assert!(Elements::new(memory, 3, 64).is_none(), "no power of two");
+    }
+
+    #[test]
+    fn the_core_of_a_long_element_is_its_end() {
+        let memory = page();
+        let raw = Units::new(memory.clone(), 0, 16).unwrap();
+        for unit in 0..16 {
+            raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
+        }
+        let short = Elements::new(memory.clone(), 4, 64).unwrap();
+        assert_eq!(
+            (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).owner()),
+            (4, 5, 7)
+        );
+        let long = Elements::new(memory, 2, 128).unwrap();
+        assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
+    }
+}
