@@ -129,6 +129,14 @@ impl Provider {
         }
     }
 
+    /// How many reads and atomics a queue pair may have under way, if the provider knows.
+    pub(crate) fn rd_atomic(&self) -> Option<RdAtomic> {
+        match self {
+            Provider::Rxe => None,
+            Provider::Mlx5(context) => Some(context.limits().rd_atomic),
+        }
+    }
+
     pub(crate) fn device_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::none(),
@@ -238,6 +246,15 @@ pub(crate) enum Link {
     RoceV1,
     /// Ethernet, over UDP.
     RoceV2,
+}
+
+/// Reads and atomics that a queue pair of a device may have under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RdAtomic {
+    /// That it answers.
+    pub(crate) answered: u32,
+    /// That it sends.
+    pub(crate) sent: u32,
 }
 
 /// What a send queue takes, as the kernel answered at creation.

@@ -31,12 +31,12 @@ capabilities! {
     CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.
     CqResize = "cq_resize";
-    /// Rules for packets that nobody else takes.
-    FlowDefault = "flow_default";
     /// Memory on the device itself.
     DeviceMemory = "device_memory";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// Rules for packets that nobody else takes.
+    FlowDefault = "flow_default";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.

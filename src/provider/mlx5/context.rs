@@ -7,6 +7,7 @@ use super::Mlx5;
 use super::sq::Frames;
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
+use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
@@ -78,13 +79,17 @@ impl Opening {
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
         let devx = self.request.flags != 0;
         let mut limits = Limits::new(&self.response, devx)?;
-        // What the driver does not tell beside the context.
+        // The driver does not tell these beside the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
             .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
+        limits.rd_atomic = RdAtomic {
+            answered: device.base.max_qp_rd_atom,
+            sent: device.base.max_qp_init_rd_atom,
+        };
         limits.frames.checksums =
             ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)
                 .contains(ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM);
@@ -109,6 +114,7 @@ pub(crate) struct Limits {
     pub(crate) max_srq_recv_wr: u32,
     /// Entries of a completion queue, as they may be asked for.
     pub(crate) max_cqe: u32,
+    pub(crate) rd_atomic: RdAtomic,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
     /// What it wants and can do of raw packets.
@@ -162,6 +168,7 @@ impl Limits {
             max_recv_wr: resp.max_recv_wr,
             max_srq_recv_wr: resp.max_srq_recv_wr,
             max_cqe: 0,
+            rd_atomic: RdAtomic::default(),
             uars_per_page: resp.num_uars_per_page,
             frames: Frames {
                 min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
