@@ -28,7 +28,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// What can be imported: protection domains and memory regions.
+/// What can be imported: protection domains, memory regions, device memory, and VARs of mlx5.
 pub trait Importable: sealed::Sealed {}
 
 impl<T: sealed::Sealed> Importable for T {}

@@ -13,10 +13,12 @@ mod context;
 mod cq;
 pub mod device;
 mod device_attr;
+mod dm;
 mod envelope;
 mod error;
 mod events;
 mod file;
+mod flow;
 mod foreign;
 mod handles;
 mod identity;
@@ -62,19 +64,21 @@ pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
+pub use dm::{DeviceMemory, DeviceMemoryError};
 pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
-pub use mem::allocator::{Allocation, DomainView, QueueAllocator, ResourceType};
+pub use mem::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, RegionBuilder,
-    RegionError, RegisterError, Rereg,
+    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
+    RegionBuilder, RegionError, RegisterError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -92,6 +96,7 @@ pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wr::{
-    Destination, FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge, WindowBinding,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
+    WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

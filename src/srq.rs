@@ -125,6 +125,18 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
+impl SrqAttr {
+    /// What the kernel knows of a queue, whoever made it.
+    pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
+        let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
+        let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        file.execute(verb, &mut command)?;
+        drop(command);
+        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
+}
+
 /// Builds a [`SharedReceiveQueue`].
 #[derive(Debug)]
 pub struct SrqBuilder {
@@ -156,6 +168,7 @@ impl SrqBuilder {
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
     pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+        cq.tidy();
         self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
         self
     }
@@ -354,15 +367,7 @@ impl SharedReceiveQueue {
     /// What the queue is like now.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
-        let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
-        let request = uapi::ib_uverbs_query_srq {
-            srq_handle: self.inner.object.handle(),
-            ..Default::default()
-        };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
-        self.inner.file().execute("query_srq", &mut command)?;
-        drop(command);
-        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+        SrqAttr::query(self.inner.file(), "query_srq", self.handle())
     }
 
     /// The domain whose memory its receives go to.

@@ -99,8 +99,22 @@ impl<'a> Destination<'a> {
     }
 }
 
+/// What a [masked compare and swap](SendWr::masked_compare_swap) compares and stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct MaskedSwap {
+    /// What the bits of `compare_mask` must be.
+    pub compare: u64,
+    /// Bits that are compared. Without any, the swap always happens.
+    pub compare_mask: u64,
+    /// What the bits of `swap_mask` become.
+    pub swap: u64,
+    /// Bits that are replaced.
+    pub swap_mask: u64,
+}
+
+/// Requests are moved about, so what makes them long is borrowed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum SendOp {
+pub(crate) enum SendOp<'a> {
     Send,
     SendImm(u32),
     SendInv(Rkey),
@@ -109,13 +123,76 @@ pub(crate) enum SendOp {
     Read(Remote),
     CompareSwap { remote: Remote, compare: u64, swap: u64 },
     FetchAdd { remote: Remote, add: u64 },
+    MaskedCompareSwap { remote: Remote, operands: &'a MaskedSwap },
+    MaskedFetchAdd { remote: Remote, add: u64, boundary: u64 },
     LocalInv(Rkey),
     BindMw(WindowBinding),
     Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
     AtomicWrite { remote: Remote, value: [u8; 8] },
+    Packet(Packet),
 }
 
-impl SendOp {
+/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`].
+///
+/// ```
+/// # use uverbs::{Lkey, Packet, SendWr, Sge};
+/// # let (to, from) = ([0; 6], [0; 6]);
+/// # let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
+/// let mut ethernet = [0; 14];
+/// ethernet[..6].copy_from_slice(&to);
+/// ethernet[6..12].copy_from_slice(&from);
+/// ethernet[12..].copy_from_slice(&[0x08, 0x00]);
+/// let wr = SendWr::packet(Packet::new().header(&ethernet).ip_checksum(), &sges);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Packet {
+    header: [u8; Packet::MAX_HEADER],
+    /// More than there is room for is noticed when the request is pushed.
+    length: u8,
+    pub(crate) checksums: bool,
+}
+
+impl Packet {
+    /// The longest header that a request takes: that of Ethernet with a VLAN tag.
+    pub const MAX_HEADER: usize = 18;
+
+    /// Nothing before the data, and nothing added.
+    pub fn new() -> Self {
+        Packet::default()
+    }
+
+    /// The first bytes of the packet, [`MAX_HEADER`](Self::MAX_HEADER) at most, copied now; the
+    /// data of the request follows them.
+    ///
+    /// Some devices, ConnectX-4 for one, want the first 18 bytes of every packet in the request
+    /// itself: there, packets whose data is in registered memory need a header of this length.
+    #[inline]
+    pub fn header(mut self, bytes: &[u8]) -> Self {
+        self.length = bytes.len().min(u8::MAX.into()) as u8;
+        self.header = [0; Packet::MAX_HEADER];
+        for (place, byte) in self.header.iter_mut().zip(bytes) {
+            *place = *byte;
+        }
+        self
+    }
+
+    /// Lets the device fill in the checksums of the IPv4 header and of the TCP or UDP header,
+    /// where [`RawPacketCaps::IP_CSUM`](crate::RawPacketCaps::IP_CSUM) says that it can.
+    #[doc(alias = "IBV_SEND_IP_CSUM")]
+    #[inline]
+    pub fn ip_checksum(mut self) -> Self {
+        self.checksums = true;
+        self
+    }
+
+    /// The header; `None` if it is too long.
+    pub(crate) fn head(&self) -> Option<&[u8]> {
+        self.header.get(..self.length.into())
+    }
+}
+
+impl SendOp<'_> {
     /// The operation as a member of a set of operations.
     #[inline(always)]
     pub(crate) fn bit(&self) -> u32 {
@@ -132,6 +209,9 @@ impl SendOp {
             SendOp::BindMw(_) => 1 << 9,
             SendOp::Flush { .. } => 1 << 10,
             SendOp::AtomicWrite { .. } => 1 << 11,
+            SendOp::MaskedCompareSwap { .. } => 1 << 12,
+            SendOp::MaskedFetchAdd { .. } => 1 << 13,
+            SendOp::Packet(_) => 1 << 14,
         }
     }
 
@@ -141,7 +221,14 @@ impl SendOp {
     /// Whether the device writes memory of this side.
     #[inline]
     pub(crate) fn writes_here(&self) -> bool {
-        matches!(self, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+        matches!(
+            self,
+            SendOp::Read(_)
+                | SendOp::CompareSwap { .. }
+                | SendOp::FetchAdd { .. }
+                | SendOp::MaskedCompareSwap { .. }
+                | SendOp::MaskedFetchAdd { .. }
+        )
     }
 }
 
@@ -165,7 +252,7 @@ pub(crate) enum Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     pub(crate) wr_id: u64,
-    pub(crate) op: SendOp,
+    pub(crate) op: SendOp<'a>,
     pub(crate) flags: SendFlags,
     pub(crate) payload: Payload<'a>,
     pub(crate) destination: Option<Destination<'a>>,
@@ -174,7 +261,7 @@ pub struct SendWr<'a> {
 
 impl<'a> SendWr<'a> {
     #[inline]
-    fn new(op: SendOp, payload: Payload<'a>) -> Self {
+    fn new(op: SendOp<'a>, payload: Payload<'a>) -> Self {
         SendWr { wr_id: 0, op, flags: SendFlags::empty(), payload, destination: None, srq: None }
     }
 
@@ -236,6 +323,30 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::FetchAdd { remote, add }, Payload::Sges(sges))
     }
 
+    /// Replaces some bits of eight bytes of the peer, at a multiple of eight, if some bits of them
+    /// are as expected; all that was there comes back into `sges` in host byte order. The completion
+    /// says [`COMPARE_SWAP`](crate::WcOpcode::COMPARE_SWAP).
+    ///
+    /// On mlx5, over reliable connections; others refuse it when it is pushed. The kernel does not
+    /// tell whether a device can do it: one that cannot fails the request.
+    #[doc(alias = "IB_WR_MASKED_ATOMIC_CMP_AND_SWP")]
+    #[inline]
+    pub fn masked_compare_swap(remote: Remote, operands: &'a MaskedSwap, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::MaskedCompareSwap { remote, operands }, Payload::Sges(sges))
+    }
+
+    /// Adds to fields of eight bytes of the peer, at a multiple of eight; what was there comes back
+    /// into `sges` in host byte order. Each bit of `boundary` is the uppermost of a field, and no
+    /// field's carry goes to the next: with 0 there is one field of 64 bits, with `1 << 31` there are
+    /// two of 32. The completion says [`FETCH_ADD`](crate::WcOpcode::FETCH_ADD).
+    ///
+    /// On the devices of [`masked_compare_swap`](Self::masked_compare_swap).
+    #[doc(alias = "IB_WR_MASKED_ATOMIC_FETCH_AND_ADD")]
+    #[inline]
+    pub fn masked_fetch_add(remote: Remote, add: u64, boundary: u64, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::MaskedFetchAdd { remote, add, boundary }, Payload::Sges(sges))
+    }
+
     /// Invalidates a key of this side.
     #[doc(alias = "IBV_WR_LOCAL_INV")]
     #[inline]
@@ -262,6 +373,13 @@ impl<'a> SendWr<'a> {
     #[inline]
     pub fn atomic_write(remote: Remote, value: [u8; 8]) -> Self {
         Self::new(SendOp::AtomicWrite { remote, value }, Payload::Sges(&[]))
+    }
+
+    /// A packet of a raw packet queue pair, with more to say of it than
+    /// [`send`](Self::send), which sends one as well.
+    #[inline]
+    pub fn packet(packet: Packet, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Packet(packet), Payload::Sges(sges))
     }
 
     /// The number that the completion will carry.
@@ -390,6 +508,18 @@ pub enum PostError {
     ReadOnly,
     /// This process is a fork of the one that created the queue.
     Forked,
+    /// The header of a raw packet is longer than a request takes.
+    HeaderTooLong {
+        /// The most that it takes, in bytes.
+        max: u32,
+    },
+    /// The device wants the beginning of a raw packet in the request, as its header or inline.
+    HeaderTooShort {
+        /// The least that it wants, in bytes.
+        min: u32,
+    },
+    /// The device fills in no checksums of raw packets.
+    NoChecksums,
     /// The kernel refused to look at the queue; what was posted stays in it.
     Kernel(Errno),
 }
@@ -450,6 +580,15 @@ impl fmt::Display for PostError {
             }
             PostError::Forked => {
                 f.write_str("this process is a fork of the one that created the queue")
+            }
+            PostError::HeaderTooLong { max } => {
+                write!(f, "the header is longer than {max} bytes; the rest is data")
+            }
+            PostError::HeaderTooShort { min } => {
+                write!(f, "the device wants {min} bytes of the packet as its header or inline")
+            }
+            PostError::NoChecksums => {
+                f.write_str("the device fills in no checksums of raw packets")
             }
             PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
         }

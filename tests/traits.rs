@@ -8,11 +8,11 @@ use uverbs::owned::{
 };
 use uverbs::{
     AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
-    Completions, Context, Device, DmaBuf, Endpoint, Envelope, Error, Exclusive, Foreign,
-    ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, ObjectKey, OnDemandRange,
-    ParentDomain, PostError, ProtectionDomain, QpControl, QpParts, QueuePair, QueuePairBuilder,
-    RawRange, RecvBatch, RecvQueue, RegionBuilder, SendBatch, SendQueue, Shared,
-    SharedReceiveQueue, ThreadDomain, XrcDomain, XrcDomainOptions, XrcTarget,
+    Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error, Exclusive,
+    Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, ObjectKey,
+    OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain, QpControl, QpParts,
+    QueuePair, QueuePairBuilder, RawRange, RecvBatch, RecvQueue, RegionBuilder, SendBatch,
+    SendQueue, Shared, SharedReceiveQueue, ThreadDomain, XrcDomain, XrcDomainOptions, XrcTarget,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -30,6 +30,9 @@ const _: () = {
     carefree::<MemoryRegion<u8, RawRange>>();
     carefree::<MemoryRegion<u8, DmaBuf>>();
     carefree::<MemoryRegion<u8, AddressSpace>>();
+    carefree::<MemoryRegion<u8, OnDevice>>();
+    carefree::<DeviceMemory>();
+    carefree::<Imported<DeviceMemory>>();
     carefree::<MemoryWindow>();
     shared::<MemoryRegion<u8, Borrowed<'static>>>();
     shared::<OnDemandRange<'static>>();

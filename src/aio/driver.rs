@@ -1,12 +1,14 @@
 //! The driver: what turns completions into futures that are ready.
 
+use super::later::Later;
 use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
 use super::table::{Table, Tag};
+use super::turn::{Ends, Turn};
 use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};
 use crate::mem::sync::Mutex;
-use crate::owned::{Done, OwnedCompletionQueue, OwnedSharedReceiveQueue};
+use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpType, QueuePairBuilder};
 use crate::srq::SrqBuilder;
@@ -26,7 +28,7 @@ const ROUND: usize = 256;
 /// Implement it to bring a [`Driver`] into another event loop than tokio's: with the file that
 /// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not.
 pub trait Watch {
-    /// When the file may be readable, calls `read`, which reads one event, and forgets that it was
+    /// When the file may be readable, calls `read`, which reads an event, and forgets that it was
     /// readable *before* that call: if more becomes readable during or after it, that counts. Else
     /// lets `cx` be woken when the file becomes readable.
     ///
@@ -59,6 +61,19 @@ impl Core {
     fn tables(&self) -> MutexGuard<'_, Option<Vec<Weak<Table>>>> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Tells everybody that nobody looks for completions any more.
+    fn undrive(&self) {
+        let tables = self.tables().take();
+        let mut later = Later::default();
+        for table in tables.into_iter().flatten() {
+            if let Some(table) = table.upgrade() {
+                table.undrive(&mut later);
+            }
+        }
+        // Their panics are theirs, and not for a destructor.
+        later.run_quietly();
+    }
 }
 
 /// What keeps a driver at work: it ends with the last of those who hold this.
@@ -68,12 +83,26 @@ pub(super) struct Hub {
     waker: Arc<std::sync::Mutex<Option<Waker>>>,
 }
 
-impl Drop for Hub {
-    fn drop(&mut self) {
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+impl Hub {
+    /// Lets the driver look again.
+    fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// Brings a queue pair to its end, and lets the driver find what it had completed.
+    pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<Tag, S>) {
+        // What cannot be reset is left to its destructor.
+        let _ = qp.reset(&mut self.core.cq());
+        self.wake();
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.wake();
     }
 }
 
@@ -90,16 +119,16 @@ pub struct CompletionQueue {
 ///
 /// While completions keep coming it looks for more without a system call, giving way to other tasks
 /// in between. When there are none it arms the queue, looks once more, and sleeps until its event
-/// loop finds the channel readable. Wakers are called after all locks are released. When it is
-/// dropped, all futures of the queue end with [`Cause::Undriven`](super::Cause::Undriven).
+/// loop finds the channel readable. Wakers are called after all locks are released, and each of
+/// them even if another one panics. When it is over or dropped, all futures of the queue end with [`Cause::Undriven`](super::Cause::Undriven).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
     core: Arc<Core>,
     hub: Weak<Hub>,
     waker: Arc<std::sync::Mutex<Option<Waker>>>,
     watch: W,
-    armed: bool,
-    wake: Vec<Waker>,
+    turn: Turn,
+    later: Later,
 }
 
 impl CompletionQueue {
@@ -123,8 +152,8 @@ impl CompletionQueue {
         let core = Arc::new(Core { cq, channel, tables });
         let waker = Arc::<std::sync::Mutex<Option<Waker>>>::default();
         let hub = Arc::new(Hub { core: core.clone(), waker: waker.clone() });
-        let wake = Vec::with_capacity(ROUND);
-        let driver = Driver { core, hub: Arc::downgrade(&hub), waker, watch, armed: false, wake };
+        let (turn, later) = (Turn::default(), Later::with_capacity(ROUND));
+        let driver = Driver { core, hub: Arc::downgrade(&hub), waker, watch, turn, later };
         Ok((CompletionQueue { hub }, driver))
     }
 
@@ -190,17 +219,19 @@ impl CompletionQueue {
         describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
     ) -> Result<QueuePair<S>> {
         let core = &self.hub.core;
-        let mut cq = core.cq();
-        let mut builder = describe(pd.create_qp(cq.queue(), cq.queue(), qp_type));
+        let cq = core.cq();
+        let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);
+        drop(cq);
+        // What the program describes it with is the program's, and may use this queue as well.
+        let mut builder = describe(builder);
         if let Some(srq) = srq {
             builder = srq.with(|srq| builder.srq(srq.queue()));
         }
         let qp = builder.build()?;
         let qp = match srq {
-            Some(srq) => srq.with(|srq| cq.adopt_on(qp, srq)),
-            None => cq.adopt(qp),
+            Some(srq) => srq.with(|srq| core.cq().adopt_on(qp, srq)),
+            None => core.cq().adopt(qp),
         };
-        drop(cq);
         let qp = qp.map_err(|failed| failed.error.in_verb("create_qp"))?;
         let table = Table::new(Some(&qp));
         self.enter(&table)?;
@@ -261,8 +292,15 @@ impl<W> Driver<W> {
     }
 }
 
-impl<W: Watch> Driver<W> {
-    /// Makes the futures of completed requests ready; how many.
+/// The real ones; see [`Turn`].
+struct Outside<'d, W> {
+    core: &'d Core,
+    hub: &'d Weak<Hub>,
+    watch: &'d mut W,
+    later: &'d mut Later,
+}
+
+impl<W: Watch> Ends for Outside<'_, W> {
     fn sweep(&mut self) -> Result<usize> {
         let mut cq = self.core.cq();
         let completions = cq
@@ -270,36 +308,37 @@ impl<W: Watch> Driver<W> {
             .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
         let mut found = 0;
         for Done { memory, tag: Tag { table, cell, side }, outcome } in completions.take(ROUND) {
-            table.complete(cell, side, memory, outcome, &mut self.wake);
+            table.complete(cell, side, memory, outcome, self.later);
             found += 1;
         }
         drop(cq);
-        self.wake.drain(..).for_each(Waker::wake);
+        self.later.run();
         Ok(found)
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        loop {
-            if self.sweep()? > 0 {
-                // What was woken goes first: it may post, and complete before we sleep.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+    fn is_wanted(&self) -> bool {
+        self.hub.strong_count() > 0
+    }
+
+    fn arm(&mut self) -> Result<()> {
+        self.core.cq().req_notify(Notify::Next)
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>> {
+        let channel = &self.core.channel;
+        let mut heard = false;
+        let mut read = || {
+            while channel.try_next()?.is_some() {
+                heard = true;
+                if !all {
+                    break;
+                }
             }
-            if self.hub.strong_count() == 0 {
-                return Poll::Ready(Ok(()));
-            }
-            if !self.armed {
-                self.core.cq().req_notify(Notify::Next)?;
-                self.armed = true;
-                continue;
-            }
-            let channel = &self.core.channel;
-            let mut read = || channel.try_next().map(drop);
-            match self.watch.poll_read(cx, &mut read) {
-                Poll::Ready(Ok(())) => self.armed = false,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
-            }
+            Ok(())
+        };
+        match self.watch.poll_read(cx, &mut read) {
+            Poll::Ready(read) => Poll::Ready(read.map(|()| heard)),
+            Poll::Pending => Poll::Pending,
         }
     }
 }
@@ -308,31 +347,33 @@ impl<W: Watch + Unpin> Future for Driver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        {
-            // Before anything else, so that the last user's farewell is not missed.
-            let mut waker = this.waker.lock().unwrap_or_else(PoisonError::into_inner);
-            if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                *waker = Some(cx.waker().clone());
-            }
+        let Driver { core, hub, waker, watch, turn, later } = &mut *self;
+        // Before anything else, so that the last user's farewell is not missed.
+        let mut known = waker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = None;
+        if !known.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            old = known.replace(cx.waker().clone());
         }
-        this.turn(cx)
+        drop(known);
+        // Not under the lock: it may be the last that holds a user of this queue.
+        drop(old);
+        let end = turn.poll(&mut Outside { core, hub, watch, later }, cx);
+        if end.is_ready() {
+            // Whoever keeps a driver that is over keeps nobody waiting.
+            core.undrive();
+        }
+        end
     }
 }
 
 impl<W> Drop for Driver<W> {
     fn drop(&mut self) {
-        let tables = self.core.tables().take();
-        for table in tables.into_iter().flatten() {
-            if let Some(table) = table.upgrade() {
-                table.undrive();
-            }
-        }
+        self.core.undrive();
     }
 }
 
 impl<W> fmt::Debug for Driver<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("armed", &self.armed).finish_non_exhaustive()
+        f.debug_struct("Driver").field("turn", &self.turn).finish_non_exhaustive()
     }
 }

@@ -16,11 +16,13 @@
 
 mod driver;
 mod inbox;
+mod later;
 mod op;
 mod queue;
 mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod turn;
 
 pub use driver::{CompletionQueue, Driver, Watch};
 pub use inbox::{Inbox, Message};

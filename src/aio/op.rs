@@ -46,8 +46,11 @@ pub(super) trait Queue: Send + Sync {
 /// It is posted when it is first polled, and waits if the queue is full: in line, so that requests
 /// are posted in the order in which they were first polled. If it is dropped before it was posted,
 /// it is not, and its memory is dropped with it. If it is dropped afterwards, the request goes on
-/// and the queue keeps the memory until it is over: to call a request off, move the queue pair to
-/// state [`ERR`](crate::QpState::ERR).
+/// and the queue keeps the memory until it is over: to call a request off,
+/// [abort](super::QueuePair::abort) the connection.
+///
+/// Who stands in line has to be polled or dropped: a future that is neither, such as one that a
+/// `select!` put aside, keeps those behind it waiting, as it does with tokio's semaphore.
 #[must_use = "a request is posted when its future is polled"]
 pub struct Op<'a, L> {
     queue: Arc<dyn Queue>,
@@ -183,6 +186,9 @@ impl<'a, L: Lend> Op<'a, L> {
             Ok(()) => {
                 table.leave(side, &mut number);
                 self.stage = Stage::Posted(cell);
+                if side == Side::Recv {
+                    table.posted();
+                }
                 Poll::Pending
             }
             Err((Some(memory), PostError::Full)) => {

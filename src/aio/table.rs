@@ -1,6 +1,7 @@
 //! What futures and the driver share: which requests are under way, who waits for them, and who
 //! waits for room. Model-checked with loom.
 
+use super::later::Later;
 use crate::completion::WcStatus;
 use crate::mem::sync::{Mutex, MutexGuard};
 use crate::owned::{Memory, Outcome};
@@ -63,31 +64,39 @@ impl Waiters {
         }
     }
 
-    /// Stands in line, at the end if for the first time.
-    fn stand(&mut self, number: &mut Option<u64>, waker: &Waker) {
+    /// Stands in line, at the end if for the first time; the waker that stood there before.
+    fn stand(&mut self, number: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
         if let Some(number) = *number {
             if let Ok(at) = self.line.binary_search_by_key(&number, |(other, _)| *other) {
-                if let Some((_, old)) = self.line.get_mut(at) {
-                    old.clone_from(waker);
-                }
-                return;
+                return self.line.get_mut(at).and_then(|(_, old)| replace(old, waker));
             }
         }
         *number = Some(self.next);
         self.line.push_back((self.next, waker.clone()));
         self.next += 1;
+        None
     }
 
-    /// Leaves the line; who is first now, if that changed.
-    fn leave(&mut self, number: u64) -> Option<Waker> {
-        let at = self.line.binary_search_by_key(&number, |(other, _)| *other).ok()?;
-        self.line.remove(at);
-        if at == 0 { self.first() } else { None }
+    /// Leaves the line: the waker that stood there, and who is first now, if that changed.
+    fn leave(&mut self, number: u64) -> [Option<Waker>; 2] {
+        let at = self.line.binary_search_by_key(&number, |(other, _)| *other).ok();
+        let left = at.and_then(|at| self.line.remove(at)).map(|(_, waker)| waker);
+        [left, if at == Some(0) { self.first() } else { None }]
     }
 
     fn first(&self) -> Option<Waker> {
         self.line.front().map(|(_, waker)| waker.clone())
     }
+}
+
+/// Puts a waker in another one's place, unless both wake the same. Whoever gets the old one drops it
+/// after releasing the lock: it may be the last that holds a task, and with it futures of the same
+/// table.
+fn replace(old: &mut Waker, new: &Waker) -> Option<Waker> {
+    if old.will_wake(new) {
+        return None;
+    }
+    Some(std::mem::replace(old, new.clone()))
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +129,14 @@ impl State {
                 self.cells.push(cell);
                 (self.cells.len() - 1) as u32
             }
+        }
+    }
+
+    /// Lets nobody in any more, and tells those who wait for that.
+    fn break_with(&mut self, broken: Broken, later: &mut Later) {
+        self.broken = Some(broken);
+        for (_, waker) in self.sends.line.drain(..).chain(self.recvs.line.drain(..)) {
+            later.wake(waker);
         }
     }
 
@@ -176,7 +193,9 @@ impl Table {
         }
         let waiters = state.waiters(side);
         if !waiters.is_turn(*number) {
-            waiters.stand(number, waker);
+            let old = waiters.stand(number, waker);
+            drop(state);
+            drop(old);
             return Admission::Wait;
         }
         Admission::Open(state.open(waker))
@@ -185,22 +204,25 @@ impl Table {
     /// Puts who found the queue full in line. Look for room once more afterwards: what completed
     /// before this call woke nobody.
     pub(super) fn wait(&self, side: Side, number: &mut Option<u64>, waker: &Waker) {
-        self.state().waiters(side).stand(number, waker);
+        let old = self.state().waiters(side).stand(number, waker);
+        drop(old);
     }
 
     /// Takes back the admission of a request that was not posted.
     pub(super) fn dismiss(&self, cell: u32) {
-        self.state().close(cell);
+        let open = self.state().close(cell);
+        drop(open);
     }
 
     /// Leaves the line, because the request is posted or not wanted any more. The next may find
     /// room, too.
     pub(super) fn leave(&self, side: Side, number: &mut Option<u64>) {
         let Some(number) = number.take() else { return };
-        let next = self.state().waiters(side).leave(number);
+        let [left, next] = self.state().waiters(side).leave(number);
         if let Some(next) = next {
             next.wake();
         }
+        drop(left);
     }
 
     /// How the request of a cell stands. One that is not under way has left its cell.
@@ -208,14 +230,16 @@ impl Table {
         let mut state = self.state();
         let broken = state.broken;
         match state.cells.get_mut(cell as usize) {
-            Some(Cell::Open(_)) if broken == Some(Broken::Undriven) => {
-                if let Some(place) = state.cells.get_mut(cell as usize) {
-                    *place = Cell::Abandoned;
-                }
+            Some(place @ Cell::Open(_)) if broken == Some(Broken::Undriven) => {
+                let open = std::mem::replace(place, Cell::Abandoned);
+                drop(state);
+                drop(open);
                 Progress::Lost(Broken::Undriven)
             }
             Some(Cell::Open(old)) => {
-                old.clone_from(waker);
+                let old = replace(old, waker);
+                drop(state);
+                drop(old);
                 Progress::UnderWay
             }
             _ => match state.close(cell) {
@@ -229,74 +253,90 @@ impl Table {
     /// over.
     pub(super) fn abandon(&self, cell: u32) {
         let mut state = self.state();
-        match state.cells.get_mut(cell as usize) {
-            Some(place @ Cell::Open(_)) => *place = Cell::Abandoned,
-            _ => {
-                let over = state.close(cell);
-                drop(state);
-                // Not under the lock: it may be the last part of a region.
-                drop(over);
-            }
-        }
+        let left = match state.cells.get_mut(cell as usize) {
+            Some(place @ Cell::Open(_)) => std::mem::replace(place, Cell::Abandoned),
+            _ => state.close(cell),
+        };
+        drop(state);
+        // Not under the lock: it may be the last part of a region, or the last that holds a task.
+        drop(left);
     }
 
-    /// Notes that a request is over, and whom to wake.
+    /// Notes that a request is over, and what is to be done about it.
     pub(super) fn complete(
         &self,
         cell: u32,
         side: Side,
         memory: Memory,
         outcome: Outcome,
-        wake: &mut Vec<Waker>,
+        later: &mut Later,
     ) {
         let mut state = self.state();
-        let failed = !outcome.is_success();
-        let first = failed && state.broken.is_none();
-        if first && self.qp.is_some() {
-            state.broken = Some(Broken::Failed(outcome.status));
-            let State { sends, recvs, .. } = &mut *state;
-            for (_, waker) in sends.line.drain(..).chain(recvs.line.drain(..)) {
-                wake.push(waker);
-            }
+        let first = !outcome.is_success() && self.qp.is_some() && state.broken.is_none();
+        if first {
+            state.break_with(Broken::Failed(outcome.status), later);
         }
-        wake.extend(state.waiters(side).first());
-        let mut left = None;
+        state.waiters(side).first().into_iter().for_each(|waker| later.wake(waker));
         match state.cells.get_mut(cell as usize) {
             Some(place @ Cell::Open(_)) => {
                 if let Cell::Open(waker) = std::mem::replace(place, Cell::Over(memory, outcome)) {
-                    wake.push(waker);
+                    later.wake(waker);
                 }
             }
             _ => {
                 state.close(cell);
-                left = Some(memory);
+                later.drop(memory);
             }
         }
         drop(state);
-        drop(left);
-        if let (true, Some(qp)) = (first, self.qp.as_ref().and_then(Weak::upgrade)) {
+        if first {
             // The device did this itself; saying it again makes rxe flush receives that were
             // posted since.
-            let _ = QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR));
+            let _ = self.flush();
+        }
+    }
+
+    /// Lets nothing be posted any more, and the device flush what is.
+    pub(super) fn abort(&self) -> crate::Result<()> {
+        let mut later = Later::default();
+        let mut state = self.state();
+        if state.broken.is_none() {
+            state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut later);
+        }
+        drop(state);
+        // After that, so that whoever posts meanwhile learns of it: see `posted`.
+        let answer = self.flush();
+        later.run();
+        answer
+    }
+
+    fn flush(&self) -> crate::Result<()> {
+        match self.qp.as_ref().and_then(Weak::upgrade) {
+            Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
+            None => Ok(()),
+        }
+    }
+
+    /// To be called after a receive was posted: if the connection broke after the receive was let
+    /// in, nobody else would tell rxe to flush it.
+    pub(super) fn posted(&self) {
+        // Whoever breaks it does so under this lock, and tells the device afterwards: either they
+        // see the receive, or we see what they did.
+        let broken = self.state().broken;
+        if matches!(broken, Some(Broken::Failed(_))) {
+            let _ = self.flush();
         }
     }
 
     /// Nobody will look for completions any more: everybody is to hear that.
-    pub(super) fn undrive(&self) {
-        let mut wake = Vec::new();
+    pub(super) fn undrive(&self, later: &mut Later) {
         let mut state = self.state();
-        state.broken = Some(Broken::Undriven);
-        let State { sends, recvs, cells, .. } = &mut *state;
-        for (_, waker) in sends.line.drain(..).chain(recvs.line.drain(..)) {
-            wake.push(waker);
-        }
-        for cell in cells {
+        state.break_with(Broken::Undriven, later);
+        for cell in &state.cells {
             if let Cell::Open(waker) = cell {
-                wake.push(waker.clone());
+                later.wake(waker.clone());
             }
         }
-        drop(state);
-        wake.into_iter().for_each(Waker::wake);
     }
 
     /// Requests under way, abandoned ones included.
@@ -336,10 +376,10 @@ mod tests {
     }
 
     fn finish(table: &Table, cell: u32) -> usize {
-        let mut wake = Vec::new();
-        table.complete(cell, Side::Send, Memory::None, outcome(), &mut wake);
-        let woken = wake.len();
-        wake.into_iter().for_each(Waker::wake);
+        let mut later = Later::default();
+        table.complete(cell, Side::Send, Memory::None, outcome(), &mut later);
+        let woken = later.wakers();
+        later.run();
         woken
     }
 
@@ -368,6 +408,59 @@ mod tests {
         assert_eq!(finish(&table, cell), 2, "who waits for the request, and for room");
         assert_eq!(first.0.load(Ordering::Relaxed), 1);
         assert!(matches!(table.progress(cell, &one), Progress::Over(..)));
+    }
+
+    /// A task that is held by its waker alone, and that has a request of the same table.
+    struct Holder(Arc<Table>, u32);
+
+    impl Wake for Holder {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            self.0.abandon(self.1);
+        }
+    }
+
+    /// A waker that goes may take futures of the same queue along, which would wait for the lock.
+    #[test]
+    fn wakers_are_dropped_without_the_lock() {
+        let (_, other) = waker();
+        let admit = |table: &Table, waker: &Waker| match table.admit(Side::Send, &mut None, waker) {
+            Admission::Open(cell) => cell,
+            admission => panic!("{admission:?}"),
+        };
+        let end: [fn(&Table, u32, &Waker); 4] = [
+            |table, cell, other| assert!(matches!(table.progress(cell, other), Progress::UnderWay)),
+            |table, cell, _| table.abandon(cell),
+            |table, cell, _| table.dismiss(cell),
+            |table, cell, _| assert_eq!(finish(table, cell), 1),
+        ];
+        for end in end {
+            let table = Table::new(None);
+            let held = admit(&table, &other);
+            let holder = Waker::from(Arc::new(Holder(table.clone(), held)));
+            let cell = admit(&table, &holder);
+            drop(holder);
+            end(&table, cell, &other);
+            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+        }
+        // The same in line.
+        let end: [fn(&Table, &mut Option<u64>, &Waker); 2] = [
+            |table, number, other| table.wait(Side::Send, number, other),
+            |table, number, _| table.leave(Side::Send, number),
+        ];
+        for end in end {
+            let table = Table::new(None);
+            let held = admit(&table, &other);
+            let holder = Waker::from(Arc::new(Holder(table.clone(), held)));
+            let mut number = None;
+            table.wait(Side::Send, &mut number, &holder);
+            drop(holder);
+            end(&table, &mut number, &other);
+            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+        }
     }
 
     #[test]
@@ -417,9 +510,9 @@ mod model {
 
     fn complete(table: &Table, cell: u32) {
         let outcome = Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
-        let mut wake = Vec::new();
-        table.complete(cell, Side::Send, Memory::None, outcome, &mut wake);
-        wake.into_iter().for_each(Waker::wake);
+        let mut later = Later::default();
+        table.complete(cell, Side::Send, Memory::None, outcome, &mut later);
+        later.run();
     }
 
     fn admit(table: &Table, waker: &Waker) -> u32 {

@@ -78,6 +78,7 @@ impl Sends {
             register: register(if blueflame { BUFFER } else { 0 })?,
             alone: true,
             record: record.clone(),
+            frames: sq::Frames { min_header: 0, checksums: false },
         };
         let ring = SendRing::Mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
         Ok(Sends { ring, record })

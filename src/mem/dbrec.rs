@@ -53,7 +53,7 @@ impl DoorbellPages {
             }
         };
         let base = place.page.range(place.offset, RECORD, RECORD).ok_or(Errno::INVAL)?;
-        let record = DoorbellRecord { base, home: Some((self.clone(), place)), _memory: None };
+        let record = DoorbellRecord { base, home: Some((self.clone(), place)), memory: None };
         record.set(0, 0);
         record.set(1, 0);
         Ok(record)
@@ -66,7 +66,7 @@ impl DoorbellPages {
 pub(crate) struct DoorbellRecord {
     base: NonNull<u8>,
     home: Option<(Arc<DoorbellPages>, Place)>,
-    _memory: Option<QueueMemory>,
+    memory: Option<QueueMemory>,
 }
 
 // SAFETY: the record may be written from any thread; each of its words has one writer.
@@ -79,12 +79,17 @@ impl DoorbellRecord {
     /// multiple of eight, so that they are in one page.
     pub(crate) fn custom(memory: QueueMemory) -> Option<DoorbellRecord> {
         let base = memory.range(0, RECORD, RECORD)?;
-        Some(DoorbellRecord { base, home: None, _memory: Some(memory) })
+        Some(DoorbellRecord { base, home: None, memory: Some(memory) })
     }
 
     /// The number by which the kernel is told of the record.
     pub(crate) fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
+    }
+
+    /// The memory that the record has to itself, if it has.
+    pub(crate) fn memory(&self) -> Option<&QueueMemory> {
+        self.memory.as_ref()
     }
 
     /// The word `N`, 0 or 1, for the ring that writes it.

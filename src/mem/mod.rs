@@ -25,3 +25,5 @@ pub(crate) mod ring;
 pub(crate) mod slab;
 pub(crate) mod slots;
 pub(crate) mod sync;
+pub(crate) mod udmabuf;
+pub(crate) mod window;

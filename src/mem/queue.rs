@@ -5,6 +5,7 @@
 //! [`Blocks`], and [`Elements`](super::element::Elements) of completions, check once that they fit,
 //! and then mask every index, so that no index can leave the memory and no access needs a check.
 
+use super::allocator::DmaBufPart;
 use super::fork::Epoch;
 #[cfg(test)]
 use super::order::{Step, note};
@@ -31,6 +32,8 @@ enum Keeper {
 pub(crate) struct QueueMemory {
     base: NonNull<u8>,
     length: usize,
+    /// What the kernel is told of in place of the address, if the memory is of a dma-buf.
+    dmabuf: Option<DmaBufPart>,
     keeper: Keeper,
     epoch: Epoch,
 }
@@ -61,7 +64,8 @@ impl QueueMemory {
         let base = NonNull::new(pages.as_mut_ptr()).ok_or(Errno::NOMEM)?;
         // SAFETY: the range is the mapping made above, which nobody else uses yet.
         unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
-        Ok(QueueMemory { base, length, keeper: Keeper::Pages(ManuallyDrop::new(pages)), epoch })
+        let keeper = Keeper::Pages(ManuallyDrop::new(pages));
+        Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
     /// Takes over `length` bytes at `base` and zeroes them: what an allocator left there would be
@@ -86,12 +90,24 @@ impl QueueMemory {
         };
         // SAFETY: the caller gives the whole range away.
         unsafe { base.as_ptr().write_bytes(0, length) };
-        Ok(QueueMemory { base, length, keeper: Keeper::Custom(Some(release)), epoch })
+        let keeper = Keeper::Custom(Some(release));
+        Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
     /// The number by which the kernel is told of the memory.
     pub(crate) fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
+    }
+
+    /// The same memory, of which the kernel is told by a dma-buf if there is one.
+    pub(crate) fn known_by(mut self, dmabuf: Option<DmaBufPart>) -> QueueMemory {
+        self.dmabuf = dmabuf;
+        self
+    }
+
+    /// The dma-buf that the memory is of, and where in it the memory begins.
+    pub(crate) fn dmabuf(&self) -> Option<&DmaBufPart> {
+        self.dmabuf.as_ref()
     }
 
     /// Bytes.

@@ -288,15 +288,22 @@ impl Drop for Pledges<'_> {
     }
 }
 
+impl<M> Backing<M> {
+    /// Memory that this process has no address for, and what keeps it alive.
+    pub(crate) fn beyond(owner: M, reach: u64) -> Self {
+        Backing::with(owner, ptr::null_mut(), 0, reach)
+    }
+}
+
 impl Backing<DmaBuf> {
     pub(crate) fn dmabuf(reach: u64) -> Self {
-        Backing::with(DmaBuf(()), ptr::null_mut(), 0, reach)
+        Backing::beyond(DmaBuf(()), reach)
     }
 }
 
 impl Backing<Foreign> {
     pub(crate) fn foreign(reach: u64) -> Self {
-        Backing::with(Foreign(()), ptr::null_mut(), 0, reach)
+        Backing::beyond(Foreign(()), reach)
     }
 }
 

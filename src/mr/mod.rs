@@ -1,11 +1,12 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
-//! [`register`] makes one, [`memory`] is how this process reaches it, [`range`] names pieces of it
+//! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process reaches it, [`range`] names pieces of it
 //! for requests, [`rereg`] changes it, [`advise`] says which pages will be needed, and [`import`]
 //! shares it with other processes. Pairs with `core/uverbs_std_types_mr.c` and the registration
 //! commands of `core/uverbs_cmd.c`.
 
 mod advise;
+mod device;
 mod import;
 mod memory;
 mod range;
@@ -15,6 +16,7 @@ mod rereg;
 mod tests;
 
 pub use advise::{Advice, OnDemandRange};
+pub use device::OnDevice;
 pub use memory::HostMemory;
 pub use range::RegionError;
 pub(crate) use range::resolve;

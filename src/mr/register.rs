@@ -187,9 +187,9 @@ impl<S: Sharing> ProtectionDomain<S> {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RegionBuilder {
-    pd: Arc<PdInner>,
-    access: Access,
-    iova: Option<u64>,
+    pub(super) pd: Arc<PdInner>,
+    pub(super) access: Access,
+    pub(super) iova: Option<u64>,
 }
 
 impl RegionBuilder {

@@ -19,7 +19,9 @@ const VERB: &str = "buffer_pool";
 struct Registered {
     /// Nobody reaches the memory through it, only by the buffers.
     region: MemoryRegion<u8, Pages>,
+    // What each request asks for, near at hand.
     lkey: Lkey,
+    domain: Arc<KernelPd>,
 }
 
 impl Registered {
@@ -30,7 +32,7 @@ impl Registered {
 
     #[inline]
     fn domain(&self) -> &Arc<KernelPd> {
-        &self.region.inner.pd.kernel
+        &self.domain
     }
 }
 
@@ -132,7 +134,8 @@ impl BufferPoolBuilder {
             .access(access)
             .register(pages)
             .map_err(|failed| failed.error.in_verb(VERB))?;
-        let registered = Registered { lkey: region.lkey(), region };
+        let domain = region.inner.pd.kernel.clone();
+        let registered = Registered { lkey: region.lkey(), domain, region };
         let slab = Slab::new(&shared, stride, count, registered)
             .ok_or_else(|| Error::invalid(VERB, format!("{count} buffers of {size} bytes")))?;
         Ok(BufferPool { slab })

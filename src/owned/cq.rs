@@ -8,7 +8,7 @@ use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
 use crate::pd::{KernelPd, Shared, Sharing};
-use crate::qp::{Base, QpState, QueuePair};
+use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -139,6 +139,9 @@ impl<T> OwnedCompletionQueue<T> {
         let Base::Domain { send_cq, recv_cq, srq: own, pd } = &qp.qp.base else {
             return invalid(format!("{qp:?} has no queues"));
         };
+        if qp.qp_type() == QpType::RAW_PACKET {
+            return invalid(format!("completions of {qp:?} do not say that they are its"));
+        }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));

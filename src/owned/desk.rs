@@ -1,6 +1,6 @@
 //! Where a queue lends memory to its requests.
 
-use super::memory::{Lend, Named};
+use super::memory::Named;
 use super::route::{Entry, Lent};
 use crate::mem::slots::{Lender, Vacancy};
 use crate::pd::KernelPd;
@@ -41,9 +41,8 @@ impl<L, T> From<Refused<L, T>> for PostError {
 /// The owner's side of what is lent to the requests of one queue.
 #[derive(Debug)]
 pub(super) struct Desk<T> {
+    /// It holds what the batch in the making has lent.
     lender: Lender<Entry<T>>,
-    /// What the batch in the making has lent, with room for all that can be.
-    unrung: Vec<u64>,
     /// Whose memory the queue knows.
     domain: Arc<KernelPd>,
 }
@@ -51,11 +50,7 @@ pub(super) struct Desk<T> {
 impl<T> Desk<T> {
     /// Of a queue that holds `depth` requests.
     pub(super) fn new(depth: u32, domain: &Arc<KernelPd>) -> Self {
-        Desk {
-            lender: Lender::new(depth),
-            unrung: Vec::with_capacity(depth as usize),
-            domain: domain.clone(),
-        }
+        Desk { lender: Lender::new(depth), domain: domain.clone() }
     }
 
     pub(super) fn lent(&self) -> &Arc<Lent<T>> {
@@ -68,14 +63,13 @@ impl<T> Desk<T> {
     }
 
     /// Starts to lend to a batch.
-    #[inline]
+    #[inline(always)]
     pub(super) fn draft(&mut self) -> Draft<'_, T> {
-        let mut draft = Draft { desk: self };
-        if !draft.desk.unrung.is_empty() {
+        if self.lender.is_holding() {
             // A batch was forgotten, and the device knows nothing of it.
-            draft.withdraw();
+            self.lender.take_back();
         }
-        draft
+        Draft { desk: self }
     }
 }
 
@@ -87,38 +81,29 @@ pub(super) struct Draft<'q, T> {
 
 impl<T> Draft<'_, T> {
     /// Whether the queue knows `memory` by the number that requests name it by.
-    #[inline]
+    #[inline(always)]
     pub(super) fn knows(&self, memory: &impl Named) -> bool {
         memory.name().is_none_or(|name| Arc::ptr_eq(name.domain, &self.desk.domain))
     }
 
     /// A place for what the next request works on.
-    #[inline]
+    #[inline(always)]
     pub(super) fn place(&mut self) -> Result<Place<'_, T>, PostError> {
-        let Desk { lender, unrung, .. } = &mut *self.desk;
-        let vacancy = lender.vacancy().ok_or(PostError::Full)?;
-        Ok(Place { vacancy, unrung })
+        self.desk.lender.vacancy().map(|vacancy| Place { vacancy }).ok_or(PostError::Full)
     }
 
     /// The device has been told: what is lent stays lent until it completes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rung(self) {
-        self.desk.unrung.clear();
-    }
-
-    #[cold]
-    fn withdraw(&mut self) {
-        while let Some(ticket) = self.desk.unrung.pop() {
-            drop(self.desk.lender.slots().settle(ticket));
-        }
+        self.desk.lender.hand_over();
     }
 }
 
 impl<T> Drop for Draft<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if !self.desk.unrung.is_empty() {
-            self.withdraw();
+        if self.desk.lender.is_holding() {
+            self.desk.lender.take_back();
         }
     }
 }
@@ -126,43 +111,25 @@ impl<T> Drop for Draft<'_, T> {
 /// Where something can be lent.
 pub(super) struct Place<'d, T> {
     vacancy: Vacancy<'d, Entry<T>>,
-    unrung: &'d mut Vec<u64>,
 }
 
 impl<T> Place<'_, T> {
     /// What the request's number is made of.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ticket(&self) -> u64 {
         self.vacancy.ticket()
     }
 
     /// Lends to the request, which was appended to the batch.
-    #[inline]
+    #[inline(always)]
     pub(super) fn lend(self, entry: Entry<T>) {
-        self.unrung.push(self.vacancy.ticket());
         self.vacancy.lend(entry);
-    }
-}
-
-/// Lends `memory` to a request that was appended, or gives it back with the reason why it was not.
-#[inline]
-pub(super) fn lend<L: Lend, T>(
-    place: Result<Place<'_, T>, PostError>,
-    memory: L,
-    tag: T,
-) -> Result<(), Refused<L, T>> {
-    match place {
-        Ok(place) => {
-            place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
-            Ok(())
-        }
-        Err(error) => Err(Refused { memory, tag, error }),
     }
 }
 
 /// What a request names: nothing for no bytes, because to some devices a length of zero means
 /// 2^31.
-#[inline]
+#[inline(always)]
 pub(super) fn named(memory: &impl Named) -> Option<Sge> {
     memory.name().map(|name| name.sge).filter(|sge| sge.length > 0)
 }

@@ -70,7 +70,7 @@ pub enum Memory {
 
 impl Memory {
     /// The buffer, if it is one.
-    #[inline]
+    #[inline(always)]
     pub fn into_buffer(self) -> Option<Buffer> {
         Buffer::back(self)
     }
@@ -105,7 +105,7 @@ pub trait Lend: Named + Sized + Send + 'static {
     fn back(memory: Memory) -> Option<Self>;
 
     /// Whether the device may write it: others may be reading a [`SharedBuffer`].
-    #[inline]
+    #[inline(always)]
     fn is_writable(&self) -> bool {
         true
     }
@@ -117,12 +117,12 @@ pub trait LendMut: Lend {}
 macro_rules! lend {
     ($($memory:ty => $variant:ident, $writable:literal;)*) => {$(
         impl Lend for $memory {
-            #[inline]
+            #[inline(always)]
             fn into_memory(self) -> Memory {
                 Memory::$variant(self)
             }
 
-            #[inline]
+            #[inline(always)]
             fn back(memory: Memory) -> Option<Self> {
                 match memory {
                     Memory::$variant(memory) => Some(memory),
@@ -130,7 +130,7 @@ macro_rules! lend {
                 }
             }
 
-            #[inline]
+            #[inline(always)]
             fn is_writable(&self) -> bool {
                 $writable
             }
@@ -145,35 +145,35 @@ lend! {
 }
 
 impl Named for Buffer {
-    #[inline]
+    #[inline(always)]
     fn name(&self) -> Option<Name<'_>> {
         Some(Name { sge: self.sge(), domain: self.domain() })
     }
 }
 
 impl Named for SharedBuffer {
-    #[inline]
+    #[inline(always)]
     fn name(&self) -> Option<Name<'_>> {
         Some(Name { sge: self.sge(), domain: self.domain() })
     }
 }
 
 impl Named for RegionSlice {
-    #[inline]
+    #[inline(always)]
     fn name(&self) -> Option<Name<'_>> {
         Some(Name { sge: self.sge, domain: &self.domain })
     }
 }
 
 impl Named for () {
-    #[inline]
+    #[inline(always)]
     fn name(&self) -> Option<Name<'_>> {
         None
     }
 }
 
 impl Named for Memory {
-    #[inline]
+    #[inline(always)]
     fn name(&self) -> Option<Name<'_>> {
         match self {
             Memory::None => None,
@@ -188,12 +188,12 @@ impl LendMut for Buffer {}
 impl LendMut for RegionSlice {}
 
 impl Lend for () {
-    #[inline]
+    #[inline(always)]
     fn into_memory(self) -> Memory {
         Memory::None
     }
 
-    #[inline]
+    #[inline(always)]
     fn back(memory: Memory) -> Option<Self> {
         matches!(memory, Memory::None).then_some(())
     }
@@ -202,17 +202,17 @@ impl Lend for () {
 impl LendMut for () {}
 
 impl Lend for Memory {
-    #[inline]
+    #[inline(always)]
     fn into_memory(self) -> Memory {
         self
     }
 
-    #[inline]
+    #[inline(always)]
     fn back(memory: Memory) -> Option<Self> {
         Some(memory)
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_writable(&self) -> bool {
         !matches!(self, Memory::Shared(_))
     }

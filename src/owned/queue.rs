@@ -2,7 +2,7 @@
 
 use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused, lend, named};
+use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
 use super::route::{Entry, Lent, Route, recv_id, send_id};
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// `&mut self`; polling is the completion queue's, on this thread or another. Every request
 /// completes, as if it were signaled. Dropping the queue pair resets it and frees what was lent
 /// once the kernel confirmed that; what it does not confirm is leaked and
-/// [counted](crate::Context::leaked).
+/// [counted](crate::Context::leaked). One on a shared receive queue is better
+/// [closed](Self::close).
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,
     pub(super) route: Arc<Route<T>>,
@@ -45,7 +46,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// # Errors
     ///
     /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
-    #[inline]
+    #[inline(always)]
     pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
         Ok(OwnedSendBatch { draft: self.sends.draft(), batch: self.qp.send_batch()? })
     }
@@ -55,7 +56,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// # Errors
     ///
     /// Those of [`RecvQueue::batch`](crate::RecvQueue::batch), and [`PostError::SharedReceives`].
-    #[inline]
+    #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<OwnedRecvBatch<'_, T>, PostError> {
         match &mut self.recvs {
             Some(recvs) => Ok(OwnedRecvBatch::new(recvs.draft(), self.qp.recv_batch()?)),
@@ -80,6 +81,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        if self.recvs.is_none() {
+            // Now, or what arrives between looking and resetting would be discarded, and with it the
+            // place in the shared receive queue. Should it fail, so does what follows.
+            let _ = self.qp.revoke();
+        }
         // What completed is given back as such, and the rest is discarded by the reset.
         let _ = cq.gather();
         self.qp.reset(&mut [&mut cq.cq])?;
@@ -92,6 +98,26 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
             });
         }
         Ok(())
+    }
+
+    /// Resets the queue pair and drops it: what was received and what was not even sent are found by
+    /// the next poll of `cq`.
+    ///
+    /// A queue pair that is merely dropped takes along what it received and nobody polled. The memory
+    /// of its own queues is free then, but receives of a shared queue belong to that: their memory
+    /// stays lent, and their places are not used again, until the shared queue and all its queue
+    /// pairs are gone. What a message had only begun to fill stays so in any case.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`reset`](Self::reset); the queue pair is dropped all the same.
+    pub fn close(mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.reset(cq)
+    }
+
+    /// Whether it takes its receives from a shared receive queue.
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.recvs.is_none()
     }
 
     /// Everything lent to queues of this queue pair alone.
@@ -155,20 +181,29 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
     /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
     /// with the error.
-    #[inline]
+    #[inline(always)]
     pub fn push<L: Lend>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
         tag: T,
     ) -> Result<(), Refused<L, T>> {
+        // Without closures, which are not always compiled in place.
         let OwnedSendBatch { draft, batch } = self;
-        let place = check(draft, &wr, &memory).and_then(|()| draft.place());
-        let place = place.and_then(|place| {
-            append(batch, wr, place.ticket(), named(&memory))?;
-            Ok(place)
-        });
-        lend(place, memory, tag)
+        if let Err(error) = check(draft, &wr, &memory) {
+            return Err(Refused { memory, tag, error });
+        }
+        let place = match draft.place() {
+            Ok(place) => place,
+            Err(error) => return Err(Refused { memory, tag, error }),
+        };
+        match append(batch, wr, place.ticket(), named(&memory)) {
+            Ok(()) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
     }
 
     /// Requests pushed so far.
@@ -189,7 +224,7 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     ///
     /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it,
     /// with what was lent to them, and are sent with the next batch. [`PostError::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn ring(self) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
         told(draft, batch.ring_lent())
@@ -205,7 +240,7 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     /// what was pushed is dropped; [`PostError::Kernel`] if the kernel refused to look at the
     /// queue: the requests stay in it, with what was lent to them, and are sent with the next
     /// batch. [`PostError::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
         told(draft, batch.ring_lent(td))
@@ -213,7 +248,7 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
 }
 
 /// Keeps what was lent if the device knows of it.
-#[inline]
+#[inline(always)]
 fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), PostError> {
     if matches!(answer, Ok(()) | Err(PostError::Kernel(_))) {
         draft.rung();
@@ -221,7 +256,7 @@ fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), Pos
     answer
 }
 
-#[inline]
+#[inline(always)]
 fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Result<(), PostError> {
     if !draft.knows(memory) {
         return Err(PostError::ForeignMemory);
@@ -233,22 +268,20 @@ fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Resul
 }
 
 /// Appends a send on the memory `sge`.
-#[inline]
+#[inline(always)]
 pub(super) fn append<S: Sharing>(
     batch: &mut SendBatch<'_, S>,
     wr: SendWr<'_>,
     ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
+    let mut wr = wr.id(send_id(ticket)).signaled();
     match wr.payload {
-        Payload::Inline(_) => batch.push(wr.id(send_id(ticket)).signaled()),
-        Payload::Sges([]) => {
-            let mut wr = wr.id(send_id(ticket)).signaled();
-            wr.payload = Payload::Sges(sge.as_slice());
-            batch.push(wr)
-        }
-        Payload::Sges(_) => Err(PostError::NamesMemory),
+        Payload::Inline(_) => {}
+        Payload::Sges([]) => wr.payload = Payload::Sges(sge.as_slice()),
+        Payload::Sges(_) => return Err(PostError::NamesMemory),
     }
+    batch.push(wr)
 }
 
 /// Receives that the device does not know of yet, with the memory that they go to.
@@ -270,26 +303,33 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     ///
     /// Those of [`RecvBatch::push`]; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`]. The
     /// memory comes back with the error.
-    #[inline]
+    #[inline(always)]
     pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         self.push_any(memory, tag)
     }
 
     /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_any<L: Lend>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
         let OwnedRecvBatch { draft, batch } = self;
-        let known = match () {
-            () if !draft.knows(&memory) => Err(PostError::ForeignMemory),
-            () if !memory.is_writable() => Err(PostError::ReadOnly),
-            () => Ok(()),
+        if !draft.knows(&memory) {
+            return Err(Refused { memory, tag, error: PostError::ForeignMemory });
+        }
+        if !memory.is_writable() {
+            return Err(Refused { memory, tag, error: PostError::ReadOnly });
+        }
+        let place = match draft.place() {
+            Ok(place) => place,
+            Err(error) => return Err(Refused { memory, tag, error }),
         };
-        let place = known.and_then(|()| draft.place()).and_then(|place| {
-            let sge = named(&memory);
-            batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() })?;
-            Ok(place)
-        });
-        lend(place, memory, tag)
+        let sge = named(&memory);
+        match batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() }) {
+            Ok(()) => {
+                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                Ok(())
+            }
+            Err(error) => Err(Refused { memory, tag, error }),
+        }
     }
 
     /// Requests pushed so far.
@@ -303,7 +343,7 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     }
 
     /// Hands the batch to the device.
-    #[inline]
+    #[inline(always)]
     pub fn ring(self) {
         let OwnedRecvBatch { draft, batch } = self;
         batch.ring_lent();

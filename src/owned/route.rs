@@ -19,13 +19,13 @@ pub(super) type Lent<T> = Slots<Entry<T>>;
 const RECV: u64 = 1 << TICKET_BITS;
 
 /// The number of a send.
-#[inline]
+#[inline(always)]
 pub(super) fn send_id(ticket: u64) -> u64 {
     ticket
 }
 
 /// The number of a receive.
-#[inline]
+#[inline(always)]
 pub(super) fn recv_id(ticket: u64) -> u64 {
     ticket | RECV
 }

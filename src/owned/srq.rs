@@ -54,7 +54,7 @@ impl<T> OwnedSharedReceiveQueue<T> {
     /// # Errors
     ///
     /// Those of [`SharedReceiveQueue::batch`].
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<OwnedRecvBatch<'_, T>, PostError> {
         Ok(OwnedRecvBatch::new(self.desk.draft(), self.srq.batch()?))
     }

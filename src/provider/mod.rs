@@ -11,6 +11,7 @@ pub(crate) mod plan;
 mod queue;
 pub(crate) mod rxe;
 
+pub(crate) use mlx5::dm::Place as DmPlace;
 pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvRing, SendRing};
 
 use crate::device::{Device, ProviderKind};
@@ -108,6 +109,14 @@ impl Provider {
         })
     }
 
+    /// Gives back what the context has of the kernel beside its objects, which are gone.
+    pub(crate) fn close(&self, kernel: &dyn Kernel) {
+        match self {
+            Provider::Rxe => {}
+            Provider::Mlx5(context) => context.registers().close(kernel),
+        }
+    }
+
     /// How often a queue pair has to be brought to RESET until it is reset. rxe's rings keep their
     /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {
@@ -151,6 +160,20 @@ impl Provider {
         match self {
             Provider::Rxe => Ok(None),
             Provider::Mlx5(_) => mlx5::pd::number(kernel, handle).map(Some),
+        }
+    }
+
+    /// Where device memory will be, once the kernel has allocated it.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the driver has none.
+    pub(crate) fn device_memory(&self, verb: &'static str) -> Result<DmPlace> {
+        match self {
+            Provider::Rxe => {
+                Err(Error::new(verb, Errno::OPNOTSUPP).detail("rxe has no device memory"))
+            }
+            Provider::Mlx5(_) => Ok(DmPlace::default()),
         }
     }
 

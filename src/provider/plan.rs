@@ -7,7 +7,7 @@
 
 use super::answer::Answer;
 use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mem::allocator::Source;
 use crate::mem::dbrec::Gate;
 use crate::mem::mapping::Mapper;
@@ -71,6 +71,14 @@ impl CqPlan {
         match self {
             CqPlan::Rxe { answer, .. } => command.output(UVERBS_ATTR_UHW_OUT, answer.as_mut()),
             CqPlan::Mlx5(plan) => plan.request(command),
+        }
+    }
+
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            CqPlan::Rxe { .. } => error,
+            CqPlan::Mlx5(plan) => plan.explain(error),
         }
     }
 
@@ -151,6 +159,14 @@ impl QpPlan {
         match self {
             QpPlan::Rxe { .. } => granted,
             QpPlan::Mlx5(plan) => plan.caps(),
+        }
+    }
+
+    /// Says what a refusal by the kernel is likely to mean.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self {
+            QpPlan::Rxe { .. } => error,
+            QpPlan::Mlx5(plan) => plan.explain(error),
         }
     }
 
@@ -339,18 +355,18 @@ pub(crate) enum ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if there is nothing to do.
     pub(crate) fn new(
         provider: &Provider,
         ring: &CqRing,
         cqe: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
+    ) -> Result<Option<ResizePlan>> {
         Ok(match (provider, ring) {
             (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
-                let size = ring.element_size() as u32;
-                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(context, cqe, size, source)?)
+                mlx5::create::ResizePlan::new(context, ring, cqe, source)?.map(ResizePlan::Mlx5)
             }
-            _ => ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() },
+            _ => Some(ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() }),
         })
     }
 

@@ -67,6 +67,16 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
+    /// Bounds what the control path tells of queue pairs where nobody listens: to be called when one
+    /// is made.
+    pub(crate) fn tidy(&self) {
+        match self {
+            // Only what completed is told of.
+            CqRing::Rxe(_) => {}
+            CqRing::Mlx5(ring) => ring.tidy(),
+        }
+    }
+
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> CqMembers {
         match self {
@@ -202,6 +212,19 @@ impl SendRing {
                 Ok(())
             }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
+        }
+    }
+
+    /// As [`push`](Self::push), for a queue of raw packets.
+    #[cold]
+    pub(crate) fn push_packet(
+        &self,
+        cursor: &mut Cursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        match self {
+            SendRing::Rxe(_) => Err(PostError::Unsupported),
+            SendRing::Mlx5(ring) => ring.push_packet(cursor, wr),
         }
     }
 

@@ -187,6 +187,16 @@ impl Drop for QpInner {
 /// [`Sharing`].
 ///
 /// [`split`]: QueuePair::split
+///
+/// The queues of a whole queue pair are never lent as such: who had two of them at once could
+/// exchange them, and a reset would then wipe what the device of the other works on. So this does
+/// not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(one: &mut uverbs::QueuePair, other: &mut uverbs::QueuePair) {
+/// std::mem::swap(one.send_queue(), other.send_queue());
+/// # }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S: Sharing = Shared> {
     send: SendQueue<S>,
@@ -235,16 +245,6 @@ impl<S: Sharing> QueuePair<S> {
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
     }
 
-    /// The send queue.
-    pub fn send_queue(&mut self) -> &mut SendQueue<S> {
-        &mut self.send
-    }
-
-    /// The receive queue; `None` when receives come from a shared one, and on an XRC initiator.
-    pub fn recv_queue(&mut self) -> Option<&mut RecvQueue> {
-        self.recv.as_mut()
-    }
-
     /// Starts a batch of sends; see [`SendQueue::batch`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
@@ -273,11 +273,12 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership for one; it comes back with
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
     /// the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a multicast membership or a memory window still holds the queue pair";
+        const HELD: &str =
+            "a multicast membership, a memory window or a flow rule still holds the queue pair";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

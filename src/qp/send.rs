@@ -61,7 +61,7 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        let cursor = match self.ring.enter(QpState::opens_sends) {
+        let cursor = match self.ring.enter(|gate| QpState::RTS.opens(gate)) {
             Some(cursor) => cursor,
             None => self.admit()?,
         };
@@ -118,6 +118,14 @@ impl<S: Sharing> SendBatch<'_, S> {
         };
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
+            if self.queue.qp.qp_type == QpType::RAW_PACKET {
+                // Copies, lest all others are kept in memory for this.
+                let mut cursor = self.cursor;
+                self.queue.ring.push_packet(&mut cursor, &{ wr })?;
+                self.cursor = cursor;
+                self.count += 1;
+                return Ok(());
+            }
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
         self.count += 1;
@@ -223,11 +231,11 @@ fn plain(qp_type: QpType) -> u32 {
         SendOp::WriteImm(remote, 0),
         SendOp::LocalInv(remote.rkey),
     ];
-    let set = |ops: &[SendOp]| ops.iter().fold(0, |set, op| set | op.bit());
+    let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
-        // All of theirs name where they go.
-        QpType::UD | QpType::XRC_INI => 0,
+        // All of theirs name where they go, or are no messages.
+        QpType::UD | QpType::XRC_INI | QpType::RAW_PACKET => 0,
         _ => set(&connected),
     }
 }
@@ -256,8 +264,15 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
             return Err(PostError::ForeignBinding);
         }
     }
+    if qp_type == QpType::RAW_PACKET {
+        return match wr.op {
+            SendOp::Send | SendOp::Packet(_) => Ok(()),
+            _ => Err(PostError::Unsupported),
+        };
+    }
     let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
     let (supported, inline) = match wr.op {
+        SendOp::Packet(_) => (false, false),
         SendOp::Send | SendOp::SendImm(_) => (true, true),
         SendOp::SendInv(_) => (!datagram, true),
         SendOp::Write(_) | SendOp::WriteImm(..) => (!datagram, true),
@@ -265,6 +280,8 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
         SendOp::Read(_)
         | SendOp::CompareSwap { .. }
         | SendOp::FetchAdd { .. }
+        | SendOp::MaskedCompareSwap { .. }
+        | SendOp::MaskedFetchAdd { .. }
         | SendOp::Flush { .. }
         | SendOp::AtomicWrite { .. } => (reliable, false),
     };

@@ -18,7 +18,8 @@ open_enum! {
         /// Unreliable datagram.
         #[doc(alias = "IBV_QPT_UD")]
         UD = raw::IB_UVERBS_QPT_UD.0, "UD";
-        /// Raw Ethernet frames.
+        /// Raw Ethernet frames, for which a process needs `CAP_NET_RAW`. Whole frames are sent, and
+        /// [rules](crate::QpControl::create_flow) say which are received.
         #[doc(alias = "IBV_QPT_RAW_PACKET")]
         RAW_PACKET = raw::IB_UVERBS_QPT_RAW_PACKET.0, "raw packet";
         /// Sending half of an extended reliable connection.
@@ -97,28 +98,16 @@ impl QpState {
         self.0.saturating_add(1)
     }
 
-    /// Whether a gate is open for sends: a state of this process that [takes
-    /// them](Self::takes_sends).
+    /// Whether a gate is open for what may be done from this state on: in a state of this process,
+    /// and one that is as far.
     #[inline(always)]
-    pub(super) fn opens_sends(gate: &Gate) -> bool {
-        gate.word().load(Ordering::Acquire) >= QpState::RTS.opening()
-    }
-
-    /// Whether a gate is open for receives.
-    #[inline(always)]
-    pub(super) fn opens_receives(gate: &Gate) -> bool {
-        gate.word().load(Ordering::Acquire) >= QpState::INIT.opening()
+    pub(super) fn opens(self, gate: &Gate) -> bool {
+        gate.word().load(Ordering::Acquire) >= self.opening()
     }
 
     /// Whether a send may be posted. In an error state it completes at once, flushed.
     #[inline]
     pub(crate) fn takes_sends(self) -> bool {
         self >= QpState::RTS
-    }
-
-    /// Whether a receive may be posted.
-    #[inline]
-    pub(crate) fn takes_receives(self) -> bool {
-        self >= QpState::INIT
     }
 }

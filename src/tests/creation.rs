@@ -184,3 +184,13 @@ fn limits_are_named() {
     let error = pd.create_qp(cq, cq, QpType::XRC_INI).build().unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("XRC initiator"), "{error}");
 }
+
+#[test]
+fn device_memory_is_refused_by_a_driver_that_has_none() {
+    let bench = Bench::new();
+    let before = bench.script.log().len();
+    let error = bench.context.alloc_dm(64, 1).unwrap_err();
+    assert!(error.is_unsupported() && error.to_string().contains("rxe"), "{error}");
+    assert_eq!((error.verb(), error.kernel_errno()), ("alloc_dm", None));
+    assert_eq!(bench.script.log().len(), before, "the kernel was asked");
+}

@@ -2,8 +2,8 @@
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Allocation, CompletionQueue, Context, DomainView, Errno, ParentDomain, ProtectionDomain,
-    QpType, QueueAllocator, QueuePair, ResourceType, Result, SharedReceiveQueue,
+    Allocation, CompletionQueue, Context, DmaBufPart, DomainView, Errno, ParentDomain,
+    ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result, SharedReceiveQueue,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -156,6 +156,30 @@ fn creation_that_fails_at_any_step_gives_everything_back() {
 }
 
 #[test]
+fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
+    let bench = Bench::new();
+    let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let lent = || bench.memory.lent.load(Ordering::Relaxed);
+    // Where the kernel has the device write is memory that the allocator did not get back.
+    let kept = |cq: &CompletionQueue| {
+        let start = bench.script.object(cq.handle()).start as usize;
+        bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
+    };
+    let before = lent();
+    for cqe in [10, 15, 8, 10] {
+        cq.resize(cqe).unwrap();
+        assert!(kept(&cq), "resized to {cqe}");
+        assert_eq!((lent(), bench.memory.outstanding(), cq.capacity()), (before, 2, 16));
+    }
+    for (cqe, capacity) in [(16, 32), (31, 32), (3, 4), (10, 16)] {
+        cq.resize(cqe).unwrap();
+        assert!(kept(&cq), "resized to {cqe}");
+        assert_eq!((bench.memory.outstanding(), cq.capacity()), (2, capacity));
+    }
+    assert_eq!(lent(), before + 3, "one for each that moved");
+}
+
+#[test]
 fn memory_of_what_the_kernel_keeps_is_never_freed() {
     let bench = Bench::new();
     let ([own, qp], srq, cq) = bench.make().unwrap();
@@ -297,4 +321,68 @@ fn a_panic_in_an_allocator_leaves_nothing() {
     let create = || bench.context.create_cq(10).parent_domain(&domain).build().map(drop);
     assert!(catch_unwind(AssertUnwindSafe(create)).is_err());
     assert_eq!(bench.script.live(), live);
+}
+
+/// [`Counted`] memory that is said to be of a dma-buf.
+#[derive(Debug)]
+struct Parts {
+    memory: Counted,
+    offset: u64,
+}
+
+// SAFETY: as for the memory itself.
+#[allow(unsafe_code)]
+unsafe impl QueueAllocator for Parts {
+    fn alloc(
+        &self,
+        view: &DomainView<'_>,
+        size: usize,
+        align: usize,
+        kind: ResourceType,
+    ) -> Allocation {
+        self.memory.alloc(view, size, align, kind)
+    }
+
+    unsafe fn free(&self, view: &DomainView<'_>, memory: NonNull<u8>, kind: ResourceType) {
+        // SAFETY: it came from there.
+        unsafe { self.memory.free(view, memory, kind) }
+    }
+
+    fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {
+        let file = std::fs::File::open("/dev/null").unwrap().into();
+        Some(DmaBufPart { file, offset: self.offset })
+    }
+}
+
+#[test]
+fn dma_bufs_are_named_by_attributes_or_not_at_all() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let domain = |offset| {
+        let parts = Arc::new(Parts { memory: Counted::default(), offset });
+        (parts.clone(), ParentDomain::builder(&pd).allocator(parts).build().unwrap())
+    };
+    let (parts, at_page) = domain(0x7000);
+    let cq = context.create_cq(10).parent_domain(&at_page).build().unwrap();
+    let qp = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    assert_eq!(script.object(cq.handle()).start, 0x7000);
+    assert_eq!(script.object(qp.handle()).start, 0x7000);
+    // Of shared receive queues the kernel takes an address.
+    drop(at_page.create_srq(10).build().unwrap());
+    drop((qp, cq));
+    assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
+    // The place in the dma-buf is what has to be aligned.
+    let (parts, askew) = domain(0x7008);
+    let error = context.create_cq(10).parent_domain(&askew).build().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+    assert!(error.message().contains("0x7008"), "{error}");
+    assert_eq!(parts.memory.outstanding(), 0);
+    // An older kernel does not know the attribute, and is not told an address in its stead.
+    script.change_mlx5(|device| device.dmabufs = false);
+    let error = context.create_cq(10).parent_domain(&at_page).build().unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+    let cq = context.create_cq(10).build().unwrap();
+    let error = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
 }

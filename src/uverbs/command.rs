@@ -69,6 +69,14 @@ impl<'a> Command<'a> {
         self.push(id, true, Value::In(value.as_bytes()))
     }
 
+    /// A struct for the kernel to read, where there is one.
+    pub(crate) fn input_if<T: IntoBytes + Immutable>(self, id: u16, value: Option<&'a T>) -> Self {
+        match value {
+            Some(value) => self.input(id, value),
+            None => self,
+        }
+    }
+
     /// Bytes for the kernel to read, left out where there are none.
     pub(crate) fn input_if_any(self, id: u16, bytes: &'a [u8]) -> Self {
         if bytes.is_empty() { self } else { self.push(id, true, Value::In(bytes)) }

@@ -3,12 +3,15 @@
 use crate::capability::Capability;
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, require, trials};
-use uverbs::{AtomicCap, PostError, SendWr, WcOpcode, WcStatus};
+use uverbs::{AtomicCap, MaskedSwap, PostError, SendWr, WcOpcode, WcStatus};
 
 trials![
     fetch_add_returns_what_was_there,
     compare_swap_swaps_only_if_equal,
     counts_exactly,
+    masked_swap_leaves_the_other_bits,
+    masked_add_carries_within_its_fields,
+    masked_atomics_need_a_reliable_connection,
     unaligned_address_is_refused,
     no_room_for_the_answer_is_refused,
     needs_the_right,
@@ -77,6 +80,97 @@ fn counts_exactly() -> Verdict {
         a.expect(1, WcOpcode::FETCH_ADD)?;
     }
     assert_eq!(get(&b, 0), 100);
+    Ok(())
+}
+
+/// Posts what devices without masks refuse to take.
+fn post_masked(side: &mut Side, wr: SendWr<'_>) -> Verdict {
+    let posted = side.send(wr);
+    let refused = posted == Err(PostError::Unsupported);
+    require(!refused, Capability::MaskedAtomic, "the driver has no such request")?;
+    Ok(posted?)
+}
+
+fn masked_swap_leaves_the_other_bits() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let remote = b.remote(64);
+    let start = 0x1111_2222_3333_4444;
+    let low = 0xffff_ffff;
+    // Expected, looked at, stored, changed, and what is there afterwards.
+    for (compare, compare_mask, swap, swap_mask, after) in [
+        // All bits: as without masks.
+        (start, u64::MAX, 5, u64::MAX, 5),
+        (start + 1, u64::MAX, 5, u64::MAX, start),
+        // The halves, one as the condition of the other.
+        (0x3333_4444, low, 0xaaaa_bbbb_0000_0000, !low, 0xaaaa_bbbb_3333_4444),
+        (0x3333_4445, low, 0xaaaa_bbbb_0000_0000, !low, start),
+        // Other bits of the operands mean nothing.
+        (0xffff_0000_3333_4444, low, 0x5555, 0xf0f0, 0x1111_2222_3333_4454),
+        // Without a condition: sets bits, and clears them.
+        (7, 0, u64::MAX, 0x8000_0000_0000_0001, 0x9111_2222_3333_4445),
+        (7, 0, 0, 0x1000_0000_0000_0004, 0x0111_2222_3333_4440),
+    ] {
+        let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
+        put(&mut b, 56, 0xa5a5_a5a5_a5a5_a5a5);
+        put(&mut b, 64, start);
+        put(&mut b, 72, 0x5a5a_5a5a_5a5a_5a5a);
+        a.poison(0..8);
+        let sges = [a.sge(0..8)];
+        let wr = SendWr::masked_compare_swap(remote, &operands, &sges).id(1).signaled();
+        post_masked(&mut a, wr)?;
+        assert_eq!(a.expect(1, WcOpcode::COMPARE_SWAP)?.byte_len, 8);
+        assert_eq!((get(&a, 0), get(&b, 64)), (start, after), "{operands:x?}");
+        assert_eq!(get(&b, 56), 0xa5a5_a5a5_a5a5_a5a5);
+        assert_eq!(get(&b, 72), 0x5a5a_5a5a_5a5a_5a5a);
+    }
+    Ok(())
+}
+
+fn masked_add_carries_within_its_fields() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let remote = b.remote(8);
+    for (start, add, boundary, after) in [
+        (0xffff_ffff, 1, 0, 0x1_0000_0000),
+        (0xffff_ffff, 1, 1 << 31, 0),
+        (0x0000_0001_ffff_ffff, 0x0000_0002_0000_0003, 1 << 31, 0x0000_0003_0000_0002),
+        (0x00ff_00ff_00ff_00ff, 0x0001_0001_0001_0001, 0x0080_0080_0080_0080, 0),
+        (0x00ff_00ff_00ff_00ff, 0x0001_0001_0001_0001, 0, 0x0100_0100_0100_0100),
+        (u64::MAX, 1, 1 << 63, 0),
+    ] {
+        put(&mut b, 8, start);
+        a.poison(0..8);
+        let sges = [a.sge(0..8)];
+        let wr = SendWr::masked_fetch_add(remote, add, boundary, &sges).id(2).signaled();
+        post_masked(&mut a, wr)?;
+        assert_eq!(a.expect(2, WcOpcode::FETCH_ADD)?.byte_len, 8);
+        assert_eq!((get(&a, 0), get(&b, 8)), (start, after), "{start:x} {add:x} {boundary:x}");
+    }
+    Ok(())
+}
+
+fn masked_atomics_need_a_reliable_connection() -> Verdict {
+    let operands = MaskedSwap::default();
+    for config in [Config::uc(), Config::ud()] {
+        let mut pair = Pair::new(config)?;
+        let (sges, remote) = ([pair.a.sge(0..8)], pair.b.remote(0));
+        let path = pair.path()?;
+        for wr in [
+            SendWr::masked_compare_swap(remote, &operands, &sges),
+            SendWr::masked_fetch_add(remote, 1, 0, &sges),
+        ] {
+            assert_eq!(pair.a.send(path.to(wr)), Err(PostError::Unsupported), "{config:?}");
+        }
+        pair.a.expect_silence()?;
+    }
+    // The right to do atomics is one for all of them.
+    let access = uverbs::Access::ALL_REMOTE - uverbs::Access::REMOTE_ATOMIC;
+    let Pair { mut a, mut b, .. } = Pair::new(Config { access, ..Config::rc() })?;
+    put(&mut b, 0, 3);
+    let sges = [a.sge(0..8)];
+    let remote = b.remote(0);
+    post_masked(&mut a, SendWr::masked_fetch_add(remote, 1, 0, &sges).id(1))?;
+    a.expect_failure_of(1, &[WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR])?;
+    assert_eq!(get(&b, 0), 3);
     Ok(())
 }
 

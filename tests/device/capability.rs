@@ -27,10 +27,18 @@ capabilities! {
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
+    /// Announcing completions several at a time.
+    CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.
     CqResize = "cq_resize";
+    /// Memory on the device itself.
+    DeviceMemory = "device_memory";
+    /// Queues in memory of other devices.
+    DmabufQueues = "dmabuf_queues";
     /// Making writes visible or persistent.
     Flush = "flush";
+    /// Huge pages that the administrator set aside.
+    HugePages = "huge_pages";
     /// Imports that rdma-core knows, too.
     Import = "import";
     /// Listing the objects of a file.
@@ -41,6 +49,8 @@ capabilities! {
     Lab = "lab";
     /// Links that software makes and removes.
     Links = "links";
+    /// Atomics on some of the bits of a word.
+    MaskedAtomic = "masked_atomic";
     /// The driver mlx5, with what only it has.
     Mlx5 = "mlx5";
     /// Memory of other devices.
@@ -61,6 +71,8 @@ capabilities! {
     Peers = "peers";
     /// An event at the responder when a peer had not the right.
     QpAccessEvent = "qp_access_event";
+    /// Queue pairs of raw packets, and rules for them.
+    RawPacket = "raw_packet";
     /// Reliable connections.
     Rc = "rc";
     /// Accesses that the device may reorder.

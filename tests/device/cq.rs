@@ -2,7 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, Pair};
+use crate::pair::{Config, PATIENCE, Pair, SILENCE};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -16,9 +16,12 @@ trials![
     resize_grows_and_shrinks,
     resize_to_nothing_is_refused,
     resize_keeps_what_is_there,
+    resize_to_the_same_size_moves_nothing,
     resize_below_what_is_there_is_refused,
     notify_needs_a_channel,
     armed_queue_is_silent_without_traffic,
+    moderated_queue_announces_several_at_once,
+    moderation_knows_its_limits,
     channel_waits_for_its_queues,
     channel_does_not_block,
     outlives_its_context_handle,
@@ -103,6 +106,60 @@ fn armed_queue_is_silent_without_traffic() -> Verdict {
     Ok(())
 }
 
+/// One completion of b's.
+fn complete(pair: &mut Pair, wr_id: u64) -> Verdict {
+    pair.b.recv(wr_id, 0..8)?;
+    pair.a.send(SendWr::send(&[]).id(wr_id).signaled())?;
+    pair.a.expect(wr_id, WcOpcode::SEND)?;
+    Ok(())
+}
+
+fn moderated_queue_announces_several_at_once() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    supported(pair.b.cq.moderate(4, 0), Capability::CqModeration)?;
+    let key = pair.b.cq.key();
+    for round in 0..3 {
+        pair.b.cq.req_notify(Notify::Next)?;
+        for n in 0..3 {
+            complete(&mut pair, n)?;
+        }
+        assert_eq!(pair.b.channel.wait(Some(SILENCE))?, None, "round {round}");
+        complete(&mut pair, 3)?;
+        assert_eq!(pair.b.channel.wait(Some(PATIENCE))?, Some(key), "round {round}");
+        for n in 0..4 {
+            pair.b.expect(n, WcOpcode::RECV)?;
+        }
+    }
+    assert_eq!(pair.b.channel.try_next()?, None);
+    // Few are announced after a time, and every one when nothing is moderated any more.
+    for (count, period) in [(100, 2000), (0, 0)] {
+        pair.b.cq.moderate(count, period)?;
+        pair.b.cq.req_notify(Notify::Next)?;
+        complete(&mut pair, 9)?;
+        assert_eq!(pair.b.channel.wait(Some(PATIENCE))?, Some(key), "{count} {period}");
+        pair.b.expect(9, WcOpcode::RECV)?;
+    }
+    Ok(())
+}
+
+fn moderation_knows_its_limits() -> Verdict {
+    let context = env::open()?;
+    let cq = context.create_cq(4).build()?;
+    let Some(caps) = context.query_device()?.moderation_caps() else {
+        let error = cq.moderate(1, 1).unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("modify_cq", Errno::OPNOTSUPP));
+        assert!(error.message().contains(env::device().name()), "{error}");
+        return Ok(());
+    };
+    cq.moderate(caps.max_count, caps.max_period_us)?;
+    if let Some(more) = caps.max_period_us.checked_add(1) {
+        let error = cq.moderate(1, more).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL);
+        assert!(error.message().contains(&caps.max_period_us.to_string()), "{error}");
+    }
+    Ok(())
+}
+
 fn channel_waits_for_its_queues() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
@@ -154,6 +211,30 @@ fn resize_keeps_what_is_there() -> Verdict {
         }
         pair.b.expect_silence()?;
         pair.message(77, 500)?;
+    }
+    Ok(())
+}
+
+fn resize_to_the_same_size_moves_nothing() -> Verdict {
+    let mut pair = pending(4)?;
+    stay(&mut pair, 4)
+}
+
+/// Resizes a queue with `there` completions to what it is, in several ways of saying so, and looks
+/// for these completions and for some that come later.
+pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
+    let cqe = pair.b.cq.capacity() - 1;
+    for cqe in [cqe, cqe - 1, cqe] {
+        supported(pair.b.cq.resize(cqe), Capability::CqResize)?;
+    }
+    for wr_id in 0..there {
+        pair.b.expect(wr_id, WcOpcode::RECV)?;
+    }
+    pair.b.expect_silence()?;
+    // More than once around a queue of the usual 64.
+    for wr_id in 0..150 {
+        pair.message(1000 + wr_id, 30)?;
+        supported(pair.b.cq.resize(cqe), Capability::CqResize)?;
     }
     Ok(())
 }

@@ -1,9 +1,11 @@
 //! The device under test and what the run offers beside it.
 
 use crate::capability::Capability;
+use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, require};
 use std::env::var;
-use uverbs::device::DriverId;
+use std::time::Instant;
+use uverbs::device::{DriverId, ResourceCounts};
 use uverbs::{Context, Device};
 
 /// The device under test. It must be named: the suite is no guest to be had by accident on a
@@ -21,6 +23,22 @@ pub(crate) fn device() -> Device {
 /// A fresh context on the device under test.
 pub(crate) fn open() -> Verdict<Context> {
     Ok(Context::open(&device())?)
+}
+
+/// Waits until the device has these objects: the kernel cleans up after a process on its own time.
+#[track_caller]
+pub(crate) fn settles(expected: &ResourceCounts) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = device().resources()?;
+        if found == *expected {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(Stop::fail(format!("{found} remain, {expected} were before")));
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Skips tests that change the machine unless this is the lab's, and root.
@@ -44,6 +62,11 @@ pub(crate) fn second() -> Verdict<Device> {
 pub(crate) fn drainable() -> Verdict {
     let mlx5 = device().driver() == Some(DriverId::MLX5);
     require(!mlx5, Capability::Sqd, "the driver knows no way from RTS to SQD")
+}
+
+/// How often a test does what it does: `few` times, and `many` times in a long run.
+pub(crate) fn rounds(few: u64, many: u64) -> u64 {
+    if var("UVERBS_SOAK").is_ok() { many } else { few }
 }
 
 /// Skips tests that take their time.

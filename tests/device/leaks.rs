@@ -16,10 +16,14 @@ trials![
     completion_queues,
     shared_receive_queues,
     queue_pairs,
+    xrc_objects,
 ];
 
-/// Rounds of making and destroying each kind of object.
-const ROUNDS: usize = 1000;
+/// Rounds of making and destroying each kind of object: what leaks once a round shows in few, what
+/// runs out after thousands shows in a long run.
+fn many() -> u64 {
+    env::rounds(100, 10_000)
+}
 
 /// Runs `round` many times in a context, and compares what there is before and after.
 pub(crate) fn rounds(
@@ -35,7 +39,7 @@ pub(crate) fn rounds(
         let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
         let before = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
         let busy = device.resources()?;
-        for _ in 0..ROUNDS {
+        for _ in 0..many() {
             round()?;
         }
         let after = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
@@ -80,7 +84,7 @@ fn unknown_kinds_are_not_there() -> Verdict {
 fn contexts() -> Verdict {
     let device = env::device();
     let idle = device.resources()?;
-    for _ in 0..ROUNDS {
+    for _ in 0..env::rounds(100, 1000) {
         env::open()?;
     }
     assert_eq!(device.resources()?, idle);
@@ -105,7 +109,7 @@ fn completion_channels() -> Verdict {
     let before = files()?;
     let channel = context.create_comp_channel()?;
     assert_eq!(files()?, before + 1);
-    for _ in 0..ROUNDS {
+    for _ in 0..many() {
         drop(context.create_comp_channel()?);
         context.create_comp_channel()?.destroy().map_err(|(_, error)| error)?;
     }
@@ -143,10 +147,29 @@ fn queue_pairs() -> Verdict {
     rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(16).build()?;
+        let mut types = [QpType::RC, QpType::UC, QpType::UD].into_iter().cycle();
         Ok(Box::new(move || {
-            for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
-                pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
-            }
+            let qp_type = types.next().expect("it has no end");
+            pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+            Ok(())
+        }))
+    })
+}
+
+/// A domain, a queue in it, and both ends of a connection.
+fn xrc_objects() -> Verdict {
+    const KINDS: [ObjectKind; 5] =
+        [ObjectKind::XRCD, ObjectKind::SRQ, ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD];
+    rounds(&KINDS, |context| {
+        let context = context.clone();
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build()?;
+        Ok(Box::new(move || {
+            let domain = supported(context.open_xrcd().open(), Capability::Xrc)?;
+            drop(pd.create_srq(16).xrc(&domain, &cq).build()?);
+            drop(domain.create_target()?);
+            drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
+            domain.destroy().map_err(|(_, error)| error)?;
             Ok(())
         }))
     })

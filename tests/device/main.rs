@@ -19,6 +19,7 @@ mod epoll;
 mod errors;
 mod events;
 mod fork;
+mod frame;
 mod handshake;
 mod helper;
 mod interop;
@@ -46,10 +47,12 @@ mod root;
 mod scope;
 mod sharing;
 mod srq;
+mod station;
 #[cfg(feature = "tokio")]
 mod tasks;
 mod uc;
 mod ud;
+mod unplug;
 mod verdict;
 mod watchdog;
 mod xrc;
@@ -59,7 +62,7 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run().or_else(partner::run) {
+    if let Some(code) = helper::run().or_else(partner::run).or_else(unplug::run) {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -104,6 +107,8 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        root::flow::trials(),
+        root::raw_packet::trials(),
         scope::trials(),
         sharing::trials(),
         srq::trials(),

@@ -277,6 +277,7 @@ pub(crate) fn run() -> Option<ExitCode> {
 #[derive(Debug, Default)]
 struct Desk {
     var: VarDesk,
+    dm: crate::mlx5::dm::Desk,
     path: Option<Loop>,
     imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
     imported_pd: Option<Imported<ProtectionDomain>>,
@@ -344,12 +345,12 @@ impl VarDesk {
     }
 }
 
-fn missing(what: &str) -> Stop {
+pub(crate) fn missing(what: &str) -> Stop {
     Stop::fail(format!("there is no {what} yet"))
 }
 
 /// An error of the library as an answer; it is what many tests are about.
-fn refused(error: &uverbs::Error) -> String {
+pub(crate) fn refused(error: &uverbs::Error) -> String {
     format!("refused {} {}", error.verb(), error.errno().raw_os_error())
 }
 
@@ -368,6 +369,11 @@ impl Desk {
         let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
         if let Some(rest) = line.strip_prefix("var-") {
             let text = self.var.obey(self.context()?.clone(), rest)?;
+            return Ok((text, None));
+        }
+        if let Some(rest) = line.strip_prefix("dm-") {
+            let context = self.context()?.clone();
+            let text = self.dm.obey(&context, rest)?;
             return Ok((text, None));
         }
         let text = match (word, &numbers[..]) {

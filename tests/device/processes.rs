@@ -2,10 +2,8 @@
 
 use crate::env;
 use crate::helper::{Helper, config, receive_from, send_to};
-use crate::pair::{PATIENCE, Side};
-use crate::verdict::{Stop, Verdict, trials};
-use std::time::Instant;
-use uverbs::device::ResourceCounts;
+use crate::pair::Side;
+use crate::verdict::{Verdict, trials};
 use uverbs::{Psn, QpState, Remote, SendWr, WcOpcode, WcStatus};
 
 trials![
@@ -67,21 +65,6 @@ fn killed_peer_is_noticed() -> Verdict {
     receive_from(&mut side, &mut helper, 3, 2000)
 }
 
-/// Waits until the device has these objects: the kernel cleans up after a process on its own time.
-fn settles(expected: &ResourceCounts) -> Verdict {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let found = env::device().resources()?;
-        if found == *expected {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            return Err(Stop::fail(format!("{found} remain, {expected} were before")));
-        }
-        std::thread::yield_now();
-    }
-}
-
 fn killed_peer_leaves_nothing() -> Verdict {
     let before = env::device().resources()?;
     {
@@ -106,7 +89,7 @@ fn killed_peer_leaves_nothing() -> Verdict {
             }
         }
     }
-    settles(&before)
+    env::settles(&before)
 }
 
 fn peer_that_leaves_in_order_is_noticed() -> Verdict {

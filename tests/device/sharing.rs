@@ -3,13 +3,12 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{PATIENCE, SILENCE};
+use crate::pair::SILENCE;
 use crate::partner::{Loop, Partner, parse, print};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Instant;
-use uverbs::device::{DriverId, ResourceCounts};
+use uverbs::device::DriverId;
 use uverbs::{
     Access, Context, Envelope, Errno, Foreign, Imported, MemoryRegion, ObjectKind,
     ProtectionDomain, WcStatus,
@@ -76,22 +75,6 @@ fn census(context: &Context) -> Verdict<Vec<usize>> {
     let kinds = [ObjectKind::PD, ObjectKind::MR, ObjectKind::CQ, ObjectKind::QP, ObjectKind::SRQ];
     let count = |kind| context.handles(kind).map(|handles| handles.len());
     kinds.into_iter().map(|kind| supported(count(kind), Capability::InfoHandles)).collect()
-}
-
-/// Waits until the device has these objects: the kernel cleans up after a process on its own time.
-#[track_caller]
-fn settles(expected: &ResourceCounts) -> Verdict {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let found = env::device().resources()?;
-        if found == *expected {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            return Err(Stop::fail(format!("{found} remain, {expected} were before")));
-        }
-        std::thread::yield_now();
-    }
 }
 
 fn refusal(errno: Errno) -> String {
@@ -377,7 +360,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     again.kill()?;
     // This time nobody tidies up but the kernel, when the file is closed.
     drop(exporter);
-    settles(&idle)
+    env::settles(&idle)
 }
 
 /// What a partner exported.
@@ -416,7 +399,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         region.into_owner().map_err(|(_, error)| error)?;
         assert_eq!(context.handles(ObjectKind::MR)?, [own.handle()]);
     }
-    settles(&idle)
+    env::settles(&idle)
 }
 
 fn exporter_killed_while_an_importer_writes() -> Verdict {
@@ -438,7 +421,7 @@ fn exporter_killed_while_an_importer_writes() -> Verdict {
         }
         assert!(killer.join().expect("a thread that ends"), "killed");
     }
-    settles(&idle)
+    env::settles(&idle)
 }
 
 fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
@@ -461,7 +444,7 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
             }
         }
         assert!(exporter.is_none());
-        settles(&idle)?;
+        env::settles(&idle)?;
     }
     Ok(())
 }

@@ -112,7 +112,6 @@ fn general(options: &Options) -> Vec<u8> {
         (general::atomic, 1),
         (general::set_deth_sqpn, 1),
         (general::block_lb_mc, 1),
-        (general::compact_address_vector, 1),
         (general::pkv, 1),
         (general::qkv, 1),
         (general::pkey_table_size, 0),

@@ -55,6 +55,8 @@ pub struct Device {
     pub(crate) interrupts: Interrupts,
     pub(crate) segment: Segment,
     pub(crate) caps: Caps,
+    /// The interface revision that the driver chose.
+    pub(crate) issi: u64,
     pub(crate) pages: Pages,
     pub(crate) objects: Objects,
     pub(crate) port: Port,
@@ -88,6 +90,7 @@ impl Device {
             interrupts: Interrupts::new(vectors),
             segment: Segment::new(),
             caps: Caps::new(&options),
+            issi: 0,
             pages: Pages::default(),
             objects: Objects::new(),
             port: Port::new(options.number),

@@ -91,8 +91,10 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// How long a write to a doorbell may be followed by the rest of a BlueFlame copy.
-const GATHER: Duration = Duration::from_micros(20);
+/// How often the rest of a BlueFlame copy is looked for before a write was a doorbell alone, and how
+/// long after the last look.
+const LOOKS: u32 = 2;
+const GATHER: Duration = Duration::from_micros(10);
 
 /// A function's socket, and who is connected to it.
 struct Place {
@@ -189,20 +191,15 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
     let now = || start.elapsed().as_nanos() as u64;
     let mut turns = 0u32;
     loop {
-        let mut busy = false;
-        let mut gathering = false;
-        for (number, place) in places.iter_mut().enumerate() {
-            busy |= serve_place(fabric, number, place);
-            gathering |= fabric.function(number).device().gathering();
-        }
+        let (mut busy, gathering) = serve_places(fabric, places);
         if gathering && !busy {
             // Asleep, not looking: the processor that writes the rest may need this very core, and
             // each look would take it away.
-            thread::sleep(GATHER);
-            for (number, place) in places.iter_mut().enumerate() {
-                busy |= serve_place(fabric, number, place);
-            }
-            if !busy {
+            let came = (0..LOOKS).any(|_| {
+                thread::sleep(GATHER);
+                serve_places(fabric, places).0
+            });
+            if !came {
                 for number in 0..places.len() {
                     fabric.function(number).device_mut().settle();
                 }
@@ -227,6 +224,16 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
         )?;
         tests.clients.retain_mut(|client| client.serve(fabric));
     }
+}
+
+/// Answers what all clients sent: whether that was anything, and whether a copy has begun and not ended.
+fn serve_places(fabric: &mut Fabric, places: &mut [Place]) -> (bool, bool) {
+    let (mut busy, mut gathering) = (false, false);
+    for (number, place) in places.iter_mut().enumerate() {
+        busy |= serve_place(fabric, number, place);
+        gathering |= fabric.function(number).device().gathering();
+    }
+    (busy, gathering)
 }
 
 /// Answers what one function's client sent; false if it was nothing.

@@ -29,6 +29,8 @@ pub struct Objects {
     pub(crate) counters: Table<counter::CounterSet>,
     pub(crate) flow_counters: Table<crate::port::Traffic>,
     pub(crate) mkeys: Table<mkey::Mkey>,
+    /// Bytes of the lists of all keys.
+    pub(crate) mkey_lists: usize,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
     pub(crate) qps: Table<qp::Qp>,
@@ -57,6 +59,7 @@ impl Objects {
             counters: Table::new("counter set", 1..=0xff),
             flow_counters: Table::new("flow counter", 1..=0xffff),
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
+            mkey_lists: 0,
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
             // Queue pairs and send queues share the space of numbers that doorbells name.

@@ -5,6 +5,8 @@
 //! firmware keeps nothing in them; it counts them, so that a page that the driver does not get back
 //! shows.
 
+use std::collections::BTreeSet;
+
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::Layout;
 use uverbs_uapi::mlx5::prm::cmd::{
@@ -24,6 +26,9 @@ const TAKE: u64 = 2;
 const BOOT_PAGES: usize = 16;
 const INIT_PAGES: usize = 64;
 
+/// The most pages that are taken: far more than all objects need.
+const MOST_PAGES: usize = 1 << 18;
+
 /// Objects whose contexts share a page.
 const OBJECTS: usize = 8;
 /// Pages beyond what objects need: below the first more are asked for, above the last some are
@@ -33,7 +38,7 @@ const SPARE: [usize; 3] = [4, 16, 32];
 /// The pages held.
 #[derive(Default)]
 pub struct Pages {
-    held: Vec<u64>,
+    held: BTreeSet<u64>,
     /// Whether objects may come and go.
     running: bool,
     /// Whether the driver has yet to answer an event.
@@ -101,18 +106,22 @@ impl Pages {
                 let Some(list) = list.get(..count) else {
                     return refuse!(BadInputLength, "{count} pages given, {} listed", list.len());
                 };
+                let mut given = BTreeSet::new();
                 for page in list.iter().map(|page| u64::from_be_bytes(*page)) {
-                    if page & 0xfff != 0 || self.held.contains(&page) {
+                    if page & 0xfff != 0 || self.held.contains(&page) || !given.insert(page) {
                         return refuse!(BadParam, "page {page:#x} given twice or not aligned");
                     }
-                    self.held.push(page);
                 }
+                if self.held.len() + given.len() > MOST_PAGES {
+                    return refuse!(LimitExceeded, "more than {MOST_PAGES} pages");
+                }
+                self.held.append(&mut given);
             }
             TAKE => {
                 let count = count.min(self.held.len()).min(room.saturating_sub(16) / 8);
                 out.set(manage_pages_out::output_num_entries, count as u64);
                 let mut out = out.into_inner();
-                for page in self.held.split_off(self.held.len() - count) {
+                for page in std::iter::from_fn(|| self.held.pop_last()).take(count) {
                     out.extend(page.to_be_bytes());
                 }
                 return Ok(out);
@@ -160,10 +169,22 @@ mod tests {
         let mut pages = Pages::default();
         pages.manage(&command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
         assert!(pages.manage(&command(GIVE, &[0x2000], 1), 16).is_err());
+        assert!(pages.manage(&command(GIVE, &[0x5000, 0x6000, 0x5000], 3), 16).is_err());
+        assert_eq!(pages.held(), 3, "none of a list that is refused");
         assert!(pages.manage(&command(GIVE, &[0x4000], 2), 16).is_err());
         let out = pages.manage(&command(TAKE, &[], 9), 16 + 2 * 8).unwrap();
         assert_eq!(out[11], 2);
-        assert_eq!(&out[16..24], &0x2000u64.to_be_bytes());
+        assert_eq!(&out[16..24], &0x3000u64.to_be_bytes());
         assert_eq!(pages.held(), 1);
+    }
+
+    #[test]
+    fn a_long_list_takes_no_longer_for_each_page() {
+        let mut pages = Pages::default();
+        let many: Vec<u64> = (1..=MOST_PAGES as u64).map(|page| page << 12).collect();
+        let count = many.len() as u64;
+        pages.manage(&command(GIVE, &many, count), 16).unwrap();
+        assert_eq!(pages.held(), MOST_PAGES);
+        assert!(pages.manage(&command(GIVE, &[0xffff_f000], 1), 16).is_err());
     }
 }

@@ -142,6 +142,14 @@ impl Port {
         (gid != [0; 16]).then_some(gid)
     }
 
+    /// Counts a datagram that brought another queue key than that of the queue pair it was for.
+    pub(crate) fn count_wrong_qkey(&mut self) {
+        let counter = nic_vport_context::qkey_violation_counter;
+        // The counter stays at its end.
+        let count = self.context.get(counter).saturating_add(1).min(0xffff);
+        self.context.set(counter, count);
+    }
+
     /// Whether a frame to this address is for this port.
     pub fn accepts(&self, mac: &[u8; 6]) -> bool {
         let own = self.context.get(nic_vport_context::permanent_address).to_be_bytes();
@@ -285,6 +293,7 @@ impl Device {
         let mut context = out.sub_mut(query_hca_vport_context_out::hca_vport_context);
         use hca_vport_context as hca;
         let guid = self.port.context.get(nic_vport_context::port_guid);
+        let wrong_qkeys = self.port.context.get(nic_vport_context::qkey_violation_counter);
         let up = self.port.active();
         for (field, value) in [
             (hca::vport_state, if up { ACTIVE } else { DOWN }),
@@ -297,6 +306,7 @@ impl Device {
             // The subnet manager is the switch.
             (hca::sm_lid, 0xbfff),
             (hca::subnet_timeout, 18),
+            (hca::qkey_violation_counter, wrong_qkeys),
         ] {
             context.set(field, value);
         }

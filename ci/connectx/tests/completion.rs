@@ -2,72 +2,39 @@
 
 mod driver;
 
-use driver::{Driver, Queue};
-use uverbs_uapi::mlx5::prm::cqc::cqc;
+use driver::Driver;
+use driver::pair::Pair;
+use driver::pair::code::*;
+use uverbs_uapi::mlx5::prm::cqc::{cqc, query_cq_out};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
-use uverbs_uapi::mlx5::prm::qpc::qpc;
-
-const NOP: u8 = 0x00;
-const SEND: u8 = 0x0a;
-const READ: u8 = 0x10;
-
-const REQUEST: u8 = 0;
-const RECEIVED: u8 = 2;
-const RECEIVE_ERROR: u8 = 14;
+use uverbs_uapi::mlx5::prm::qpc::{qpc, query_qp_out};
+use uverbs_uapi::mlx5::prm::{Bits, opcode};
 
 /// Marks in the last byte of a completion.
 const INLINE_32: u8 = 4;
 const INLINE_64: u8 = 8;
 
+/// In the word that arms: solicited completions only.
+const SOLICITED: u32 = 1 << 24;
+
 /// Values of `cqe_sz`.
 const LONG: u64 = 1;
 const PADDED: u64 = 2;
 
-struct Pair {
-    driver: Driver,
-    a: Queue,
-    b: Queue,
-    sent: u64,
-    received: u64,
-    from: u64,
-    to: u64,
-    key: u32,
-}
-
 /// Two queue pairs with data in completions: up to 64 bytes if entries are long, 32 if not.
 fn pair(entries: u64) -> Pair {
-    let mut driver = Driver::new();
-    driver.address();
-    let eqn = driver.eq();
-    let size = [(cqc::cqe_sz, entries), (cqc::log_cq_size, 5)];
-    let (send_cq, sent) = driver.cq_with(eqn, &size);
-    let (receive_cq, received) = driver.cq_with(eqn, &size);
     let scatter = if entries == 0 {
         [(qpc::cs_req, 0x11), (qpc::cs_res, 1)]
     } else {
         [(qpc::cs_req, 0x22), (qpc::cs_res, 2)]
     };
-    let a = driver.qp_with(0, send_cq, &scatter);
-    let b = driver.qp_with(0, receive_cq, &scatter);
-    driver.connect(&a, &b);
-    driver.connect(&b, &a);
-    let (from, to) = (driver.page(), driver.page());
-    let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw]);
-    Pair { driver, a, b, sent, received, from, to, key }
+    Pair::with(&[(cqc::cqe_sz, entries), (cqc::log_cq_size, 5)], &scatter)
 }
 
-impl Pair {
-    /// Sends `len` bytes, with room for as many.
-    fn send(&mut self, len: u32) {
-        self.driver.post_receive(&mut self.b, &Driver::segment(len, self.key, self.to));
-        self.driver.post_send(&mut self.a, SEND, 0, &Driver::segment(len, self.key, self.from));
-    }
-
-    fn bytes<const N: usize>(&mut self, at: u64) -> [u8; N] {
-        let mut bytes = [0; N];
-        self.driver.memory().read(at, &mut bytes).unwrap();
-        bytes
-    }
+/// Sends `len` bytes, with room for as many.
+fn send(p: &mut Pair, len: u32) {
+    p.receive(len);
+    p.send(len);
 }
 
 #[test]
@@ -75,11 +42,11 @@ fn a_short_message_lies_in_the_completion_of_its_receive() {
     let mut p = pair(0);
     let data: [u8; 33] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
-    p.send(32);
+    send(&mut p, 32);
     let (code, cqe) = p.driver.cqe(p.received, 0);
     assert_eq!((code, cqe[63] & 0xc, &cqe[..32]), (RECEIVED, INLINE_32, &data[..32]));
     assert_eq!(p.bytes::<32>(p.to), [0; 32], "the driver copies it");
-    p.send(33);
+    send(&mut p, 33);
     let (code, cqe) = p.driver.cqe(p.received, 1);
     assert_eq!((code, cqe[63] & 0xc), (RECEIVED, 0));
     assert_eq!(p.bytes::<33>(p.to), data);
@@ -90,13 +57,13 @@ fn a_long_entry_holds_sixty_four_bytes_before_the_completion() {
     let mut p = pair(LONG);
     let data: [u8; 65] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
-    p.send(64);
+    send(&mut p, 64);
     assert_eq!(p.bytes::<64>(p.received), data[..64]);
     let cqe = p.bytes::<64>(p.received + 64);
     assert_eq!((cqe[63] >> 4, cqe[63] & 0xc), (RECEIVED, INLINE_64));
     assert_eq!(cqe[44..48], 64u32.to_be_bytes());
     assert_eq!(p.bytes::<64>(p.to), [0; 64]);
-    p.send(65);
+    send(&mut p, 65);
     let cqe = p.bytes::<64>(p.received + 128 + 64);
     assert_eq!((cqe[63] >> 4, cqe[63] & 0xc), (RECEIVED, 0));
     assert_eq!(p.bytes::<65>(p.to), data);
@@ -107,11 +74,8 @@ fn a_short_answer_lies_in_the_completion_of_its_read() {
     for (entries, mark) in [(0, INLINE_32), (LONG, INLINE_64)] {
         let mut p = pair(entries);
         p.driver.memory().write(p.to, b"an answer").unwrap();
-        let mut remote = p.to.to_be_bytes().to_vec();
-        remote.extend(p.key.to_be_bytes());
-        remote.extend([0; 4]);
-        let local = Driver::segment(9, p.key, p.from);
-        p.driver.post_send(&mut p.a, READ, 0, &[remote, local].concat());
+        let segments = [Pair::remote(p.to, p.key), p.local(9)].concat();
+        p.driver.post_send(&mut p.a, READ, 0, &segments);
         let (data, at) = if entries == 0 { (p.sent, p.sent) } else { (p.sent, p.sent + 64) };
         let cqe = p.bytes::<64>(at);
         assert_eq!((cqe[63] >> 4, cqe[63] & 0xc), (REQUEST, mark));
@@ -126,7 +90,7 @@ fn data_in_a_completion_needs_the_right_to_write() {
     let mut p = pair(0);
     let readable = p.driver.mkey(p.to, 4096, &[mkc::lr]);
     p.driver.post_receive(&mut p.b, &Driver::segment(8, readable, p.to));
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    p.send(8);
     assert_eq!(p.driver.cqe(p.received, 0).0, RECEIVE_ERROR);
 }
 
@@ -179,4 +143,74 @@ fn an_event_waits_for_its_time() {
     driver.post_send(&mut qp, NOP, 0, &[]);
     assert_eq!(driver.completion_events(events, cqn), 1);
     assert_eq!(driver.now() - before, 7_000, "nanoseconds");
+}
+
+/// Who waits for solicited completions only hears of failed ones too, on either side.
+#[test]
+fn an_error_counts_as_solicited() {
+    let mut p = Pair::new();
+    p.driver.arm(p.send_cq, SOLICITED);
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), 0);
+    // Nothing is there to receive it.
+    p.send(8);
+    assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST_ERROR);
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), 1);
+}
+
+/// What does not fit is lost, and whoever it is about must not go on as if it had been told.
+#[test]
+fn an_overrun_stops_queue_and_queue_pair() {
+    const ERROR: u64 = 6;
+    const OVERRUN: [u8; 2] = [0x04, 0x05];
+    let mut p = Pair::with(&[(cqc::log_cq_size, 1)], &[]);
+    for posted in 1..=4 {
+        p.driver.post_send(&mut p.a, NOP, 0, &[]);
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
+        let out = p.driver.simple(opcode::QUERY_QP, &input).unwrap();
+        let state = Bits::<query_qp_out, _>::new(out).sub(query_qp_out::qpc).get(qpc::state);
+        assert_eq!(state == ERROR, posted > 2, "after {posted}");
+        let events = p.bytes::<256>(p.events);
+        let kinds = events.chunks(64).map(|event| event[1]).take(2);
+        assert_eq!(kinds.eq(OVERRUN), posted > 2, "after {posted}");
+    }
+    assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST);
+    assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
+}
+
+/// As rdma-core's perftest does it: take the event, arm, and only then poll one completion. The one
+/// that was told of must not bring another event, for which nothing would be there to poll.
+#[test]
+fn a_completion_is_told_of_once() {
+    let mut p = Pair::new();
+    let mut events = 0;
+    p.driver.arm(p.send_cq, 0);
+    for turn in 0..3 {
+        p.driver.post_send(&mut p.a, NOP, 0, &[]);
+        events += 1;
+        assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "after {turn}");
+        p.driver.arm(p.send_cq, turn);
+        assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "armed at {turn}");
+    }
+    // What came while the queue was not armed is told of when it is armed again, but only if the
+    // driver has not seen it.
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    events += 1;
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "two at once");
+    p.driver.arm(p.send_cq, 5);
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "both were seen");
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    p.driver.post_send(&mut p.a, NOP, 0, &[]);
+    p.driver.arm(p.send_cq, 5);
+    events += 2;
+    assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "one more since");
+    let mut input = [0; 16];
+    input[8..12].copy_from_slice(&p.send_cq.to_be_bytes());
+    let out = p.driver.simple(opcode::QUERY_CQ, &input).unwrap();
+    let context = Bits::<query_cq_out, _>::new(out).sub(query_cq_out::cq_context).bytes().to_vec();
+    let context = Bits::<cqc, _>::new(context);
+    let counters = [cqc::producer_counter, cqc::last_notified_index, cqc::last_solicit_index];
+    assert_eq!(counters.map(|counter| context.get(counter)), [7, 7, 0]);
 }

@@ -4,7 +4,10 @@ mod driver;
 
 use driver::{Driver, Refused};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
-use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
+use uverbs_uapi::mlx5::prm::flow::{
+    create_flow_table_in, create_flow_table_out, destroy_flow_table_in, flow_table_context,
+};
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{
     alloc_pd_out, alloc_uar_out, create_umem_in, create_umem_out, umem,
 };
@@ -43,20 +46,54 @@ fn contexts_do_not_reach_each_others_objects() {
         let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
         context.set(mkc::pd, pd.into());
         context.set(mkc::access_mode_1_0, mode);
-        driver.simple_as(uid, opcode::CREATE_MKEY, &input.into_inner()).map(|_| ())
+        let out = driver.simple_as(uid, opcode::CREATE_MKEY, &input.into_inner())?;
+        Ok(Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index))
     };
     const PHYSICAL: u64 = 0;
     const LIST: u64 = 2;
-    let status = |result: Result<(), Refused>| result.unwrap_err().0;
+    let status = |result: Result<u32, Refused>| result.unwrap_err().0;
     assert_eq!(status(key(&mut driver, other, LIST)), BAD_RESOURCE);
     assert_eq!(status(key(&mut driver, one, PHYSICAL)), BAD_PARAMETER);
-    key(&mut driver, one, LIST).unwrap();
-    key(&mut driver, 0, PHYSICAL).unwrap();
+    let keys = [key(&mut driver, one, LIST).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
     let foreign = driver.simple_as(other, opcode::DEALLOC_PD, &number(pd));
     assert_eq!(foreign.unwrap_err().0, BAD_RESOURCE);
     let absent = driver.simple_as(other + 1, opcode::ALLOC_PD, &[0; 16]);
     assert_eq!(absent.unwrap_err().0, BAD_RESOURCE);
+    for key in keys {
+        let busy = driver.simple_as(one, opcode::DEALLOC_PD, &number(pd));
+        assert_eq!(busy.unwrap_err().0, BUSY);
+        driver.simple(opcode::DESTROY_MKEY, &number(key)).unwrap();
+    }
     driver.simple_as(one, opcode::DEALLOC_PD, &number(pd)).unwrap();
+}
+
+#[test]
+fn contexts_steer_by_their_own_flow_tables() {
+    let mut driver = Driver::new();
+    let (one, other) = (driver.context(), driver.context());
+    let make = |driver: &mut Driver, uid, miss: Option<u32>| {
+        let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
+        let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
+        context.set(flow_table_context::table_miss_action, miss.is_some().into());
+        context.set(flow_table_context::table_miss_id, miss.unwrap_or(0).into());
+        let out = driver.simple_as(uid, opcode::CREATE_FLOW_TABLE, &input.into_inner())?;
+        Ok::<u32, Refused>(
+            Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id),
+        )
+    };
+    let destroy = |driver: &mut Driver, uid, table: u32| {
+        let mut input = Bits::<destroy_flow_table_in, _>::new(vec![0; destroy_flow_table_in::SIZE]);
+        input.set(destroy_flow_table_in::table_id, table.into());
+        let result = driver.simple_as(uid, opcode::DESTROY_FLOW_TABLE, &input.into_inner());
+        result.map_or_else(|refused| refused.0, |_| 0)
+    };
+    let last = make(&mut driver, one, None).unwrap();
+    assert_eq!(make(&mut driver, other, Some(last)).unwrap_err().0, BAD_RESOURCE);
+    let first = make(&mut driver, one, Some(last)).unwrap();
+    assert_eq!(destroy(&mut driver, other, first), BAD_RESOURCE);
+    assert_eq!(destroy(&mut driver, one, last), BUSY, "what misses in the other goes there");
+    assert_eq!(destroy(&mut driver, one, first), 0);
+    assert_eq!(destroy(&mut driver, one, last), 0);
 }
 
 #[test]

@@ -3,63 +3,18 @@
 mod driver;
 
 use connectx::control::{Reply, Request, answer};
-use driver::{Driver, Queue};
+use driver::Driver;
+use driver::pair::Pair;
+use driver::pair::code::*;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode;
 
-const SEND: u8 = 0x0a;
-const WRITE: u8 = 0x08;
-const READ: u8 = 0x10;
-const FETCH_ADD: u8 = 0x12;
-
-const REQUEST: u8 = 0;
-const RECEIVED: u8 = 2;
-const REQUEST_ERROR: u8 = 13;
-const RECEIVE_ERROR: u8 = 14;
-const NONE: u8 = 15;
-
-struct Pair {
-    driver: Driver,
-    a: Queue,
-    b: Queue,
-    sent: u64,
-    received: u64,
-    from: u64,
-    to: u64,
-    key: u32,
-    send_cq: u32,
-}
-
-fn pair() -> Pair {
-    let mut driver = Driver::new();
-    driver.address();
-    let eqn = driver.eq();
-    let (send_cq, sent) = driver.cq(eqn);
-    let (receive_cq, received) = driver.cq(eqn);
-    let a = driver.qp(0, send_cq);
-    let b = driver.qp(0, receive_cq);
-    driver.connect(&a, &b);
-    driver.connect(&b, &a);
-    let from = driver.page();
-    let to = driver.page();
-    let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a];
-    let key = driver.mkey(from, 8192, &rights);
-    Pair { driver, a, b, sent, received, from, to, key, send_cq }
-}
-
-fn remote(address: u64, key: u32) -> Vec<u8> {
-    let mut bytes = address.to_be_bytes().to_vec();
-    bytes.extend(key.to_be_bytes());
-    bytes.extend([0; 4]);
-    bytes
-}
-
 #[test]
 fn a_send_arrives() {
-    let mut p = pair();
+    let mut p = Pair::new();
     p.driver.memory().write(p.from, b"hello, device").unwrap();
-    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    p.receive(100);
+    p.send(13);
     let mut data = [0; 13];
     p.driver.memory().read(p.to, &mut data).unwrap();
     assert_eq!(&data, b"hello, device");
@@ -71,17 +26,17 @@ fn a_send_arrives() {
 
 #[test]
 fn writes_reads_and_atomics_do_what_they_say() {
-    let mut p = pair();
+    let mut p = Pair::new();
     p.driver.memory().write(p.from, &5u64.to_le_bytes()).unwrap();
-    let local = Driver::segment(8, p.key, p.from);
-    p.driver.post_send(&mut p.a, WRITE, 0, &[remote(p.to, p.key), local.clone()].concat());
+    let local = p.local(8);
+    p.driver.post_send(&mut p.a, WRITE, 0, &[Pair::remote(p.to, p.key), local.clone()].concat());
     let add = [7u64.to_be_bytes(), [0; 8]].concat();
-    let segments = [remote(p.to, p.key), add, local.clone()].concat();
+    let segments = [Pair::remote(p.to, p.key), add, local.clone()].concat();
     p.driver.post_send(&mut p.a, FETCH_ADD, 0, &segments);
     let mut old = [0; 8];
     p.driver.memory().read(p.from, &mut old).unwrap();
     assert_eq!(u64::from_le_bytes(old), 5);
-    p.driver.post_send(&mut p.a, READ, 0, &[remote(p.to, p.key), local].concat());
+    p.driver.post_send(&mut p.a, READ, 0, &[Pair::remote(p.to, p.key), local].concat());
     p.driver.memory().read(p.from, &mut old).unwrap();
     assert_eq!(u64::from_le_bytes(old), 12);
     for index in 0..3 {
@@ -91,10 +46,10 @@ fn writes_reads_and_atomics_do_what_they_say() {
 
 /// Syndrome of the first completion of a request that names this memory of the other side.
 fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
-    let mut p = pair();
+    let mut p = Pair::new();
     let (address, key) = key_of(&mut p);
     p.driver.memory().write(p.to, &[0xaa; 8]).unwrap();
-    let segments = [remote(address, key), Driver::segment(8, p.key, p.from)].concat();
+    let segments = [Pair::remote(address, key), p.local(8)].concat();
     p.driver.post_send(&mut p.a, WRITE, 0, &segments);
     let mut untouched = [0; 8];
     p.driver.memory().read(p.to, &mut untouched).unwrap();
@@ -102,7 +57,7 @@ fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!(code, REQUEST_ERROR);
     // The connection is dead: what follows is flushed.
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    p.send(8);
     let (code, next) = p.driver.cqe(p.sent, 1);
     assert_eq!((code, next[55]), (REQUEST_ERROR, 0x05));
     cqe[55]
@@ -127,17 +82,17 @@ fn memory_is_protected() {
 
 #[test]
 fn a_receiver_that_is_not_ready_is_asked_again_and_then_given_up() {
-    let mut p = pair();
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    let mut p = Pair::new();
+    p.send(8);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x16));
 }
 
 #[test]
 fn a_message_that_does_not_fit_ends_both_sides() {
-    let mut p = pair();
-    p.driver.post_receive(&mut p.b, &Driver::segment(7, p.key, p.to));
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(8, p.key, p.from));
+    let mut p = Pair::new();
+    p.receive(7);
+    p.send(8);
     let (code, cqe) = p.driver.cqe(p.received, 0);
     assert_eq!((code, cqe[55]), (RECEIVE_ERROR, 0x01));
     let (code, cqe) = p.driver.cqe(p.sent, 0);
@@ -147,16 +102,15 @@ fn a_message_that_does_not_fit_ends_both_sides() {
 /// The old buffer ends with a marker, and the next completion is one index further in the new one.
 #[test]
 fn a_completion_queue_gets_another_buffer() {
-    const RESIZED: u8 = 5;
-    let mut p = pair();
-    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    let mut p = Pair::new();
+    p.receive(100);
+    p.send(13);
     let new = p.driver.page();
     p.driver.memory().write(new, &[0xf1; 4096]).unwrap();
     p.driver.resize_cq(p.send_cq, 4, new).unwrap();
     assert_eq!(p.driver.cqe(p.sent, 1).0, RESIZED);
-    p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
-    p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+    p.receive(100);
+    p.send(13);
     assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
     assert_eq!(p.driver.cqe(new, 1).0, NONE);
     assert_eq!(p.driver.cqe(new, 2).0, REQUEST);
@@ -165,12 +119,12 @@ fn a_completion_queue_gets_another_buffer() {
 #[test]
 fn a_lost_message_is_sent_again_until_retries_run_out() {
     const RETRIES_EXCEEDED: u8 = 0x15;
-    let mut p = pair();
+    let mut p = Pair::new();
     for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
-        p.driver.post_receive(&mut p.b, &Driver::segment(100, p.key, p.to));
+        p.receive(100);
         let request = Request::LoseMessages { function: 0, count: lost };
         assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
-        p.driver.post_send(&mut p.a, SEND, 0, &Driver::segment(13, p.key, p.from));
+        p.send(13);
         let (code, cqe) = p.driver.cqe(p.sent, u64::from(lost) / 4);
         assert_eq!(code, expected);
         assert_eq!(cqe[55] == RETRIES_EXCEEDED, expected == REQUEST_ERROR);
@@ -190,19 +144,34 @@ fn a_command_fails_when_it_is_asked_to() {
     assert!(driver.simple(opcode, &[0; 16]).is_ok());
 }
 
+/// What something else was made from stays until that is gone.
 #[test]
 fn what_is_in_use_is_not_destroyed() {
     const BUSY: u8 = 0x06;
-    let mut p = pair();
-    let mut input = [0; 16];
-    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
-    assert_eq!(p.driver.simple(opcode::DEALLOC_PD, &input).unwrap_err().0, BUSY);
-    input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
-    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
-    input[8..12].copy_from_slice(&p.b.number.to_be_bytes());
-    p.driver.simple(opcode::DESTROY_QP, &input).unwrap();
-    input[8..12].copy_from_slice(&p.driver.pd.to_be_bytes());
-    p.driver.simple(opcode::DEALLOC_PD, &input).unwrap();
+    let mut p = Pair::new();
+    // In the order in which they can go, each with how many have to go before it.
+    let objects = [
+        (opcode::DESTROY_MKEY, p.key >> 8, 0),
+        (opcode::DESTROY_QP, p.b.number, 0),
+        (opcode::DESTROY_QP, p.a.number, 0),
+        (opcode::DESTROY_CQ, p.receive_cq, 2),
+        (opcode::DESTROY_CQ, p.send_cq, 3),
+        (opcode::DEALLOC_PD, p.driver.pd, 3),
+        (opcode::DESTROY_EQ, p.eqn, 5),
+        (opcode::DEALLOC_UAR, p.driver.uar, 7),
+    ];
+    let destroy = |p: &mut Pair, destroy, number: u32| {
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&number.to_be_bytes());
+        p.driver.simple(destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+    };
+    for gone in 0..objects.len() {
+        for (op, number, _) in objects.iter().filter(|(.., before)| *before > gone) {
+            assert_eq!(destroy(&mut p, *op, *number), BUSY, "{op:#x} after {gone}");
+        }
+        let (op, number, _) = objects[gone];
+        assert_eq!(destroy(&mut p, op, number), 0, "{op:#x}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod control;
 mod futures;
+mod owned;
 mod path;
 mod pingpong;
 mod rounds;
@@ -32,6 +33,8 @@ enum Suite {
     RxeFutures,
     /// instructions of each operation of mlx5's data path
     Mlx5Path,
+    /// instructions that owned buffers add to requests of mlx5
+    Mlx5Owned,
     /// the control path: time and system calls
     Control,
     /// many objects: time and memory of each
@@ -96,6 +99,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
         Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
+        Suite::Mlx5Owned => arguments.print(&owned::run(arguments)?)?,
         Suite::Control => arguments.print(&control::run(arguments)?)?,
         Suite::Scale => arguments.print(&scale::run(arguments)?)?,
         Suite::Size => arguments.print(&size::run(arguments)?)?,

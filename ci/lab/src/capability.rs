@@ -56,6 +56,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("odp_implicit", Has::Never, Has::Never),
     ("advise_mr", Has::Since(KernelName::Newest), Has::Never),
     ("netns", Has::Since(KernelName::Newest), Has::Never),
+    // Set aside in the guest.
+    ("huge_pages", Has::Always, Has::Always),
     // Memory to share between devices: the kernel's, whatever the RDMA device.
     ("udmabuf", Has::Since(KernelName::V6_12), Has::Since(KernelName::V6_12)),
     // Only hardware, or what emulates it.
@@ -68,10 +70,13 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("var_tlp", Has::Never, Has::Since(KernelName::Newest)),
     ("xrc", Has::Never, Has::Always),
     ("counters", Has::Never, Has::Never),
-    ("device_memory", Has::Never, Has::Never),
+    ("cq_moderation", Has::Never, Has::Always),
+    ("masked_atomic", Has::Never, Has::Always),
+    ("device_memory", Has::Never, Has::Always),
     ("dmabuf", Has::Never, Has::Always),
-    ("flow", Has::Never, Has::Never),
-    ("raw_packet", Has::Never, Has::Never),
+    ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
+    // With the rules that they are received by.
+    ("raw_packet", Has::Never, Has::Always),
     ("timestamp", Has::Never, Has::Never),
 ];
 

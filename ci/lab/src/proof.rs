@@ -6,28 +6,33 @@
 
 mod case;
 mod conversation;
-mod doorbells;
 mod ethernet;
 mod faults;
 mod figures;
 mod machines;
+mod mutants;
+mod ours;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
 mod soak;
 mod verbs;
+mod witness;
 
 use crate::device::{DeviceName, Emulation};
+use crate::exec;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
 use crate::session::{Machine, Session};
 use crate::suite::Scope;
+use crate::workspace::Profile;
 use anyhow::{Context, Result, ensure};
 use case::Case;
-use doorbells::Doorbells;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use verbs::Addressing;
+use witness::Doorbells;
+pub(crate) use witness::Witness;
 
 /// What names begin with.
 const GROUPS: &[&str] = &[
@@ -39,6 +44,7 @@ const GROUPS: &[&str] = &[
     "machines",
     "soak",
     "faults",
+    "mutants",
     "pyverbs",
 ];
 
@@ -71,10 +77,13 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if proof.kernel == KernelName::Newest {
         let mut cases = vec![verbs::devinfo(Addressing::Lid)];
         cases.extend(verbs::pingpongs(Addressing::Lid));
+        cases.extend(ours::over_infiniband());
         let infiniband = Emulation { infiniband: true, ..Emulation::default() };
         reports.extend(proof.group("infiniband", infiniband, cases));
         let no_wc = Emulation { no_wc: true, ..Emulation::default() };
-        reports.extend(proof.group("no_wc", no_wc, verbs::pingpongs(Addressing::Gid)));
+        let mut cases = verbs::pingpongs(Addressing::Gid);
+        cases.extend(ours::without_combining());
+        reports.extend(proof.group("no_wc", no_wc, cases));
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
         reports.extend(machines::run(proof));
@@ -83,6 +92,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if proof.kernel == KernelName::Newest || proof.scope.filter.is_some() {
         reports.extend(soak::run(proof));
         reports.extend(faults::run(proof));
+        reports.extend(mutants::run(proof));
     }
     reports.extend(pyverbs::run(proof));
     reports
@@ -92,6 +102,11 @@ impl Proof<'_> {
     /// A machine with rdma-core's programs.
     fn machine(&self, emulation: Emulation) -> Machine<'static> {
         Machine { peers: true, emulation, ..Machine::new(self.kernel, DeviceName::Mlx5) }
+    }
+
+    /// This project's programs, with their names in the guest.
+    fn ours(&self) -> Result<Vec<(String, PathBuf)>> {
+        exec::programs(&self.session.workspace, Profile::Checked)
     }
 
     fn wanted(&self, name: &str) -> bool {
@@ -118,7 +133,12 @@ impl Proof<'_> {
         println!("\n{group} on {} mlx5", self.kernel.label());
         let mut log = String::new();
         let outcome = (|| {
-            let mut vm = self.session.boot(&self.machine(emulation))?;
+            let ours = match cases.iter().any(|case| case.name.contains("::ours::")) {
+                true => self.ours()?,
+                false => Vec::new(),
+            };
+            let machine = Machine { programs: &ours, ..self.machine(emulation) };
+            let mut vm = self.session.boot(&machine)?;
             // The driver tests write combining when somebody first opens a device.
             let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
             let before = Doorbells::of(&vm)?;
@@ -129,7 +149,7 @@ impl Proof<'_> {
                     return Ok(());
                 }
             }
-            let seen = Doorbells::of(&vm)?.none_since(&before);
+            let seen = Doorbells::of(&vm)?.none_since(before);
             let name = format!("{group}::doorbells");
             reports.push(match seen {
                 Ok(()) => Report { name, outcome: Outcome::Passed },

@@ -6,7 +6,7 @@ use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
-use crate::proof::{self, Proof};
+use crate::proof::{self, Proof, Witness};
 use crate::session::{Machine, Session};
 use crate::suite::{self, Ground, Scope, Suite};
 use crate::summary::{Place, Summary};
@@ -164,6 +164,10 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
                 ..Machine::new(kernel, device)
             };
             let mut place = Place { name, ..Place::default() };
+            // What shows after thousands of rounds, and what the kernel has no part in, one kernel
+            // shows.
+            let soak = scope.offer.soak && kernel == KernelName::Newest;
+            let scope = &Scope { offer: Offer { soak, ..scope.offer }, ..scope.clone() };
             run_suites(&session, &machine, &suites, scope, &logs, &mut place);
             if device == DeviceName::Mlx5 {
                 let full = arguments.full;
@@ -209,7 +213,17 @@ fn run_suites(
         }
         let Some(running) = vm.as_mut() else { return };
         println!("\n{} on {} {}", suite.program(), machine.kernel.label(), machine.device.label());
-        let outcome = suite::run(running, suite, scope, ground, logs);
+        let outcome = (|| {
+            let witness = match machine.device {
+                DeviceName::Rxe => None,
+                DeviceName::Mlx5 => Some(Witness::new(running)?),
+            };
+            let mut reports = suite::run(running, suite, scope, ground, logs)?;
+            if let (Some(witness), false) = (witness, reports.is_empty()) {
+                reports.extend(witness.reports(running));
+            }
+            Ok(reports)
+        })();
         place.reports.extend(reports_of(suite.name, outcome));
         if running.ended() {
             vm = None;

@@ -49,6 +49,8 @@ pub(crate) enum Profile {
     Stripped,
     /// What is measured, but not static.
     Dynamic,
+    /// Not optimised, with debug assertions: what is built to be run once.
+    Quick,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +81,13 @@ impl Workspace {
     /// The workspace that this lab was built in.
     pub(crate) fn of_lab() -> Result<Self> {
         Self::at(Path::new(env!("CARGO_MANIFEST_DIR")))
+    }
+
+    /// A copy of the workspace, built elsewhere than the original whatever the environment says.
+    pub(crate) fn of_copy(directory: &Path, target: &Path) -> Result<Self> {
+        let mut copy = Self::at(directory)?;
+        copy.metadata.target_directory = target.to_owned();
+        Ok(copy)
     }
 
     fn at(directory: &Path) -> Result<Self> {
@@ -192,6 +201,13 @@ impl Workspace {
         self.build(package, &arguments, test, profile)
     }
 
+    /// Builds the static test binary of an integration test as fast as can be, without the features
+    /// that would build programs beside it.
+    pub(crate) fn quick_test(&self, package: &str, test: &str) -> Result<PathBuf> {
+        let arguments = ["test", "--no-run", "--test", test].map(str::to_owned);
+        self.build(package, &arguments, test, Profile::Quick)
+    }
+
     fn build(
         &self,
         package: &str,
@@ -221,6 +237,11 @@ impl Workspace {
             Profile::Stripped => {
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
                 "lab/stripped"
+            }
+            Profile::Quick => {
+                command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+                "lab/quick"
             }
             Profile::Dynamic => {
                 command.env_remove("CARGO_ENCODED_RUSTFLAGS");

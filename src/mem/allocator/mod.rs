@@ -17,8 +17,10 @@ use super::queue::QueueMemory;
 use crate::error::{Error, Result};
 use crate::pd::PdInner;
 use rustix::io::Errno;
+use rustix::param::page_size;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use uverbs_uapi::device::rdma_driver_id;
@@ -108,6 +110,15 @@ pub enum Allocation {
     Failed,
 }
 
+/// A dma-buf that queue memory is a part of.
+#[derive(Debug)]
+pub struct DmaBufPart {
+    /// The dma-buf; a duplicate will do.
+    pub file: OwnedFd,
+    /// Where in it the memory begins, in bytes.
+    pub offset: u64,
+}
+
 /// Provides the memory of queues created in a [`ParentDomain`](crate::ParentDomain).
 ///
 /// [`allocator`](crate::allocator) has some ready-made. Give an `Arc` of one to the parent domain to
@@ -121,7 +132,10 @@ pub enum Allocation {
 ///
 /// Memory answered by [`alloc`](Self::alloc) must be readable and writable, of at least the size
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
-/// physical place across `fork` (shared, or `MADV_DONTFORK`): a device reads and writes it.
+/// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
+/// writes it. With the last of these nothing is there in a child, where a
+/// [`Completions`](crate::Completions) that was held across the `fork` ends the child by a signal
+/// when it is asked for the next completion; everything else answers that the process is a fork.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
@@ -141,6 +155,24 @@ pub unsafe trait QueueAllocator:
     ///
     /// `memory` was answered by `alloc` of this allocator and has not been freed.
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType);
+
+    /// The dma-buf that memory is of which `alloc` just answered. The kernel is then told of the
+    /// dma-buf and not of the memory's address: it need not be possible to pin the memory, as it is
+    /// not where a machine hides its memory from devices (confidential guests). `offset` must be a
+    /// multiple of what the memory has to be aligned to; the memory itself of that or a page,
+    /// whichever is less.
+    ///
+    /// On mlx5, from Linux 7.2 on; older kernels refuse the creation (`EOPNOTSUPP`). It holds for
+    /// queue pairs, completion queues and their doorbell records. Of shared receive queues, and of
+    /// what a completion queue is resized to, the kernel takes addresses only, and is told those.
+    ///
+    /// Memory has no dma-buf unless this is implemented.
+    #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
+    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        let _ = memory;
+        None
+    }
 }
 
 // SAFETY: what is asked of one is asked of the other.
@@ -158,6 +190,10 @@ unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
         // SAFETY: the memory is of the allocator behind, and has not been freed.
         unsafe { A::free(self, domain, memory, resource) }
+    }
+
+    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        A::dmabuf(self, memory)
     }
 }
 
@@ -214,20 +250,42 @@ impl Source<'_> {
         };
         let held = pd.clone();
         let release = Box::new(move |memory| give_back(&held, memory, resource));
-        if memory.as_ptr().addr() % align != 0 {
+        let dmabuf = match catch_unwind(AssertUnwindSafe(|| allocator.dmabuf(memory))) {
+            Ok(dmabuf) => dmabuf,
+            Err(payload) => {
+                release(memory);
+                resume_unwind(payload)
+            }
+        };
+        // The device knows memory of a dma-buf by its place there.
+        let page = page_size();
+        let (place, own) = match &dmabuf {
+            Some(part) => (part.offset, align.min(page)),
+            None => (0, align),
+        };
+        if memory.as_ptr().addr() % own != 0 || place % align as u64 != 0 {
             release(memory);
             return Err(Error::invalid(
                 self.verb,
-                format!(
-                    "the parent domain's allocator answered {memory:p} for {resource}, which is no \
-                     multiple of {align}"
-                ),
+                match &dmabuf {
+                    None => format!(
+                        "the parent domain's allocator answered {memory:p} for {resource}, which is \
+                         no multiple of {align}"
+                    ),
+                    Some(_) => format!(
+                        "the parent domain's allocator answered {memory:p} for {resource}, {place:#x} \
+                         in its dma-buf, and they are no multiples of {own} and {align}"
+                    ),
+                },
             ));
         }
         // SAFETY: the allocator promises memory of `size` bytes that nobody else uses until it is
         // given back, which `release` does, and that stays where it is across a fork.
         let memory = unsafe { QueueMemory::custom(memory, size, release) };
-        memory.map(Some).map_err(|errno| Error::new(self.verb, errno))
+        match memory {
+            Ok(memory) => Ok(Some(memory.known_by(dmabuf))),
+            Err(errno) => Err(Error::new(self.verb, errno)),
+        }
     }
 }
 

@@ -1,13 +1,15 @@
 //! Queue memory that other processes can map.
 
 use super::lent::{Lent, room};
-use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use crate::mem::udmabuf;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::param::page_size;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -20,15 +22,18 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: Lent,
-    files: Mutex<Vec<File>>,
+    files: Mutex<Vec<Lending>>,
+    /// `/dev/udmabuf`, where the buffers are to be dma-bufs.
+    maker: Option<File>,
 }
 
 #[derive(Debug)]
-struct File {
+struct Lending {
     address: usize,
     resource: ResourceType,
     length: usize,
     fd: OwnedFd,
+    dmabuf: Option<OwnedFd>,
 }
 
 /// A buffer of a [`SharedMemory`].
@@ -48,6 +53,22 @@ impl SharedMemory {
         SharedMemory::default()
     }
 
+    /// An allocator whose buffers are dma-bufs as well, and named to the kernel as such (Linux 7.2):
+    /// what a program can try without hardware that needs it. Made by `/dev/udmabuf`, which who runs
+    /// the program must be allowed to open.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` where the kernel has no such device, `EACCES` without the right.
+    pub fn dmabufs() -> Result<Self> {
+        let maker = File::options().read(true).write(true).open("/dev/udmabuf");
+        let maker = maker.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Error::new("open_udmabuf", errno).detail("/dev/udmabuf makes dma-bufs of memory")
+        })?;
+        Ok(SharedMemory { maker: Some(maker), ..SharedMemory::default() })
+    }
+
     /// The buffers that are in use, oldest first, with a descriptor of each.
     ///
     /// # Errors
@@ -55,7 +76,7 @@ impl SharedMemory {
     /// `EMFILE` if the process has no descriptor left.
     pub fn buffers(&self) -> Result<Vec<SharedBuffer>> {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let duplicate = |file: &File| {
+        let duplicate = |file: &Lending| {
             let fd = rustix::io::fcntl_dupfd_cloexec(file.fd.as_fd(), 0)
                 .map_err(|errno| Error::new("list_buffers", errno))?;
             Ok(SharedBuffer { resource: file.resource, length: file.length, file: fd })
@@ -63,13 +84,26 @@ impl SharedMemory {
         files.iter().map(duplicate).collect()
     }
 
-    fn make(size: usize, align: usize) -> std::result::Result<(Mapping, OwnedFd), Errno> {
+    fn make(&self, size: usize, align: usize) -> std::result::Result<Made, Errno> {
         let length = room(size, align, page_size()).ok_or(Errno::NOMEM)?;
-        let fd = memfd_create("uverbs-queue", MemfdFlags::CLOEXEC)?;
+        let fd = memfd_create("uverbs-queue", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, length as u64)?;
+        let dmabuf = match &self.maker {
+            Some(maker) => {
+                fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+                Some(udmabuf::of_memfd(maker, fd.as_fd(), length)?)
+            }
+            None => None,
+        };
         let mapping = Mapping::of_fd(fd.as_fd(), 0, length, Epoch::current()?)?;
-        Ok((mapping, fd))
+        Ok(Made { mapping, fd, dmabuf })
     }
+}
+
+struct Made {
+    mapping: Mapping,
+    fd: OwnedFd,
+    dmabuf: Option<OwnedFd>,
 }
 
 // SAFETY: each mapping is lent once, has the size and alignment asked for, and stays until it is
@@ -82,11 +116,17 @@ unsafe impl QueueAllocator for SharedMemory {
         align: usize,
         resource: ResourceType,
     ) -> Allocation {
-        let Ok((mapping, fd)) = SharedMemory::make(size, align) else { return Allocation::Failed };
+        // A dma-buf is used from its beginning, whatever its memory's address is a multiple of.
+        let align = match &self.maker {
+            Some(_) => align.min(page_size()),
+            None => align,
+        };
+        let made = self.make(size, align);
+        let Ok(Made { mapping, fd, dmabuf }) = made else { return Allocation::Failed };
         let length = mapping.len();
         let answer = self.lent.lend(Ok(mapping), align);
         if let Allocation::Memory(memory) = answer {
-            let file = File { address: memory.as_ptr().addr(), resource, length, fd };
+            let file = Lending { address: memory.as_ptr().addr(), resource, length, fd, dmabuf };
             self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
         }
         answer
@@ -98,5 +138,14 @@ unsafe impl QueueAllocator for SharedMemory {
         files.retain(|file| file.address != address);
         drop(files);
         self.lent.take_back(memory);
+    }
+
+    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        let address = memory.as_ptr().addr();
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = files.iter().find(|file| file.address == address)?.dmabuf.as_ref()?;
+        // Without a descriptor left the memory has an address still.
+        let file = rustix::io::fcntl_dupfd_cloexec(file.as_fd(), 0).ok()?;
+        Some(DmaBufPart { file, offset: 0 })
     }
 }

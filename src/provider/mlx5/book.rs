@@ -8,12 +8,18 @@
 //! queue bears it: the kernel confirmed the end before the letter was written, so all there will
 //! ever be is in the queue when the letter is read, and has been consumed when the queue was found
 //! empty or went round once.
+//!
+//! A queue that never completes anything never has its letters read: a receive queue of those who
+//! only send, for one. So who makes a queue pair looks through them, and throws away those of queue
+//! pairs that came and went unheard of.
 
 use super::index::Index;
 use super::record::Record;
 use super::srq::Slots;
 use crate::mem::inbox::Inbox;
-use std::sync::{Arc, Weak};
+use crate::mem::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, Weak};
 
 #[derive(Debug)]
 enum Letter {
@@ -26,29 +32,95 @@ enum Letter {
         index: Arc<Index>,
         slots: Option<Arc<Slots>>,
     },
+    /// There are older ones, which were looked through.
+    Older,
 }
+
+/// Letters that are not worth looking through.
+const FEW: usize = 64;
 
 /// The control path's end: which queue pairs complete to a queue.
 #[derive(Debug)]
 pub(crate) struct Members {
     letters: Inbox<Letter>,
+    /// How many were put since somebody took them.
+    fresh: AtomicU32,
+    /// Letters that were looked through, oldest first; with one among the others that says so.
+    older: Mutex<Vec<Letter>>,
 }
 
 impl Members {
     pub(crate) fn new() -> Arc<Members> {
-        Arc::new(Members { letters: Inbox::new() })
+        let older = Mutex::new(Vec::new());
+        Arc::new(Members { letters: Inbox::new(), fresh: AtomicU32::new(0), older })
+    }
+
+    fn put(&self, letter: Letter) {
+        self.fresh.fetch_add(1, Ordering::Relaxed);
+        self.letters.put(letter);
+    }
+
+    fn older(&self) -> MutexGuard<'_, Vec<Letter>> {
+        self.older.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what was put to what is there of older letters.
+    fn gather(&self, older: &mut Vec<Letter>) {
+        self.fresh.store(0, Ordering::Relaxed);
+        let before = older.len();
+        self.letters.take(|letter| match letter {
+            Letter::Older => {}
+            letter => older.push(letter),
+        });
+        // They come newest first, but an index may be given back and dealt again in one go.
+        older[before..].reverse();
+    }
+
+    /// Throws letters away of queue pairs that came and went since the last poll, if many are
+    /// there. To be called only while nobody can poll, by who borrows the poller's end; `is_empty`
+    /// says whether the queue holds no completion.
+    pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
+        let mut older = self.older();
+        // As many again as were left, so that looking costs little for each.
+        if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
+            return;
+        }
+        self.gather(&mut older);
+        // Asked after the letters were taken: of a queue pair that was gone by then the queue holds
+        // all there will ever be.
+        if is_empty() {
+            let mut attached = HashMap::new();
+            let mut needless = vec![false; older.len()];
+            for (at, letter) in older.iter().enumerate() {
+                match letter {
+                    Letter::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    // Without the first letter here, the poller has read it.
+                    Letter::Gone { index, .. } => {
+                        if let Some(first) = attached.remove(&index.number()) {
+                            (needless[first], needless[at]) = (true, true);
+                        }
+                    }
+                    Letter::Older => {}
+                }
+            }
+            let mut needless = needless.into_iter();
+            older.retain(|_| needless.next() != Some(true));
+        }
+        if !older.is_empty() {
+            self.letters.put(Letter::Older);
+        }
     }
 
     /// Tells of a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, record: &Arc<Record>) {
         let number = record.index().number();
-        self.letters.put(Letter::Attached { number, record: Arc::downgrade(record) });
+        self.put(Letter::Attached { number, record: Arc::downgrade(record) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
     pub(crate) fn retire(&self, record: &Record) {
         let (index, slots) = (record.index().clone(), record.slots().cloned());
-        self.letters.put(Letter::Gone { index, slots });
+        self.put(Letter::Gone { index, slots });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
@@ -120,10 +192,10 @@ impl Book {
     /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
     #[cold]
     pub(crate) fn learn(&mut self, members: &Members, consumer: u32, entries: u32) {
-        let mut letters = Vec::new();
-        members.letters.take(|letter| letters.push(letter));
-        // Oldest first: an index may be given back and dealt again in one go.
-        for letter in letters.into_iter().rev() {
+        // Nobody waits for this lock: who looks through letters keeps the poller away by a borrow.
+        let mut letters = members.older();
+        members.gather(&mut letters);
+        for letter in letters.drain(..) {
             match letter {
                 Letter::Attached { number, record } => {
                     if let Some(record) = record.upgrade() {
@@ -135,6 +207,7 @@ impl Book {
                     let until = consumer.wrapping_add(entries);
                     self.dead.push(Dead { index, slots, until });
                 }
+                Letter::Older => {}
             }
         }
     }
@@ -243,6 +316,60 @@ mod tests {
         assert_eq!(book.get(1).unwrap().qpn(), 101);
     }
 
+    /// A queue that nobody polls, or that never completes anything.
+    #[test]
+    fn letters_of_many_lives_do_not_pile_up() {
+        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let known = record(&indices);
+        members.attach(&known);
+        book.learn(&members, 0, 8);
+        let staying = record(&indices);
+        members.attach(&staying);
+        let mut most = 0;
+        for _ in 0..1000 {
+            let short = record(&indices);
+            members.attach(&short);
+            members.retire(&short);
+            most = most.max(short.index().number() as usize);
+            members.tidy(|| true);
+        }
+        assert!(most <= FEW, "indices come back: {most}");
+        members.retire(&known);
+        for _ in 0..FEW {
+            let short = record(&indices);
+            members.attach(&short);
+            members.retire(&short);
+        }
+        members.tidy(|| true);
+        assert!(members.older().len() <= 2, "{:?}", members.older());
+        // What the poller has to know it still learns.
+        assert!(!members.is_empty());
+        book.learn(&members, 0, 8);
+        assert!(book.get(known.index().number()).is_none());
+        assert!(book.get(staying.index().number()).is_some());
+        assert!(members.is_empty());
+    }
+
+    /// What is in the queue may be of somebody who is gone, so that the index stays in use.
+    #[test]
+    fn letters_stay_while_the_queue_holds_something() {
+        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        for _ in 0..FEW {
+            let short = record(&indices);
+            members.attach(&short);
+            members.retire(&short);
+        }
+        members.tidy(|| false);
+        assert_eq!(members.older().len(), 2 * FEW);
+        let next = record(&indices);
+        assert_eq!(next.index().number() as usize, FEW + 1);
+        members.attach(&next);
+        book.learn(&members, 0, 8);
+        assert!(book.get(next.index().number()).is_some());
+        book.forget(0, true);
+        assert!((indices.take().unwrap().number() as usize) <= FEW);
+    }
+
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
         let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
@@ -254,5 +381,111 @@ mod tests {
         book.forget(0, true);
         drop((book, members));
         assert_eq!(indices.take().unwrap().number(), 2);
+    }
+}
+
+/// loom tries other threads first only from a spawned one on, so that one of the two is always that.
+#[cfg(all(test, loom))]
+mod model {
+    use super::super::index::Indices;
+    use super::super::record::Receives;
+    use super::*;
+    use loom::thread;
+
+    fn record(indices: &Arc<Indices>) -> Arc<Record> {
+        let index = indices.take().unwrap();
+        Record::new(index.number() + 100, index, Some(1), Receives::None)
+    }
+
+    /// What completes was told of before: the poller that finds a completion finds its queue pair.
+    #[test]
+    fn a_completion_has_its_queue_pair() {
+        loom::model(|| {
+            let (indices, members) = (Indices::new(), Members::new());
+            // The device, which completes for whoever it was told of.
+            let completed = loom::sync::Arc::new(AtomicU32::new(0));
+            let poller = {
+                let (members, completed) = (members.clone(), completed.clone());
+                thread::spawn(move || {
+                    let mut book = Book::default();
+                    let number = completed.load(Ordering::Acquire);
+                    if !members.is_empty() {
+                        book.learn(&members, 0, 2);
+                    }
+                    assert!(number == 0 || book.get(number).is_some());
+                })
+            };
+            let record = record(&indices);
+            members.attach(&record);
+            completed.store(record.index().number(), Ordering::Release);
+            poller.join().unwrap();
+        });
+    }
+
+    /// Destroying, or a reset that gives the index back, while the poller polls: the index is dealt
+    /// again only when the completion that bears it was consumed.
+    #[test]
+    fn an_index_is_not_dealt_while_a_completion_bears_it() {
+        loom::model(|| {
+            let (indices, members) = (Indices::new(), Members::new());
+            let mut book = Book::default();
+            let dead = record(&indices);
+            let number = dead.index().number();
+            members.attach(&dead);
+            book.learn(&members, 0, 2);
+            let pending = loom::sync::Arc::new(AtomicU32::new(1));
+            let poller = {
+                let (members, pending) = (members.clone(), pending.clone());
+                thread::spawn(move || {
+                    if !members.is_empty() {
+                        book.learn(&members, 0, 2);
+                        book.forget(0, false);
+                    }
+                    // Found or discarded, it is consumed.
+                    pending.store(0, Ordering::Release);
+                    book.forget(1, true);
+                    book
+                })
+            };
+            members.retire(&dead);
+            drop(dead);
+            let next = record(&indices);
+            if next.index().number() == number {
+                assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
+            }
+            members.attach(&next);
+            let mut book = poller.join().unwrap();
+            book.learn(&members, 1, 2);
+            book.forget(1, true);
+            assert_eq!(book.get(next.index().number()).map(Record::qpn), Some(next.qpn()));
+        });
+    }
+
+    /// Letters are put while somebody looks through them: none is lost, and none out of turn.
+    #[test]
+    fn letters_are_put_while_others_are_looked_through() {
+        loom::model(|| {
+            let (indices, members) = (Indices::new(), Members::new());
+            let (staying, short) = (record(&indices), record(&indices));
+            members.attach(&staying);
+            members.attach(&short);
+            // As many as are worth it.
+            members.fresh.store(FEW as u32, Ordering::Relaxed);
+            let tidier = {
+                let members = members.clone();
+                thread::spawn(move || members.tidy(|| true))
+            };
+            members.retire(&short);
+            let gone = short.index().number();
+            drop(short);
+            tidier.join().unwrap();
+            let mut book = Book::default();
+            assert!(!members.is_empty());
+            book.learn(&members, 0, 2);
+            book.forget(0, true);
+            assert!(book.get(staying.index().number()).is_some());
+            assert!(book.get(gone).is_none());
+            assert_eq!(indices.take().unwrap().number(), gone);
+        });
     }
 }

@@ -84,6 +84,14 @@ impl CqRing {
         &self.members
     }
 
+    /// Throws away what the control path wrote of queue pairs that came and went. Whoever borrows the
+    /// ring keeps others from polling meanwhile.
+    pub(crate) fn tidy(&self) {
+        if !self.epoch.is_over() {
+            self.members.tidy(|| self.reader.ready().is_none());
+        }
+    }
+
     /// Bytes of an element.
     pub(crate) fn element_size(&self) -> usize {
         self.reader.elements().size()

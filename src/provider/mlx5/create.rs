@@ -8,7 +8,7 @@ use super::index::Index;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::SrqRing;
 use super::uar::Lease;
 use super::{Mlx5, cq, srq};
@@ -25,12 +25,21 @@ use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use rustix::param::page_size;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+use uverbs_uapi::cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
 use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq_flags, mlx5_qp_flags};
-use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM,
+};
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
-use uverbs_uapi::qp::ib_uverbs_qp_cap;
+use uverbs_uapi::qp::{
+    UVERBS_ATTR_CREATE_QP_BUF_UMEM, UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
+    UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, ib_uverbs_qp_cap,
+};
 use zerocopy::IntoBytes;
 
 /// The device finds the beginning of a queue pair's memory in this many steps of a page.
@@ -72,6 +81,27 @@ fn record(context: &Mlx5, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
     Ok(Arc::new(record))
 }
 
+/// What the kernel is told of a buffer that is a dma-buf; `None` if it is told an address.
+fn buffer(memory: &QueueMemory) -> Option<ib_uverbs_buffer_desc> {
+    let part = memory.dmabuf()?;
+    Some(ib_uverbs_buffer_desc {
+        r#type: ib_uverbs_buffer_type::IB_UVERBS_BUFFER_TYPE_DMABUF.0,
+        fd: part.file.as_raw_fd(),
+        flags: 0,
+        optional_flags: 0,
+        addr: part.offset,
+        length: memory.len() as u64,
+    })
+}
+
+/// What a refusal of dma-bufs means.
+fn explain(error: Error, dmabufs: bool) -> Error {
+    if dmabufs && error.errno() == Errno::OPNOTSUPP {
+        return error.detail("the kernel takes no dma-bufs for queues; Linux 7.2 does");
+    }
+    error
+}
+
 fn in_pages(bytes: usize) -> usize {
     bytes.next_multiple_of(page_size())
 }
@@ -91,6 +121,7 @@ pub(crate) struct CqPlan {
     arming: Arc<Register>,
     /// The device's number of the page where it is armed.
     page_id: u32,
+    buffers: [Option<ib_uverbs_buffer_desc>; 2],
     request: abi::mlx5_ib_create_cq,
     response: abi::mlx5_ib_create_cq_resp,
 }
@@ -102,9 +133,10 @@ impl CqPlan {
         let (memory, elements) = completions(size, &source)?;
         let record = record(context, &source)?;
         let (arming, page_id) = context.registers.arming();
+        let buffers = [buffer(&memory), record.memory().and_then(buffer)];
         let mut request = abi::mlx5_ib_create_cq {
-            buf_addr: memory.addr(),
-            db_addr: record.addr(),
+            buf_addr: if buffers[0].is_some() { 0 } else { memory.addr() },
+            db_addr: if buffers[1].is_some() { 0 } else { record.addr() },
             cqe_size: size.cqe,
             ..Default::default()
         };
@@ -116,7 +148,7 @@ impl CqPlan {
         request.flags = flags.bits();
         let arming = arming.clone();
         let response = Default::default();
-        Ok(CqPlan { size, memory, elements, record, arming, page_id, request, response })
+        Ok(CqPlan { size, memory, elements, record, arming, page_id, buffers, request, response })
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -125,6 +157,8 @@ impl CqPlan {
 
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
         let command = command
+            .input_if(UVERBS_ATTR_CREATE_CQ_BUF_UMEM, self.buffers[0].as_ref())
+            .input_if(MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, self.buffers[1].as_ref())
             .input(UVERBS_ATTR_UHW_IN, &self.request)
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response);
         // Where the page's number does not fit into the request it is an attribute (Linux 6.11).
@@ -132,6 +166,10 @@ impl CqPlan {
             Ok(_) => command,
             Err(_) => command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, self.page_id),
         }
+    }
+
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        explain(error, self.buffers.iter().any(Option::is_some))
     }
 
     pub(crate) fn hold(&self) -> Hold {
@@ -162,21 +200,26 @@ pub(crate) struct ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if the queue has that size already: the kernel would say that all went well, and leave
+    /// the device where it is.
     pub(crate) fn new(
         context: &Mlx5,
+        ring: &CqRing,
         cqe: u32,
-        cqe_size: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
-        let size = CqSize::new(&context.limits, cqe, cqe_size)
+    ) -> Result<Option<ResizePlan>> {
+        let size = CqSize::new(&context.limits, cqe, ring.element_size() as u32)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
+        if size.entries == ring.capacity() {
+            return Ok(None);
+        }
         let (memory, elements) = completions(size, &source)?;
         let request = abi::mlx5_ib_resize_cq {
             buf_addr: memory.addr(),
             cqe_size: size.cqe as u16,
             ..Default::default()
         };
-        Ok(ResizePlan { size, memory, elements: Some(elements), request })
+        Ok(Some(ResizePlan { size, memory, elements: Some(elements), request }))
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -216,6 +259,9 @@ pub(crate) struct QpPlan {
     /// Whether nobody else rings the register while a batch of this queue pair does.
     alone: bool,
     lease: Option<Lease>,
+    /// Of both queues, or of the receives; of the sends; of the record.
+    buffers: [Option<ib_uverbs_buffer_desc>; 3],
+    frames: Frames,
     request: abi::mlx5_ib_create_qp,
     response: abi::mlx5_ib_create_qp_resp,
 }
@@ -229,10 +275,6 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
-        // They would need a segment of their own in each request, and flow rules to receive.
-        if ask.qp_type == QpType::RAW_PACKET {
-            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
-        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -258,10 +300,18 @@ impl QpPlan {
                 (lease.register().clone(), lease.page_id(), !lease.is_shared(), Some(lease))
             }
         };
-        let addr = |memory: &Option<Arc<QueueMemory>>| memory.as_ref().map_or(0, |it| it.addr());
+        let buffers = [
+            memory.as_deref().and_then(buffer),
+            send_memory.as_deref().and_then(buffer),
+            record.memory().and_then(buffer),
+        ];
+        let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
+            Some(memory) if memory.dmabuf().is_none() => memory.addr(),
+            _ => 0,
+        };
         let request = abi::mlx5_ib_create_qp {
             buf_addr: addr(&memory),
-            db_addr: record.addr(),
+            db_addr: if buffers[2].is_some() { 0 } else { record.addr() },
             sq_wqe_count: sends.blocks,
             rq_wqe_count: receives.entries,
             rq_wqe_shift: receives.stride_log,
@@ -286,13 +336,26 @@ impl QpPlan {
             register,
             alone,
             lease,
+            buffers,
+            frames: limits.frames,
             request,
             response: Default::default(),
         })
     }
 
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        explain(error, self.buffers.iter().any(Option::is_some))
+    }
+
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        let receives = match self.send_memory {
+            Some(_) => UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
+            None => UVERBS_ATTR_CREATE_QP_BUF_UMEM,
+        };
         command
+            .input_if(receives, self.buffers[0].as_ref())
+            .input_if(UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, self.buffers[1].as_ref())
+            .input_if(MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, self.buffers[2].as_ref())
             .input(UVERBS_ATTR_UHW_IN, &self.request)
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
     }
@@ -346,6 +409,7 @@ impl QpPlan {
             register: self.register,
             alone: self.alone,
             record: member.clone(),
+            frames: self.frames,
             gate: self.gate.clone(),
         })?;
         let recv = match (self.receives.entries, self.memory) {
@@ -494,6 +558,8 @@ impl TargetPlan {
 
 fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
     context.indices.take().ok_or_else(|| {
-        Error::new(verb, Errno::NFILE).detail("2^24 queue pairs of this context are alive")
+        Error::new(verb, Errno::NFILE).detail(
+            "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
+        )
     })
 }

@@ -1,9 +1,13 @@
 //! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
 //! that makes the device look.
 
+mod packet;
+
+pub(crate) use packet::Frames;
+
 use super::record::{Record, Send};
 use super::umr::{self, Change};
-use super::wqe::{Unit, atomic, control, data, inline_length, pair, remote, target};
+use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
@@ -45,6 +49,7 @@ pub(crate) struct Setup {
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
+    pub(crate) frames: Frames,
     pub(crate) gate: Gate,
 }
 
@@ -71,6 +76,7 @@ pub(crate) struct SendRing {
     /// The greatest request, in units.
     largest: u32,
     record: Arc<Record>,
+    frames: Frames,
 }
 
 impl SendRing {
@@ -94,6 +100,7 @@ impl SendRing {
             alone: setup.alone,
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
             record: setup.record,
+            frames: setup.frames,
         })
     }
 
@@ -163,6 +170,7 @@ impl SendRing {
         }
         let mut immediate = 0;
         let mut fence = 0;
+        let mut modifier = 0;
         let (code, kind) = match &wr.op {
             SendOp::Send => {
                 request.payload(&mut size, &wr.payload)?;
@@ -195,12 +203,24 @@ impl SendRing {
                 (opcode::MLX5_OPCODE_RDMA_READ, WcOpcode::READ)
             }
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                request.atomic(&mut size, at, atomic(*swap, *compare), &wr.payload)?;
+                request.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::FetchAdd { remote: at, add } => {
-                request.atomic(&mut size, at, atomic(*add, 0), &wr.payload)?;
+                request.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_FA, WcOpcode::FETCH_ADD)
+            }
+            SendOp::MaskedCompareSwap { remote: at, operands: with } => {
+                modifier = MASKED_EIGHT;
+                let values = atomic(with.swap, with.compare);
+                let masks = atomic(with.swap_mask, with.compare_mask);
+                size = request.masked(size, at, &[values, masks], &wr.payload)?;
+                (opcode::MLX5_OPCODE_ATOMIC_MASKED_CS, WcOpcode::COMPARE_SWAP)
+            }
+            SendOp::MaskedFetchAdd { remote: at, add, boundary } => {
+                modifier = MASKED_EIGHT;
+                size = request.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
+                (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
             SendOp::LocalInv(rkey) => {
                 immediate = rkey.0;
@@ -215,7 +235,7 @@ impl SendRing {
                 request.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
-            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } => {
+            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } | SendOp::Packet(_) => {
                 return Err(PostError::Unsupported);
             }
         };
@@ -230,7 +250,7 @@ impl SendRing {
             }
         }
         let waits = if wr.flags.contains(SendFlags::FENCE) { self.always } else { cursor.flags };
-        let head = control(cursor.at, code.0, size) | self.qpn;
+        let head = control(cursor.at, code.0, size) | self.qpn | modifier;
         let tail = pair(bits.into(), immediate) | waits;
         request.block.write(0, [head, tail]);
         self.notes.note(cursor.at, wr.wr_id, cursor.head, kind.0);
@@ -340,7 +360,7 @@ impl Request<'_> {
         self,
         size: &mut u32,
         at: &Remote,
-        operands: Unit,
+        operands: &[Unit],
         payload: &Payload<'_>,
     ) -> Result<(), PostError> {
         if at.addr % u64::from(ATOMIC) != 0 {
@@ -352,7 +372,9 @@ impl Request<'_> {
             return Err(PostError::TooManySge { max });
         }
         self.append(size, remote(at.addr, at.rkey.0));
-        self.append(size, operands);
+        for unit in operands {
+            self.append(size, *unit);
+        }
         let mut left = ATOMIC;
         for sge in *sges {
             let length = sge.length.min(left);
@@ -362,6 +384,20 @@ impl Request<'_> {
             }
         }
         if left > 0 { Err(PostError::AtomicTooShort) } else { Ok(()) }
+    }
+
+    /// As [`atomic`](Self::atomic), from a size to a size: out of the way of what is more frequent.
+    #[cold]
+    #[inline(never)]
+    fn masked(
+        self,
+        mut size: u32,
+        at: &Remote,
+        operands: &[Unit],
+        payload: &Payload<'_>,
+    ) -> Result<u32, PostError> {
+        self.atomic(&mut size, at, operands, payload)?;
+        Ok(size)
     }
 
     #[cold]

@@ -41,6 +41,10 @@ pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Unit {
     [swap_add.to_be(), compare.to_be()]
 }
 
+/// Makes the first word of a masked atomic one of eight bytes: an extended atomic, and how long its
+/// operands are, counted in powers of two from four bytes.
+pub(crate) const MASKED_EIGHT: u64 = pair((8 | 1) << 24, 0);
+
 /// A piece of memory.
 #[inline(always)]
 pub(crate) const fn data(sge: &Sge) -> Unit {

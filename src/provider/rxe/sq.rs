@@ -111,7 +111,7 @@ fn dma(length: u32, num_sge: u32) -> rxe_dma_info {
 
 /// An atomic returns eight bytes, so it needs room for them.
 #[inline]
-fn check_atomic(op: &SendOp, length: u32) -> Result<(), PostError> {
+fn check_atomic(op: &SendOp<'_>, length: u32) -> Result<(), PostError> {
     match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if length < 8 => {
             Err(PostError::AtomicTooShort)
@@ -168,6 +168,9 @@ fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
             atomic(wqe, remote.addr, remote.rkey.0, add, 0)?;
             opcode::IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD
         }
+        SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. } => {
+            return Err(PostError::Unsupported);
+        }
         SendOp::LocalInv(rkey) => {
             wqe.wr.ex = rkey.0;
             opcode::IB_UVERBS_WR_LOCAL_INV
@@ -209,6 +212,7 @@ fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
             wqe.dma = dma(8, 0);
             opcode::IB_UVERBS_WR_ATOMIC_WRITE
         }
+        SendOp::Packet(_) => return Err(PostError::Unsupported),
     };
     wqe.wr.opcode = code.0;
     if let Some(to) = &wr.destination {

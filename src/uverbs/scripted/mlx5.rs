@@ -2,14 +2,21 @@
 //! doorbells in pages that are objects.
 
 use super::attrs::{self, Answers};
-use super::state::{Object, Result, Role, State};
+use super::state::{Object, Result, State};
 use rustix::io::Errno;
+use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+use uverbs_uapi::device::UVERBS_ATTR_CORE_OUT;
 use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
-use uverbs_uapi::mlx5::object::{MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, MLX5_IB_OBJECT_UAR};
-use uverbs_uapi::mlx5::uar;
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
+    MLX5_IB_ATTR_QUERY_PD_HANDLE, MLX5_IB_ATTR_QUERY_PD_RESP_PDN, MLX5_IB_METHOD_PD_QUERY,
+    MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR,
+};
+use uverbs_uapi::mlx5::{uar, var};
 use uverbs_uapi::object::*;
-use uverbs_uapi::{cq, qp, srq};
+use uverbs_uapi::{context, cq, device, qp, srq};
 
 /// The device that is played.
 #[derive(Clone, Debug)]
@@ -17,6 +24,8 @@ pub(crate) struct Mlx5 {
     pub(crate) context: mlx5_ib_alloc_ucontext_resp,
     /// Whether contexts may ask for DEVX.
     pub(crate) devx: bool,
+    /// Whether queues may be dma-bufs.
+    pub(crate) dmabufs: bool,
     /// UARs that are left.
     pub(crate) uars: u32,
     /// The device's number of the next UAR.
@@ -38,7 +47,7 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, uars: 64, next_page: 5 }
+        Mlx5 { context, devx: true, dmabufs: true, uars: 64, next_page: 5 }
     }
 }
 
@@ -59,6 +68,22 @@ fn pins(address: u64, align: u64) -> Result<()> {
 }
 
 impl State {
+    /// Where a buffer begins that is named by an attribute, or else by an address.
+    fn buffer(&self, to: &Answers<'_, '_>, id: u16, address: u64, align: u64) -> Result<u64> {
+        if !attrs::has(to.command, id) {
+            return pins(address, align).map(|()| address);
+        }
+        if !self.mlx5.as_ref().is_some_and(|mlx5| mlx5.dmabufs) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let desc: ib_uverbs_buffer_desc = attrs::input(to.command, id)?;
+        let dmabuf = desc.r#type == ib_uverbs_buffer_type::IB_UVERBS_BUFFER_TYPE_DMABUF.0;
+        if !dmabuf || desc.flags != 0 || desc.length == 0 || address != 0 {
+            return Err(Errno::INVAL);
+        }
+        if desc.fd < 0 { Err(Errno::BADF) } else { Ok(desc.addr) }
+    }
+
     pub(super) fn run_mlx5(
         &mut self,
         object: u16,
@@ -72,24 +97,53 @@ impl State {
                 let page = mlx5.next_page;
                 mlx5.next_page += 1;
                 let handle = self.add(Object { object: MLX5_IB_OBJECT_UAR, ..Default::default() });
-                // More than a page of zeros and garbage, for doorbells to go to.
-                let (_, place) = self.add_ring(handle, Role::Cq, "uar", 63, 64);
+                let offset = self.add_page(handle, "uar");
                 to.made(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle)?;
-                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &place.offset);
+                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &page);
+                Ok(())
+            }
+            (MLX5_IB_OBJECT_VAR, var::MLX5_IB_METHOD_VAR_OBJ_ALLOC) => {
+                let handle = self.add(Object { object: MLX5_IB_OBJECT_VAR, ..Default::default() });
+                let offset = self.add_page(handle, "var");
+                to.made(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE, handle)?;
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &(handle + 0x40));
+                Ok(())
+            }
+            (UVERBS_OBJECT_DEVICE, device::UVERBS_METHOD_QUERY_CONTEXT) => {
+                let mlx5 = self.mlx5.as_ref().ok_or(Errno::PROTONOSUPPORT)?;
+                to.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mlx5.context);
+                to.put(context::UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &2u32);
+                to.put(context::UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &1u64);
+                Ok(())
+            }
+            (UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY) => {
+                let handle = attrs::handle(to.command, MLX5_IB_ATTR_QUERY_PD_HANDLE);
+                // An importer may ask for anything.
+                let pd = handle.and_then(|handle| self.objects.get(&handle));
+                let pd = pd.filter(|pd| pd.object == UVERBS_OBJECT_PD).ok_or(Errno::NOENT)?;
+                to.put(MLX5_IB_ATTR_QUERY_PD_RESP_PDN, &pd.number);
                 Ok(())
             }
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => {
                 let cqe = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
                 let driver: abi::mlx5_ib_create_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
-                pins(driver.buf_addr, 64)?;
-                pins(driver.db_addr, 8)?;
+                let id = cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
+                let start = self.buffer(&to, id, driver.buf_addr, 64)?;
+                self.buffer(&to, MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, driver.db_addr, 8)?;
                 let wide = attrs::u32(to.command, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX).is_ok();
                 if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
                     return Err(Errno::INVAL);
                 }
-                let handle = self.add(Object { object: UVERBS_OBJECT_CQ, ..Default::default() });
+                let handle = self.add(Object {
+                    object: UVERBS_OBJECT_CQ,
+                    max_wr: cqe,
+                    start,
+                    ..Default::default()
+                });
                 to.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE, handle)?;
                 to.put(cq::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &cqe);
                 let resp = abi::mlx5_ib_create_cq_resp { cqn: handle + 0x80, reserved: 0 };
@@ -114,25 +168,35 @@ impl State {
         }
     }
 
+    /// Moves a completion queue to other memory, unless it has as many entries already: then the
+    /// driver does not even look at that memory.
+    pub(super) fn resize_cq_mlx5(
+        &mut self,
+        handle: u32,
+        entries: u32,
+        mut to: Answers<'_, '_>,
+    ) -> Result<()> {
+        let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        let object = self.object(handle);
+        if entries != object.max_wr + 1 {
+            pins(driver.buf_addr, 64)?;
+            object.max_wr = entries - 1;
+            object.start = driver.buf_addr;
+        }
+        let resp = cq::ib_uverbs_resize_cq_resp { cqe: entries - 1, reserved: 0 };
+        to.put(UVERBS_ATTR_CORE_OUT, &resp);
+        Ok(())
+    }
+
     fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
         let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
-        pins(driver.buf_addr, 64)?;
-        pins(driver.db_addr, 8)?;
+        let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
+        let start = self.buffer(&to, id, driver.buf_addr, 64)?;
+        self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
         if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
             return Err(Errno::INVAL);
         }
-        let mut stands_on = Vec::new();
-        for (id, object) in [
-            (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
-            (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
-            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
-        ] {
-            let handle = attrs::handle(to.command, id).ok_or(Errno::NOENT)?;
-            stands_on.push(self.expect("create_qp", handle, object)?);
-        }
-        if let Some(srq) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
-            stands_on.push(self.expect("create_qp", srq, UVERBS_OBJECT_SRQ)?);
-        }
+        let stands_on = self.parents_of_qp(to.command)?;
         let number = self.next_qpn;
         self.next_qpn += 1;
         let handle = self.add(Object {
@@ -141,7 +205,7 @@ impl State {
             number,
             // Which page its doorbells are in.
             max_wr: driver.bfreg_index,
-            start: driver.buf_addr,
+            start,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

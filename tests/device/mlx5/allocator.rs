@@ -1,11 +1,12 @@
 //! Queue memory of a program's own.
 
+use crate::capability::Capability;
 use crate::pair::{Config, Pair};
-use crate::verdict::{Verdict, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use uverbs::allocator::{Arena, NumaNode, Pages, SharedMemory};
+use uverbs::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
 use uverbs::{
     Allocation, Context, DomainView, Errno, ObjectKind, ParentDomain, ProtectionDomain, QpType,
     QueueAllocator, ResourceType, SendWr, WcOpcode,
@@ -22,8 +23,10 @@ trials![
     memory_is_freed_after_its_object,
     pages_carry_traffic,
     memory_of_a_node_carries_traffic,
+    huge_pages_carry_traffic,
     an_arena_carries_traffic,
     shared_memory_carries_traffic,
+    dma_bufs_carry_traffic,
 ];
 
 const PAGE: usize = 4096;
@@ -397,6 +400,34 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
     Ok(())
 }
 
+/// Huge pages of the usual size that nobody has.
+fn free_huge_pages() -> Verdict<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)
+}
+
+fn huge_pages_carry_traffic() -> Verdict {
+    let context = super::open()?;
+    let before = free_huge_pages()?;
+    // Three buffers of each side; doorbell records are left to the library.
+    require(before >= 2 * 3, Capability::HugePages, "none, or few, are set aside")?;
+    let huge = Arc::new(HugePages::new());
+    let pair = carries(&huge)?;
+    assert_eq!(huge.buffers(), 2 * 3);
+    assert_eq!(free_huge_pages()?, before - 2 * 3);
+    drop(pair);
+    assert_eq!((huge.buffers(), free_huge_pages()?), (0, before));
+    // Where none is left there is an error, or other memory if that is as well.
+    let pd = context.alloc_pd()?;
+    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(38)).build()?;
+    let error = context.create_cq(1).parent_domain(&greedy).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(38).or_default()).build()?;
+    context.create_cq(1).parent_domain(&modest).build()?;
+    Ok(())
+}
+
 fn an_arena_carries_traffic() -> Verdict {
     let arena = Arc::new(Arena::new(1 << 20)?);
     let pair = carries(&arena)?;
@@ -427,5 +458,43 @@ fn shared_memory_carries_traffic() -> Verdict {
     assert!(bytes.chunks(64).any(|entry| entry[63] >> 4 == 0), "no completion of a request");
     drop(pair);
     assert_eq!(shared.buffers()?.len(), 0);
+    Ok(())
+}
+
+fn dma_bufs_carry_traffic() -> Verdict {
+    let context = super::open()?;
+    let made = match SharedMemory::dmabufs() {
+        Ok(made) => Arc::new(made),
+        Err(error) => {
+            assert!(matches!(error.errno(), Errno::NOENT | Errno::NODEV), "{error}");
+            return Err(Stop::Skip(Capability::Udmabuf, error.to_string()));
+        }
+    };
+    let pd = context.alloc_pd()?;
+    let domain = ParentDomain::builder(&pd).allocator(made.clone()).build()?;
+    match context.create_cq(10).parent_domain(&domain).build() {
+        Ok(cq) => drop(cq),
+        Err(error) => {
+            // Who does not take them must say so, in words, and leave nothing behind.
+            assert!(error.message().contains("dma-bufs"), "{error}");
+            assert_eq!(made.buffers()?.len(), 0);
+            let cq = context.create_cq(10).build()?;
+            let refused = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+            assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
+            assert!(refused.message().contains("dma-bufs"), "{refused}");
+            assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
+            return supported(Err(error), Capability::DmabufQueues);
+        }
+    }
+    let mut pair = carries(&made)?;
+    assert_eq!(made.buffers()?.len(), 2 * 6);
+    // Larger than what a page's steps reach, and moved, to where the kernel wants an address.
+    let cq = context.create_cq(10).parent_domain(&domain).build()?;
+    let large = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
+    drop(large.build()?);
+    pair.b.cq.resize(300)?;
+    pair.message(99, 1000)?;
+    drop((pair, cq));
+    assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
     Ok(())
 }

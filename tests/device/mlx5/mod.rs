@@ -3,7 +3,9 @@
 mod allocator;
 mod clock;
 mod context;
+pub(crate) mod dm;
 mod dmabuf;
+pub(crate) mod stress;
 mod td;
 mod uar;
 mod var;
@@ -21,7 +23,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         allocator::trials(),
         clock::trials(),
         context::trials(),
+        dm::trials(),
         dmabuf::trials(),
+        stress::trials(),
         td::trials(),
         uar::trials(),
         var::trials(),

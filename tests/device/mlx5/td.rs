@@ -1,10 +1,16 @@
 //! Thread domains: registers that are lent and come back.
 
+use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ObjectKind, ParentDomain};
+use uverbs::{Errno, ObjectKind, ParentDomain, QpType};
 
-trials![registers_are_recycled, a_domain_in_use_stays, exhaustion_is_counted];
+trials![
+    registers_are_recycled,
+    a_domain_in_use_stays,
+    exhaustion_is_counted,
+    domains_leave_nothing,
+];
 
 fn registers_are_recycled() -> Verdict {
     let context = super::open()?;
@@ -60,4 +66,22 @@ fn exhaustion_is_counted() -> Verdict {
         context.alloc_td()?;
     }
     Ok(())
+}
+
+fn domains_leave_nothing() -> Verdict {
+    // Pages stay with the context once they are there.
+    rounds(&[ObjectKind::MLX5_UAR, ObjectKind::PD, ObjectKind::QP], |context| {
+        super::open()?;
+        let context = context.clone();
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(4).build()?;
+        Ok(Box::new(move || {
+            let td = context.alloc_td()?;
+            let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+            drop(domain.create_qp(&cq, &cq, QpType::RC).build()?);
+            domain.destroy().map_err(|(_, error)| error)?;
+            td.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }

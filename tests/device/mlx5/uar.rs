@@ -1,5 +1,6 @@
 //! UARs of one's own.
 
+use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
 use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
 use uverbs::{Errno, ObjectKind};
@@ -7,7 +8,8 @@ use uverbs::{Errno, ObjectKind};
 trials![
     pages_differ_and_come_back,
     pages_are_mapped_and_rung,
-    without_combining_there_is_no_blueflame
+    without_combining_there_is_no_blueflame,
+    pages_leave_nothing,
 ];
 
 fn pages_differ_and_come_back() -> Verdict {
@@ -57,4 +59,17 @@ fn without_combining_there_is_no_blueflame() -> Verdict {
         }
     }
     Ok(())
+}
+
+fn pages_leave_nothing() -> Verdict {
+    rounds(&[ObjectKind::MLX5_UAR], |context| {
+        super::open()?;
+        let context = context.clone();
+        Ok(Box::new(move || {
+            let uar = Uar::alloc(&context, UarKind::NonCached)?;
+            drop(uar.map()?);
+            uar.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }

@@ -1,6 +1,7 @@
 //! VARs within one process.
 
 use crate::capability::Capability;
+use crate::leaks::rounds;
 use crate::verdict::{Verdict, supported, trials};
 use uverbs::mlx5::{PageError, Var, VarKind};
 use uverbs::{Errno, ObjectKind};
@@ -11,6 +12,7 @@ trials![
     mappings_outlive_the_object,
     slots_run_out,
     tlp_pages_are_of_another_kind,
+    slots_leave_nothing,
 ];
 
 fn alloc(context: &uverbs::Context) -> Verdict<Var> {
@@ -92,4 +94,17 @@ fn tlp_pages_are_of_another_kind() -> Verdict {
     let virtio = alloc(&context)?;
     assert_ne!(tlp.mmap_offset(), virtio.mmap_offset());
     Ok(())
+}
+
+fn slots_leave_nothing() -> Verdict {
+    rounds(&[ObjectKind::MLX5_VAR], |context| {
+        super::open()?;
+        let context = context.clone();
+        Ok(Box::new(move || {
+            let var = alloc(&context)?;
+            drop(var.map()?);
+            var.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }

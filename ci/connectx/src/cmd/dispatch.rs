@@ -70,7 +70,7 @@ fn run(
         }
         QUERY_ISSI => {
             let mut out = Bits::<query_issi_out, _>::new(vec![0; query_issi_out::SIZE]);
-            out.set(query_issi_out::current_issi, 0);
+            out.set(query_issi_out::current_issi, device.issi);
             // Interface revisions 0 and 1, as a bit mask at the end.
             let mut out = out.into_inner();
             if let Some(last) = out.last_mut() {
@@ -79,7 +79,10 @@ fn run(
             Ok(out)
         }
         SET_ISSI => match Bits::<set_issi_in, _>::new(input).get(set_issi_in::current_issi) {
-            0 | 1 => Ok(vec![]),
+            revision @ (0 | 1) => {
+                device.issi = revision;
+                Ok(vec![])
+            }
             other => refuse!(BadParam, "interface revision {other}"),
         },
         QUERY_PAGES => device.pages.query(input),
@@ -180,14 +183,14 @@ fn run(
         CREATE_RQT => device.create_rqt(uid, input),
         MODIFY_RQT => device.modify_rqt(uid, input),
         DESTROY_RQT => device.destroy_rqt(uid, input),
-        CREATE_FLOW_TABLE => device.create_flow_table(input),
-        MODIFY_FLOW_TABLE => device.modify_flow_table(input),
-        DESTROY_FLOW_TABLE => device.destroy_flow_table(input),
-        SET_FLOW_TABLE_ROOT => device.set_flow_table_root(input),
-        CREATE_FLOW_GROUP => device.create_flow_group(input),
-        DESTROY_FLOW_GROUP => device.destroy_flow_group(input),
+        CREATE_FLOW_TABLE => device.create_flow_table(uid, input),
+        MODIFY_FLOW_TABLE => device.modify_flow_table(uid, input),
+        DESTROY_FLOW_TABLE => device.destroy_flow_table(uid, input),
+        SET_FLOW_TABLE_ROOT => device.set_flow_table_root(uid, input),
+        CREATE_FLOW_GROUP => device.create_flow_group(uid, input),
+        DESTROY_FLOW_GROUP => device.destroy_flow_group(uid, input),
         SET_FLOW_TABLE_ENTRY => device.set_fte(uid, input),
-        DELETE_FLOW_TABLE_ENTRY => device.delete_fte(input),
+        DELETE_FLOW_TABLE_ENTRY => device.delete_fte(uid, input),
 
         _ => refuse!(BadOp, "not modelled"),
     }

@@ -17,6 +17,8 @@ use crate::record::{self, Entry, Source};
 
 /// The longest frame, and the most data of a request that is cut into frames.
 const MAX_DATA: u64 = 1 << 18;
+/// The most frames of a request.
+const MAX_FRAMES: u64 = 1 << 13;
 /// Flags of the Ethernet segment: checksums to be filled in.
 const NETWORK_CHECKSUM: u8 = 1 << 6;
 const TRANSPORT_CHECKSUM: u8 = 1 << 7;
@@ -101,7 +103,7 @@ impl Device {
                 cqe.put8(54, 0x80).put8(55, Syndrome::LocalQpOperation as u8);
             }
             let cqn = sq.context.get32(sqc::cqn);
-            self.complete(cqn, cqe.bytes(), false);
+            self.complete(cqn, cqe.bytes(), failed);
         }
         match frames {
             Ok(frames) if frames.is_empty() => Outgoing::Done,
@@ -160,7 +162,10 @@ impl Device {
         let parts = Parts::find(&frame);
         let mut frames = match control.opcode {
             op::LSO => {
-                let mss = u16::from_be_bytes([head[6], head[7]]).into();
+                let mss: usize = u16::from_be_bytes([head[6], head[7]]).into();
+                if len > MAX_FRAMES * mss as u64 {
+                    return Err(format!("{len} bytes in segments of {mss}"));
+                }
                 let frames = parts.segment(&frame, inline.len(), mss);
                 if frames.is_empty() {
                     return Err(format!("cannot be cut into segments of {mss} bytes"));

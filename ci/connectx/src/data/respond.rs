@@ -51,6 +51,7 @@ impl Device {
         }
         if let Some(datagram) = &message.datagram {
             if datagram.qkey != qp.context.get32(qpc::q_key) {
+                self.port.count_wrong_qkey();
                 return Answer::Lost;
             }
             return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);

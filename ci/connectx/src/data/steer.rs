@@ -83,7 +83,7 @@ mod tests {
         let counter = device.objects.flow_counters.insert_owned(USER, Traffic::default()).unwrap();
         let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
         input.set(create_flow_table_in::table_type, NIC_TRANSMIT);
-        let out = device.create_flow_table(&input.into_inner()).unwrap();
+        let out = device.create_flow_table(USER, &input.into_inner()).unwrap();
         let table =
             Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
         let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
@@ -93,13 +93,13 @@ mod tests {
             .sub_mut(create_flow_group_in::match_criteria)
             .sub_mut(fte_match_param::outer_headers)
             .set(fte_match_set_lyr_2_4::udp_dport, 0xffff);
-        device.create_flow_group(&input.into_inner()).unwrap();
+        device.create_flow_group(USER, &input.into_inner()).unwrap();
         device.set_fte(USER, &entry(table, &[counter])).unwrap();
         let mut input =
             Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
         input.set(set_flow_table_root_in::table_type, NIC_TRANSMIT);
         input.set(set_flow_table_root_in::table_id, table.into());
-        device.set_flow_table_root(&input.into_inner()).unwrap();
+        device.set_flow_table_root(USER, &input.into_inner()).unwrap();
         (device, table, counter)
     }
 
@@ -152,7 +152,7 @@ mod tests {
         let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
         input.set(delete_fte_in::table_type, NIC_TRANSMIT);
         input.set(delete_fte_in::table_id, table.into());
-        device.delete_fte(&input.into_inner()).unwrap();
+        device.delete_fte(USER, &input.into_inner()).unwrap();
         device.dealloc_flow_counter(USER, &number).unwrap();
     }
 }

@@ -136,6 +136,7 @@ impl Device {
             list
         };
         let mkey = self.objects.mkeys.get_mut(key >> 8).map_err(|refused| refused.why)?;
+        let before = mkey.context.get32(mkc::pd);
         if octowords > 0 {
             mkey.translation[start..end].copy_from_slice(&list);
         }
@@ -145,6 +146,11 @@ impl Device {
                     mkey.context.set(*field, new.get(*field));
                 }
             }
+        }
+        let after = mkey.context.get32(mkc::pd);
+        if before != after {
+            self.objects.pds.release(before);
+            self.objects.pds.hold(after).map_err(|refused| refused.why)?;
         }
         Ok(())
     }

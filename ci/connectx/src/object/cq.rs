@@ -24,9 +24,12 @@ pub struct Cq {
     log_size: u32,
     /// 64, or 128 with the entry proper in the second half.
     entry: u64,
-    producer: u32,
-    /// Producer after the last solicited completion.
-    solicited: u32,
+    /// Completions written so far; the producer index is the lower 24 bits.
+    written: u64,
+    /// How many of them, up to and with the last solicited one.
+    solicited: u64,
+    /// How many of them, up to and with the last one that an event has told of.
+    notified: u64,
     armed: Arm,
     /// Completions that the next event will report, and when the last one was raised.
     unreported: u32,
@@ -67,6 +70,24 @@ const OVERRUN: u8 = 1;
 const WRITE_FAULT: u8 = 2;
 
 const PRODUCER_MASK: u32 = 0xff_ffff;
+
+impl Cq {
+    fn producer(&self) -> u32 {
+        self.written as u32 & PRODUCER_MASK
+    }
+
+    /// Completions that call for an event from a driver that arms the queue having seen what comes
+    /// before `consumer`. One that an event has told of does not call for another: drivers arm
+    /// before they poll, and then wait for what is new.
+    fn unseen(&self, consumer: u32, solicited_only: bool) -> u32 {
+        let newest = if solicited_only { self.solicited } else { self.written };
+        let seen = (newest as u32).wrapping_sub(consumer) & PRODUCER_MASK;
+        // Less than none: the driver has seen later ones.
+        let seen = if seen < PRODUCER_MASK / 2 { seen } else { 0 };
+        let told = newest.saturating_sub(self.notified);
+        seen.min(u32::try_from(told).unwrap_or(u32::MAX))
+    }
+}
 
 impl Device {
     pub(crate) fn create_cq(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
@@ -114,8 +135,9 @@ impl Device {
                 umems,
                 log_size,
                 entry,
-                producer: 0,
+                written: 0,
                 solicited: 0,
+                notified: 0,
                 armed: Arm::No,
                 unreported: 0,
                 reported: 0,
@@ -149,7 +171,10 @@ impl Device {
         let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
         out.set_sub(query_cq_out::cq_context, cq.context.bytes());
         let mut context = out.sub_mut(query_cq_out::cq_context);
-        context.set(cqc::producer_counter, cq.producer.into());
+        context.set(cqc::producer_counter, cq.producer().into());
+        let index = |count: u64| count & u64::from(PRODUCER_MASK);
+        context.set(cqc::last_notified_index, index(cq.notified));
+        context.set(cqc::last_solicit_index, index(cq.solicited));
         context.set(cqc::status, if cq.failed { 0xa } else { 0 });
         Ok(out.into_inner())
     }
@@ -201,7 +226,7 @@ impl Device {
             input.tail(modify_cq_in::pas),
         )?;
         let consumer = self.memory.read_be32(cq.record);
-        let waiting = consumer.map(|consumer| cq.producer.wrapping_sub(consumer) & PRODUCER_MASK);
+        let waiting = consumer.map(|consumer| cq.producer().wrapping_sub(consumer) & PRODUCER_MASK);
         // The marker comes after what waits, and both have to fit the new buffer.
         let least = log_size.min(cq.log_size);
         if waiting.is_ok_and(|waiting| waiting >= 1 << least) {
@@ -252,7 +277,7 @@ impl Device {
             Err(_) => return self.fail_cq(number, WRITE_FAULT),
         };
         self.recorder.saw(now, Counter::Consumer, number, consumer);
-        let waiting = cq.producer.wrapping_sub(consumer) & PRODUCER_MASK;
+        let waiting = cq.producer().wrapping_sub(consumer) & PRODUCER_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
         }
@@ -260,8 +285,8 @@ impl Device {
         if !matches!(cqe[63] >> 4, 0xd | 0xe) {
             cqe[48..56].copy_from_slice(&(now / crate::segment::NS_PER_TICK).to_be_bytes());
         }
-        cqe[63] = cqe[63] & 0xfe | (cq.producer >> cq.log_size) as u8 & 1;
-        let index = u64::from(cq.producer & ((1 << cq.log_size) - 1));
+        cqe[63] = cqe[63] & 0xfe | (cq.producer() >> cq.log_size) as u8 & 1;
+        let index = u64::from(cq.producer() & ((1 << cq.log_size) - 1));
         let at = index * cq.entry;
         // Whoever asked for padding has whole entries written, so that none is read back first.
         let mut first = [0; 64];
@@ -277,14 +302,14 @@ impl Device {
         if written.is_err() {
             return self.fail_cq(number, WRITE_FAULT);
         }
-        let index = cq.producer;
+        let index = cq.producer();
         if self.recorder.on() {
             let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
             self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
         }
-        cq.producer = cq.producer.wrapping_add(1) & PRODUCER_MASK;
+        cq.written += 1;
         if solicited {
-            cq.solicited = cq.producer;
+            cq.solicited = cq.written;
         }
         if cq.armed == Arm::Any || cq.armed == Arm::Solicited && solicited {
             self.moderate(number, 1);
@@ -334,6 +359,7 @@ impl Device {
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
         cq.armed = Arm::No;
         cq.unreported = 0;
+        cq.notified = cq.written;
         cq.reported = now;
         if let Some(due) = cq.due.take() {
             self.cq_timers.remove(&(due, number));
@@ -369,9 +395,8 @@ impl Device {
             self.doorbells.faults.stray += 1;
             return;
         }
-        let record = cq.context.get(cqc::dbr_addr);
-        if let Ok(seen) = self.memory.read_be32(record)
-            && let Ok(armed) = self.memory.read_be32(record + 4)
+        if let Ok(seen) = self.memory.read_be32(cq.record)
+            && let Ok(armed) = self.memory.read_be32(cq.record.wrapping_add(4))
         {
             self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
             self.recorder.saw(self.now, Counter::Arm, number, armed);
@@ -383,13 +408,12 @@ impl Device {
         // What waits to be reported is counted anew from what the driver has not seen.
         cq.unreported = 0;
         let waited = cq.due.take();
-        let newest = if solicited_only { cq.solicited } else { cq.producer };
-        let behind = newest.wrapping_sub(consumer) & PRODUCER_MASK;
+        let unseen = cq.unseen(consumer, solicited_only);
         if let Some(due) = waited {
             self.cq_timers.remove(&(due, number));
         }
-        if behind != 0 && behind < PRODUCER_MASK / 2 {
-            self.moderate(number, behind);
+        if unseen != 0 {
+            self.moderate(number, unseen);
         }
     }
 }

@@ -74,6 +74,7 @@ impl Device {
         for (to, from) in mask.iter_mut().zip(words) {
             *to = u64::from_be_bytes(*from);
         }
+        self.objects.eqs.room()?;
         self.objects.uars.hold(uar)?;
         let eq = Eq {
             buffer,

@@ -4,6 +4,7 @@
 //! with a value to compare under the mask of its group.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_group_in, create_flow_group_out, create_flow_table_in, create_flow_table_out,
@@ -45,12 +46,14 @@ pub struct FlowTable {
 
 struct Group {
     range: std::ops::RangeInclusive<u32>,
-    mask: Vec<u8>,
+    mask: Arc<[u8]>,
 }
 
 /// What becomes of frames with these headers.
 pub(crate) struct Entry {
     value: Vec<u8>,
+    /// That of its group.
+    mask: Arc<[u8]>,
     action: u64,
     pub(crate) flow_tag: u32,
     pub(crate) to: Vec<Destination>,
@@ -79,7 +82,7 @@ pub struct Roots {
 }
 
 impl Device {
-    pub(crate) fn create_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_flow_table(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_flow_table_in, _>::new(input);
         let context = input.sub(create_flow_table_in::flow_table_context);
         let log_size = context.get(flow_table_context::log_size);
@@ -90,22 +93,26 @@ impl Device {
             .is_set(flow_table_context::table_miss_action)
             .then(|| context.get32(flow_table_context::table_miss_id));
         if let Some(miss) = miss {
-            self.objects.flow_tables.get(miss)?;
+            self.objects.flow_tables.allow_lent(uid, miss)?;
         }
-        let number = self.objects.flow_tables.insert(FlowTable {
+        let table = FlowTable {
             kind: input.get(create_flow_table_in::table_type),
             log_size,
             miss,
             groups: BTreeMap::new(),
             entries: BTreeMap::new(),
-        })?;
+        };
+        let number = self.objects.flow_tables.insert_owned(uid, table)?;
+        if let Some(miss) = miss {
+            self.objects.flow_tables.hold(miss)?;
+        }
         let mut out = Bits::<create_flow_table_out, _>::new(vec![0; create_flow_table_out::SIZE]);
         out.set(create_flow_table_out::table_id, number.into());
         Ok(out.into_inner())
     }
 
-    fn flow_table(&mut self, kind: u64, number: u32) -> Result<&mut FlowTable, Refused> {
-        let table = self.objects.flow_tables.get_mut(number)?;
+    fn flow_table(&mut self, uid: u32, kind: u64, number: u32) -> Result<&mut FlowTable, Refused> {
+        let table = self.objects.flow_tables.own(uid, number)?;
         if table.kind != kind {
             return refuse!(
                 BadResource,
@@ -116,7 +123,7 @@ impl Device {
         Ok(table)
     }
 
-    pub(crate) fn modify_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn modify_flow_table(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         const MISS_TABLE: u64 = 1;
         let input = Bits::<modify_flow_table_in, _>::new(input);
         let select = input.get(modify_flow_table_in::modify_field_select);
@@ -128,26 +135,44 @@ impl Device {
             .is_set(flow_table_context::table_miss_action)
             .then(|| context.get32(flow_table_context::table_miss_id));
         if let Some(miss) = miss {
-            self.objects.flow_tables.get(miss)?;
+            self.objects.flow_tables.allow_lent(uid, miss)?;
         }
         let kind = input.get(modify_flow_table_in::table_type);
-        self.flow_table(kind, input.get32(modify_flow_table_in::table_id))?.miss = miss;
+        let table = self.flow_table(uid, kind, input.get32(modify_flow_table_in::table_id))?;
+        let old = std::mem::replace(&mut table.miss, miss);
+        if let Some(miss) = miss {
+            self.objects.flow_tables.hold(miss)?;
+        }
+        if let Some(old) = old {
+            self.objects.flow_tables.release(old);
+        }
         Ok(vec![])
     }
 
-    pub(crate) fn destroy_flow_table(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_flow_table(
+        &mut self,
+        uid: u32,
+        input: &[u8],
+    ) -> Result<Vec<u8>, Refused> {
         let input = Bits::<destroy_flow_table_in, _>::new(input);
         let number = input.get32(destroy_flow_table_in::table_id);
-        let table = self.flow_table(input.get(destroy_flow_table_in::table_type), number)?;
+        let table = self.flow_table(uid, input.get(destroy_flow_table_in::table_type), number)?;
         if !table.groups.is_empty() || !table.entries.is_empty() {
             return refuse!(ResourceBusy, "flow table {number} has {} groups", table.groups.len());
         }
-        self.objects.flow_tables.remove(number)?;
+        let table = self.objects.flow_tables.remove(number)?;
+        if let Some(miss) = table.miss {
+            self.objects.flow_tables.release(miss);
+        }
         self.objects.flow_roots.tables.retain(|_, root| *root != number);
         Ok(vec![])
     }
 
-    pub(crate) fn set_flow_table_root(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn set_flow_table_root(
+        &mut self,
+        uid: u32,
+        input: &[u8],
+    ) -> Result<Vec<u8>, Refused> {
         const DISCONNECT: u64 = 1;
         let input = Bits::<set_flow_table_root_in, _>::new(input);
         let kind = input.get(set_flow_table_root_in::table_type);
@@ -156,22 +181,22 @@ impl Device {
             self.objects.flow_roots.tables.remove(&kind);
             return Ok(vec![]);
         }
-        self.flow_table(kind, number)?;
+        self.flow_table(uid, kind, number)?;
         self.objects.flow_roots.tables.insert(kind, number);
         Ok(vec![])
     }
 
-    pub(crate) fn create_flow_group(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn create_flow_group(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_flow_group_in, _>::new(input);
         let number = input.get32(create_flow_group_in::table_id);
         let kind = input.get(create_flow_group_in::table_type);
         let range = input.get32(create_flow_group_in::start_flow_index)
             ..=input.get32(create_flow_group_in::end_flow_index);
-        let mask = input.sub(create_flow_group_in::match_criteria).bytes().to_vec();
+        let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
         if kind == NIC_RECEIVE && mask.iter().skip(COMPARED).any(|byte| *byte != 0) {
             return refuse!(BadParam, "matching of inner headers or misc 2 to 5 is not modelled");
         }
-        let table = self.flow_table(kind, number)?;
+        let table = self.flow_table(uid, kind, number)?;
         let overlaps = |group: &Group| {
             group.range.start() <= range.end() && range.start() <= group.range.end()
         };
@@ -188,11 +213,15 @@ impl Device {
         Ok(out.into_inner())
     }
 
-    pub(crate) fn destroy_flow_group(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn destroy_flow_group(
+        &mut self,
+        uid: u32,
+        input: &[u8],
+    ) -> Result<Vec<u8>, Refused> {
         let input = Bits::<destroy_flow_group_in, _>::new(input);
         let number = input.get32(destroy_flow_group_in::table_id);
         let id = input.get32(destroy_flow_group_in::group_id);
-        let table = self.flow_table(input.get(destroy_flow_group_in::table_type), number)?;
+        let table = self.flow_table(uid, input.get(destroy_flow_group_in::table_type), number)?;
         let Some(group) = table.groups.get(&id) else {
             return refuse!(BadResource, "flow table {number} has no group {id}");
         };
@@ -242,11 +271,11 @@ impl Device {
             let id = entry.get32(dest_format::destination_id);
             match entry.get(dest_format::destination_type) {
                 TO_TABLE => {
-                    self.objects.flow_tables.get(id)?;
+                    self.objects.flow_tables.allow_lent(uid, id)?;
                     to.push(Destination::Table(id));
                 }
                 TO_TIR => {
-                    self.objects.tirs.get(id)?;
+                    self.objects.tirs.allow_lent(uid, id)?;
                     to.push(Destination::Tir(id));
                 }
                 other => return refuse!(BadParam, "flow destination {other:#x} is not modelled"),
@@ -255,12 +284,11 @@ impl Device {
         let mut value = context.sub(flow_context::match_value).bytes().to_vec();
         value.resize(MATCH, 0);
         let flow_tag = context.get32(flow_context::flow_tag);
-        let table = self.flow_table(kind, number)?;
-        let grouped = table.groups.values().any(|group| group.range.contains(&index));
-        if !grouped {
+        let table = self.flow_table(uid, kind, number)?;
+        let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
             return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
-        }
-        let entry = Entry { value, action, flow_tag, to, counters };
+        };
+        let entry = Entry { value, mask: group.mask.clone(), action, flow_tag, to, counters };
         let old = table.entries.insert(index, entry);
         self.hold_for_entry(number, index);
         if let Some(old) = old {
@@ -269,11 +297,11 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn delete_fte(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn delete_fte(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<delete_fte_in, _>::new(input);
         let number = input.get32(delete_fte_in::table_id);
         let index = input.get32(delete_fte_in::flow_index);
-        let table = self.flow_table(input.get(delete_fte_in::table_type), number)?;
+        let table = self.flow_table(uid, input.get(delete_fte_in::table_type), number)?;
         let Some(entry) = table.entries.remove(&index) else {
             return refuse!(BadIndex, "flow table {number} has no entry {index}");
         };
@@ -313,15 +341,13 @@ impl Device {
 impl FlowTable {
     /// The entry for a frame, described in the form of a match.
     pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
-        self.entries.iter().find_map(|(index, entry)| {
-            let group = self.groups.values().find(|group| group.range.contains(index))?;
-            let same = headers
+        self.entries.values().find(|entry| {
+            headers
                 .iter()
                 .zip(&entry.value)
-                .zip(&group.mask)
+                .zip(&entry.mask[..])
                 .take(COMPARED)
-                .all(|((header, value), mask)| (header ^ value) & mask == 0);
-            same.then_some(entry)
+                .all(|((header, value), mask)| (header ^ value) & mask == 0)
         })
     }
 }

@@ -19,6 +19,10 @@ pub(crate) const ANY_QP: u64 = 0xff_ffff;
 const MAX_DEPTH: u32 = 4;
 /// The most pieces one access may fall into.
 const MAX_PIECES: usize = 1 << 20;
+/// The most entries of lists that are looked at for one access.
+const MAX_STEPS: usize = 1 << 22;
+/// The most bytes that the lists of all keys may have.
+const MAX_LISTS: usize = 2 << 30;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
 const PHYSICAL: u64 = 0;
@@ -103,12 +107,12 @@ impl Mkey {
 impl Objects {
     /// Finds the guest memory of an access, or why it is not allowed.
     pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
-        let mut pieces = Vec::new();
-        self.resolve_into(access, 0, &mut pieces)?;
-        Ok(pieces)
+        let mut walk = Walk::default();
+        self.resolve_into(access, 0, &mut walk)?;
+        Ok(walk.pieces)
     }
 
-    fn resolve_into(&self, access: Access, depth: u32, to: &mut Vec<Piece>) -> Result<(), String> {
+    fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk) -> Result<(), String> {
         let Access { key, pd, qpn, right, address, len } = access;
         if depth > MAX_DEPTH {
             return Err(format!("key {key:#x} is more than {MAX_DEPTH} keys deep"));
@@ -143,15 +147,15 @@ impl Objects {
         match mkey.mode() {
             PHYSICAL => {
                 let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
-                to.push(Piece { place: Place::Guest(address), len });
+                to.pieces.push(Piece { place: Place::Guest(address), len });
                 Ok(())
             }
             DEVICE_MEMORY => {
                 let place = Place::Bar(context.get(mkc::start_addr).wrapping_add(address));
-                to.push(Piece { place, len: len as usize });
+                to.pieces.push(Piece { place, len: len as usize });
                 Ok(())
             }
-            PAGES => mkey.pages(address, len, to),
+            PAGES => mkey.pages(address, len, &mut to.pieces),
             KLMS | KSM => self.indirect(mkey, access, depth, to),
             mode => Err(format!("key {key:#x} has access mode {mode}")),
         }
@@ -163,7 +167,7 @@ impl Objects {
         mkey: &Mkey,
         access: Access,
         depth: u32,
-        to: &mut Vec<Piece>,
+        to: &mut Walk,
     ) -> Result<(), String> {
         let fixed = (mkey.mode() == KSM).then(|| 1u64 << mkey.context.get(mkc::log_page_size));
         let start = mkey.context.get(mkc::start_addr);
@@ -174,6 +178,7 @@ impl Objects {
             return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
         }
         for entry in entries {
+            to.step(access.key)?;
             let entry = u128::from_be_bytes(*entry);
             let size = fixed.unwrap_or((entry >> 96) as u64 & 0x7fff_ffff);
             if skip >= size {
@@ -199,7 +204,7 @@ impl Objects {
         pattern: &Pattern<'_>,
         access: Access,
         depth: u32,
-        to: &mut Vec<Piece>,
+        to: &mut Walk,
     ) -> Result<(), String> {
         let (entries, period) = (pattern.entries, pattern.period);
         let sum: u64 = entries.iter().map(|entry| Strided::parse(entry).len).sum();
@@ -210,6 +215,7 @@ impl Objects {
         let mut skip = access.address % period;
         for turn in access.address / period..pattern.count {
             for entry in entries.iter().map(Strided::parse) {
+                to.step(access.key)?;
                 if skip >= entry.len {
                     skip -= entry.len;
                     continue;
@@ -229,14 +235,32 @@ impl Objects {
 
     /// Goes on at a key in another key's list. The rights of that other key were checked; those of
     /// the keys in the list are checked as local ones, as they are its owner's.
-    fn follow(&self, access: Access, depth: u32, to: &mut Vec<Piece>) -> Result<(), String> {
+    fn follow(&self, access: Access, depth: u32, to: &mut Walk) -> Result<(), String> {
         let right = match access.right {
             Right::LocalRead | Right::RemoteRead => Right::LocalRead,
             Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => Right::LocalWrite,
         };
         self.resolve_into(Access { right, ..access }, depth + 1, to)?;
-        if to.len() > MAX_PIECES {
+        if to.pieces.len() > MAX_PIECES {
             return Err(format!("an access by key {:#x} falls into too many pieces", access.key));
+        }
+        Ok(())
+    }
+}
+
+/// The way of one access through the lists of keys.
+#[derive(Default)]
+struct Walk {
+    pieces: Vec<Piece>,
+    steps: usize,
+}
+
+impl Walk {
+    /// Looks at one more entry of a list. Lists that lead to lists could keep it going for ever.
+    fn step(&mut self, key: u32) -> Result<(), String> {
+        self.steps += 1;
+        if self.steps > MAX_STEPS {
+            return Err(format!("an access ends after {MAX_STEPS} entries, at key {key:#x}"));
         }
         Ok(())
     }
@@ -359,13 +383,24 @@ impl Device {
         if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
             self.objects.pds.allow(uid, context.get32(mkc::pd))?;
         }
-        let mut translation = list.to_vec();
         // Work requests replace entries in units of 64 bytes, padded if need be.
-        translation.resize((room as usize * 16).next_multiple_of(64), 0);
+        let bytes = (room as usize * 16).next_multiple_of(64);
+        let all = self.objects.mkey_lists + bytes;
+        if all > MAX_LISTS {
+            return refuse!(NoResources, "the lists of all keys would have {all:#x} bytes");
+        }
+        let mut translation = list.to_vec();
+        translation.resize(bytes, 0);
         self.objects.mkeys.room()?;
         if mode == DEVICE_MEMORY {
             self.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
         }
+        // One that is free may have none yet.
+        let pd = context.get32(mkc::pd);
+        if pd != 0 {
+            self.objects.pds.hold(pd)?;
+        }
+        self.objects.mkey_lists = all;
         let number = self.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
         let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
         out.set(create_mkey_out::mkey_index, number.into());
@@ -376,6 +411,8 @@ impl Device {
         let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
         self.objects.mkeys.own(uid, number)?;
         let mkey = self.objects.mkeys.remove(number)?;
+        self.objects.mkey_lists -= mkey.translation.len();
+        self.objects.pds.release(mkey.context.get32(mkc::pd));
         if mkey.is_device_memory() {
             let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
             self.objects.memic.release(start, len);
@@ -445,6 +482,38 @@ mod tests {
         ] {
             assert!(objects.resolve(bad).is_err(), "{bad:?}");
         }
+    }
+
+    /// A list of single bytes of another list whose entries are nearly all empty: few lines of it
+    /// would keep the device busy for minutes.
+    #[test]
+    fn lists_of_lists_do_not_go_on_for_ever() {
+        let mut objects = objects();
+        let mut list = |entries: Vec<u128>, len: u64| {
+            let mut context = Bits::<mkc, _>::new(vec![0; 64]);
+            for (field, value) in [
+                (mkc::access_mode_1_0, KLMS),
+                (mkc::qpn, ANY_QP),
+                (mkc::pd, 3),
+                (mkc::len, len),
+                (mkc::lr, 1),
+            ] {
+                context.set(field, value);
+            }
+            let translation = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+            objects.mkeys.insert(Mkey { context, translation }).unwrap() << 8
+        };
+        let byte = |key: u32, at: u64| 1 << 96 | u128::from(key) << 64 | u128::from(at);
+        let mut entries = vec![0; 1 << 20];
+        entries.push(byte(GOOD.key, GOOD.address));
+        let inner = list(entries, 1);
+        let outer = list(vec![byte(inner, 0); 1 << 10], 1 << 10);
+        let access = Access { right: Right::LocalRead, address: 0, ..GOOD };
+        let piece = Piece { place: Place::Guest(0x5900), len: 1 };
+        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [piece]);
+        assert_eq!(objects.resolve(Access { key: outer, len: 3, ..access }).unwrap(), [piece; 3]);
+        let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
+        assert!(why.contains("an access ends after"), "{why}");
     }
 
     /// Two ranges of the key of `objects`, 16 and 8 bytes, that repeat every 32 and 8 bytes.

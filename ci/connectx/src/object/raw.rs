@@ -87,6 +87,9 @@ impl Device {
         let ring = SendRing::new(buffer, 0, log_size, record + 4);
         self.objects.cqs.hold(cqn)?;
         self.objects.uars.hold(uar)?;
+        if pd != 0 {
+            self.objects.pds.hold(pd)?;
+        }
         if context.is_set(sqc::tis_lst_sz) {
             self.objects.tises.hold(tisn)?;
         }
@@ -104,6 +107,10 @@ impl Device {
         let number = input.get32(modify_sq_in::sqn);
         let from = State::new(input.get(modify_sq_in::sq_state))?;
         let to = State::new(input.sub(modify_sq_in::ctx).get(sqc::state))?;
+        let select = input.get(modify_sq_in::modify_bitmask);
+        if select != 0 {
+            return refuse!(BadParam, "MODIFY_SQ of fields {select:#x} is not modelled");
+        }
         let sq = self.objects.sqs.own(uid, number)?;
         if sq.state != from {
             return refuse!(BadResourceState, "SQ {number:#x} is in {:?}, not {from:?}", sq.state);
@@ -130,6 +137,7 @@ impl Device {
         self.objects.sqs.own(uid, number)?;
         let sq = self.objects.sqs.remove(number)?;
         self.release_umems(&sq.umems);
+        self.objects.pds.release(sq.pd);
         self.objects.cqs.release(sq.context.get32(sqc::cqn));
         self.objects.uars.release(sq.uar);
         if sq.context.is_set(sqc::tis_lst_sz) {
@@ -156,6 +164,9 @@ impl Device {
         self.objects.rqs.room()?;
         let (queue, umems) = self.receive_queue_of(uid, &queue_context, pas)?;
         self.objects.cqs.hold(context.get32(rqc::cqn))?;
+        if pd != 0 {
+            self.objects.pds.hold(pd)?;
+        }
         let number = self
             .objects
             .rqs
@@ -175,6 +186,10 @@ impl Device {
         let from = State::new(input.get(modify_rq_in::rq_state))?;
         let to = State::new(new.get(rqc::state))?;
         let select = input.get(modify_rq_in::modify_bitmask);
+        let known = SCATTER_FCS | VLAN_STRIPPING | COUNTER_SET;
+        if select & !known != 0 {
+            return refuse!(BadParam, "MODIFY_RQ of fields {select:#x} is not modelled");
+        }
         if select & SCATTER_FCS != 0 && new.is_set(rqc::scatter_fcs) {
             return refuse!(BadParam, "scatter FCS is not modelled");
         }
@@ -209,6 +224,7 @@ impl Device {
         self.objects.rqs.own(uid, number)?;
         let rq = self.objects.rqs.remove(number)?;
         self.release_umems(&rq.umems);
+        self.objects.pds.release(rq.pd);
         self.objects.cqs.release(rq.context.get32(rqc::cqn));
         Ok(vec![])
     }

@@ -169,6 +169,7 @@ impl Device {
         self.objects.pds.allow(uid, pd)?;
         self.objects.xrcds.allow_lent(uid, xrcd)?;
         self.objects.cqs.allow_lent(uid, cqn)?;
+        self.objects.srqs.room()?;
         self.objects.cqs.hold(cqn)?;
         self.objects.pds.hold(pd)?;
         self.objects.xrcds.hold(xrcd)?;

@@ -54,6 +54,7 @@ impl Device {
         }
         let transport_domain = context.get32(tisc::transport_domain);
         self.objects.transport_domains.allow_lent(uid, transport_domain)?;
+        self.objects.tises.room()?;
         self.objects.transport_domains.hold(transport_domain)?;
         let number = self.objects.tises.insert_owned(uid, Tis { transport_domain })?;
         let mut out = Bits::<create_tis_out, _>::new(vec![0; create_tis_out::SIZE]);
@@ -164,6 +165,7 @@ impl Device {
         let context = input.sub(create_rqt_in::rqt_context);
         let list = input.bytes().get(create_rqt_in::SIZE..).unwrap_or_default();
         let queues = queues(list, context.get(rqtc::rqt_actual_size))?;
+        self.objects.rqts.room()?;
         self.hold_queues(uid, &queues)?;
         let number = self.objects.rqts.insert_owned(uid, Rqt { queues })?;
         let mut out = Bits::<create_rqt_out, _>::new(vec![0; create_rqt_out::SIZE]);

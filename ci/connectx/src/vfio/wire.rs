@@ -69,6 +69,9 @@ impl Request {
     }
 }
 
+/// Bytes that there is always room for.
+const ROOM: usize = 1 << 16;
+
 /// Why a stream cannot be continued.
 #[derive(Debug)]
 pub enum Broken {
@@ -83,7 +86,10 @@ pub enum Broken {
 /// One end of a connection.
 pub struct Wire {
     stream: UnixStream,
+    /// Room for what arrives, kept from one time to the next: most messages are a few bytes long.
     buffer: Vec<u8>,
+    /// Filled up to here.
+    filled: usize,
     /// Parsed up to here.
     start: usize,
     /// Position in the stream of `buffer[0]`.
@@ -97,7 +103,7 @@ pub struct Wire {
 impl Wire {
     /// Takes over a connected stream.
     pub fn new(stream: UnixStream) -> Self {
-        Self { stream, buffer: Vec::new(), start: 0, base: 0, files: VecDeque::new() }
+        Self { stream, buffer: vec![0; ROOM], filled: 0, start: 0, base: 0, files: VecDeque::new() }
     }
 
     /// The socket, to wait on.
@@ -110,16 +116,18 @@ impl Wire {
     /// # Errors
     /// [`Broken`] if the connection is over.
     pub fn receive(&mut self) -> Result<bool, Broken> {
-        self.buffer.drain(..self.start);
+        self.buffer.copy_within(self.start..self.filled, 0);
         self.base += self.start as u64;
+        self.filled -= self.start;
         self.start = 0;
-        let old = self.buffer.len();
-        self.buffer.resize(old + (1 << 16), 0);
+        if self.buffer.len() < self.filled + ROOM {
+            self.buffer.resize(self.filled + ROOM, 0);
+        }
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let result = recvmsg(
             &self.stream,
-            &mut [IoSliceMut::new(&mut self.buffer[old..])],
+            &mut [IoSliceMut::new(&mut self.buffer[self.filled..])],
             &mut control,
             RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
         );
@@ -127,7 +135,7 @@ impl Wire {
             Ok(message) => message.bytes,
             Err(_) => 0,
         };
-        self.buffer.truncate(old + count);
+        self.filled += count;
         match result {
             Ok(_) if count == 0 => Err(Broken::Closed),
             Ok(_) => {
@@ -138,7 +146,7 @@ impl Wire {
                     }
                 }
                 if !files.is_empty() {
-                    self.files.push_back((self.base + self.buffer.len() as u64 - 1, files));
+                    self.files.push_back((self.base + self.filled as u64 - 1, files));
                 }
                 Ok(true)
             }
@@ -152,7 +160,7 @@ impl Wire {
     /// # Errors
     /// [`Broken::Length`] if the stream cannot be followed any further.
     pub fn request(&mut self) -> Result<Option<Request>, Broken> {
-        let bytes = &self.buffer[self.start..];
+        let bytes = &self.buffer[self.start..self.filled];
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
         let word = |at: usize| {

@@ -34,6 +34,11 @@ impl<'a> Conversation<'a> {
         Self { vm, heard: BTreeMap::new() }
     }
 
+    /// The machine that they run in.
+    pub(crate) fn vm(&self) -> &Vm {
+        self.vm
+    }
+
     /// Starts a shell script as root.
     pub(crate) fn start(&mut self, script: &str) -> Result<Speaker> {
         let whole = format!("{PRELUDE}\n{script}");

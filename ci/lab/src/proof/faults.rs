@@ -4,14 +4,15 @@
 //! Pairs with the control socket of the emulated ConnectX.
 
 use super::conversation::{Conversation, Speaker};
+use super::witness::{Doorbells, objects};
 use super::{Proof, failed};
 use crate::device::Emulation;
 use crate::outcome::{Outcome, Report};
+use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
 use connectx::control::{Client, Reply, Request};
 use connectx::fault::{Delay, Side};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 const GROUP: &str = "faults";
@@ -47,6 +48,8 @@ const TESTS: &[(&str, Test)] = &[
     ("a_link_that_flaps", a_link_that_flaps),
     ("sickness", sickness),
     ("surprise_removal", surprise_removal),
+    ("our_program_and_surprise_removal", our_program_and_surprise_removal),
+    ("our_program_and_removal", our_program_and_removal),
 ];
 
 /// Those that wait for the driver's patience with a command to end, which is a minute.
@@ -67,7 +70,12 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut log = String::new();
     let outcome = (|| {
-        let mut vm = proof.session.boot(&proof.machine(Emulation::default()))?;
+        let ours = match tests.iter().any(|(name, _)| name.starts_with("our_")) {
+            true => proof.ours()?,
+            false => Vec::new(),
+        };
+        let machine = proof.machine(Emulation::default());
+        let mut vm = proof.session.boot(&Machine { programs: &ours, ..machine })?;
         for (test, body) in &tests {
             let device = vm.control()?;
             reports.push(one(&name(test), *body, &mut vm, device, &mut log));
@@ -130,10 +138,10 @@ impl Bench<'_> {
     /// Runs a test; afterwards a ping-pong must work, and what the device has must be as before.
     fn around(&mut self, body: Test) -> Result<()> {
         self.guest.run(&ping_pong("-n 10"), PATIENCE).context("before")?;
-        let before = self.objects()?;
+        let before = objects(self.guest.vm())?;
         body(self)?;
         self.guest.run(&ping_pong("-n 100 -e"), PATIENCE).context("afterwards")?;
-        let after = self.objects()?;
+        let after = objects(self.guest.vm())?;
         ensure!(before == after, "objects before and afterwards: {before:?}, {after:?}");
         Ok(())
     }
@@ -143,18 +151,6 @@ impl Bench<'_> {
             Reply::Done => Ok(()),
             other => bail!("{request:?}: {other:?}"),
         }
-    }
-
-    /// Living objects of both functions, but for memory keys: the driver keeps those for later.
-    fn objects(&mut self) -> Result<[BTreeMap<String, usize>; 2]> {
-        let mut of = |function| match self.device.ask(&Request::Objects { function })? {
-            Reply::Objects { mut counts } => {
-                counts.remove("mkey");
-                Ok(counts)
-            }
-            other => bail!("objects: {other:?}"),
-        };
-        Ok([of(0)?, of(1)?])
     }
 
     /// Runs a pair of programs of which the client must fail, and answers what both printed.
@@ -200,24 +196,13 @@ impl Bench<'_> {
 /// The device finds nothing to object to in how libmlx5 rings, so what it counts elsewhere means
 /// something.
 fn doorbells_in_order(bench: &mut Bench<'_>) -> Result<()> {
-    let counts = |device: &mut Client| -> Result<Vec<[u64; 4]>> {
-        let of = |function| match device.ask(&Request::Doorbells { function })? {
-            Reply::Doorbells { torn, record_behind, differs, stray, .. } => {
-                Ok([torn, record_behind, differs, stray])
-            }
-            other => bail!("doorbells: {other:?}"),
-        };
-        [0, 1].into_iter().map(of).collect()
-    };
     // The driver tries its registers with copies that differ on purpose, before anybody else.
-    let before = counts(&mut bench.device)?;
+    let before = Doorbells::of(bench.guest.vm())?;
     let programs = ["ib_send_lat -s 32 -n 300", "ib_send_bw -s 64 -n 400 -l 4 -t 16 -q 2"];
     for script in programs.map(perftest).into_iter().chain([ping_pong("-n 300 -e")]) {
         bench.guest.run(&script, PATIENCE)?;
     }
-    let after = counts(&mut bench.device)?;
-    ensure!(before == after, "torn, behind, different and stray: {before:?}, {after:?}");
-    Ok(())
+    Doorbells::of(bench.guest.vm())?.none_since(before)
 }
 
 /// The nth command of a kind fails; libmlx5 says which object could not be made.
@@ -384,6 +369,40 @@ fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
     bench.ask(Request::Insert { function: 0 })?;
     bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
     bench.restore()
+}
+
+/// A program of this project's that does everything at once while its device goes: each call answers
+/// that it is gone, nothing hangs, and nothing is left in the device.
+fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
+    let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
+    let ours = bench.guest.start(
+        "rm -f /tmp/gone\n\
+         (until [ -e /tmp/gone ]; do usleep 20000; done; echo) |\n\
+         timeout 120 uverbs-device-tests --unplug mlx5_0",
+    )?;
+    bench.guest.until(ours, "at work", PATIENCE)?;
+    if surprise {
+        bench.ask(Request::Remove { function: 0 })?;
+        // Nobody knows yet; then the driver notices, and nobody takes the device away yet.
+        bench.guest.pause(Duration::from_secs(4))?;
+    }
+    bench.guest.run(&format!("echo 1 >{}/remove; touch /tmp/gone", place.trim()), PATIENCE)?;
+    let status = bench.guest.end(ours, PATIENCE)?;
+    let text = bench.guest.text(ours)?;
+    ensure!(status == 0 && text.contains("clean"), "ended with {status}\n{text}");
+    if surprise {
+        bench.ask(Request::Insert { function: 0 })?;
+    }
+    bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
+    bench.restore()
+}
+
+fn our_program_and_surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
+    our_program(bench, true)
+}
+
+fn our_program_and_removal(bench: &mut Bench<'_>) -> Result<()> {
+    our_program(bench, false)
 }
 
 /// The driver gives up on a command after a minute, and whoever wanted it hears of that.

@@ -25,12 +25,14 @@ works() {
     timeout 60 ibv_rc_pingpong -d mlx5_0 -g 1 -n 100 127.0.0.1 || fail "no ping-pong"
     wait $server || fail "no ping-pong at the server"
 }
-# Link-local addresses come with the interface, so that GID 1 is there when it is up.
+# The device has GID 1 before the interface has the link-local address in it, without which the
+# way to it is not found: 80 is an address that is there to stay.
 up() {
     for name in mlx5_0 mlx5_1; do
         until_true "test -e /sys/class/infiniband/$name/device/net" || exit 1
         for interface in $(ls /sys/class/infiniband/$name/device/net); do
             /usr/bin/ip link set $interface up || fail "$interface does not come up"
+            until_true "grep -q '^fe80.* 80 *$interface\$' /proc/net/if_inet6" || exit 1
         done
         until_true "grep -q fe80 /sys/class/infiniband/$name/ports/1/gids/1" || exit 1
     done
@@ -133,14 +135,33 @@ impl Census {
 
     /// Nothing may live and nothing may be lent without a driver.
     fn is_empty(&self) -> bool {
-        self.objects.iter().all(|counts| counts.values().all(|count| *count == 0))
-            && self.pages == [0; 2]
+        (0..2).all(|function| self.is_empty_of(function))
+    }
+
+    /// The same of one function.
+    fn is_empty_of(&self, function: usize) -> bool {
+        self.objects[function].values().all(|count| *count == 0) && self.pages[function] == 0
     }
 }
 
-/// The kernel's own counts.
+/// The kernel's own counts, by device: each line begins with a number that the device gets anew when
+/// its driver is bound again.
 fn resources(vm: &mut Vm) -> Result<String> {
-    script(vm, "/usr/bin/rdma resource show")
+    script(vm, "/usr/bin/rdma resource show | sed 's/^[0-9]*: //' | sort")
+}
+
+/// Waits until device and kernel count what they counted before: what a process left behind goes when
+/// its file is closed for good, a little later.
+fn settle(vm: &mut Vm, before: &(Census, String)) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let after = (Census::of(vm)?, resources(vm)?);
+        if after == *before {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "before: {before:#?}\nafter: {after:#?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// A thousand processes that open a device, use some of it, and end with or without cleaning up.
@@ -157,75 +178,91 @@ fn clients(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     round(vm, 50)?;
     let before = (Census::of(vm)?, resources(vm)?);
     round(vm, 1000)?;
-    // What a process left behind goes when its file is closed for good, a little later.
-    let end = Instant::now() + Duration::from_secs(10);
-    loop {
-        let after = (Census::of(vm)?, resources(vm)?);
-        if after == before {
-            return Ok(());
-        }
-        ensure!(Instant::now() < end, "before: {before:#?}\nafter: {after:#?}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    settle(vm, &before)
 }
 
 /// Takes the driver away while clients send: the one that waits for events must notice and end, the
-/// one that polls goes on polling memory.
+/// one that polls goes on polling memory. Without the driver nothing of theirs lives in the device,
+/// and afterwards there is as much as before.
 fn unbind_under_traffic(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
-    script(
-        vm,
-        r#"
-for turn in 1 2 3; do
-    up; works
-    device=$(pci mlx5_0)
-    timeout 60 ib_write_bw -F -x 1 -d mlx5_1 -s 4096 -D 8 >polled 2>&1 &
-    until_true "tcp 18515" || exit 1
-    timeout 60 ib_write_bw -F -x 1 -d mlx5_0 -s 4096 -D 8 127.0.0.1 >polling 2>&1 & polling=$!
-    until_true "! tcp 18515" || exit 1
-    timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_1 >server 2>&1 & server=$!
-    until_true "tcp 18515" || exit 1
-    timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_0 127.0.0.1 >client 2>&1 & client=$!
-    sleep 2
-    kill -0 $client || { cat client; fail "the client ended before"; }
-    kill -0 $polling || { cat polling; fail "the polling client ended before"; }
-    echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind
-    test -e $device/infiniband && fail "the RDMA device stays"
-    wait $client; status=$?
-    [ $status = 143 ] && fail "the client noticed nothing"
-    [ $status = 0 ] && fail "the client thinks that all went well"
-    kill $server
-    echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind || fail "the driver does not bind"
-    wait
-done
-up; works
+    script(vm, "up; works")?;
+    let before = (Census::of(vm)?, resources(vm)?);
+    for turn in 1..=3 {
+        let device = script(
+            vm,
+            r#"
+up; works >works
+device=$(pci mlx5_0)
+timeout 60 ib_write_bw -F -x 1 -d mlx5_1 -s 4096 -D 8 >polled 2>&1 & polled=$!
+until_true "tcp 18515" || exit 1
+timeout 60 ib_write_bw -F -x 1 -d mlx5_0 -s 4096 -D 8 127.0.0.1 >polling 2>&1 & polling=$!
+until_true "! tcp 18515" || exit 1
+timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_1 >server 2>&1 & server=$!
+until_true "tcp 18515" || exit 1
+timeout 60 ibv_rc_pingpong -e -n 10000000 -g 1 -d mlx5_0 127.0.0.1 >client 2>&1 & client=$!
+sleep 2
+kill -0 $client || { cat client; fail "the client ended before"; }
+kill -0 $polling || { cat polling; fail "the polling client ended before"; }
+echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind
+test -e $device/infiniband && fail "the RDMA device stays"
+wait $client; status=$?
+[ $status = 143 ] && fail "the client noticed nothing"
+[ $status = 0 ] && fail "the client thinks that all went well"
+kill $server $polled $polling
+wait
+echo ${device##*/}
 "#,
-    )?;
-    Ok(())
+        )?;
+        let census = Census::of(vm)?;
+        ensure!(census.is_empty_of(0), "left behind in turn {turn}: {census:#?}");
+        let device = device.lines().next_back().unwrap_or_default();
+        script(
+            vm,
+            &format!(
+                "echo {device} >/sys/bus/pci/drivers/mlx5_core/bind || fail 'the driver does not bind'"
+            ),
+        )?;
+    }
+    script(vm, "up; works")?;
+    settle(vm, &before)
 }
 
-/// Resets a function without a driver, and one with: the driver's health check finds out.
+/// Resets a function without a driver, and one with: the driver's health check finds out. Nothing of
+/// the time before may live on.
 fn function_reset(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
-    script(
+    script(vm, "up; works")?;
+    let before = (Census::of(vm)?, resources(vm)?);
+    let printed = script(
         vm,
         r#"
-up; works
 device=$(pci mlx5_0)
 grep -q flr $device/reset_method || fail "no function-level reset"
 echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind
 echo 1 >$device/reset || fail "the reset failed"
-echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind || fail "the driver does not bind"
+echo ${device##*/}
+"#,
+    )?;
+    let census = Census::of(vm)?;
+    ensure!(census.is_empty_of(0), "left behind: {census:#?}");
+    let device = printed.lines().next_back().unwrap_or_default();
+    script(
+        vm,
+        &format!(
+            r#"
+echo {device} >/sys/bus/pci/drivers/mlx5_core/bind || fail "the driver does not bind"
 up; works
 dmesg -c >/dev/null
-echo 1 >$device/reset || fail "the reset failed"
+echo 1 >$(pci mlx5_0)/reset || fail "the reset failed"
 for turn in 1 2 3 4 5 6; do
     dmesg | grep -q "health recovery succe" && break
     until_true "dmesg | grep -q \"health recovery succe\"" && break
 done
 dmesg | tail -20
 up; works
-"#,
+"#
+        ),
     )?;
-    Ok(())
+    settle(vm, &before)
 }
 
 /// Removes the functions from the bus and finds them again.

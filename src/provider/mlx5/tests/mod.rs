@@ -2,6 +2,7 @@
 
 mod model;
 mod order;
+mod packets;
 mod polling;
 mod posting;
 mod vectors;
@@ -10,7 +11,7 @@ use super::cq::{self, CqRing};
 use super::index::Indices;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
 use crate::mem::fork::Epoch;
@@ -84,11 +85,20 @@ struct Shape {
     buffer: usize,
     alone: bool,
     signal_all: bool,
+    frames: Frames,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { qpn: QPN, blocks: 64, max_post: 4, buffer: BUFFER, alone: false, signal_all: false }
+        Shape {
+            qpn: QPN,
+            blocks: 64,
+            max_post: 4,
+            buffer: BUFFER,
+            alone: false,
+            signal_all: false,
+            frames: Frames { min_header: 0, checksums: true },
+        }
     }
 }
 
@@ -115,6 +125,7 @@ impl Sends {
             register: page.register.clone(),
             alone: shape.alone,
             record: record.clone(),
+            frames: shape.frames,
             gate: open(&dbrec),
         });
         Sends { ring: ring.unwrap(), device, dbrec, page, record }

@@ -4,7 +4,7 @@ use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::Cursor;
 use crate::provider::mlx5::record::Source;
-use crate::wr::{FlushLevel, Placement, PostError, Recv, Remote, SendWr, Sge};
+use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
 
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
 const NONE: Sge = Sge { length: 0, ..SGE };
@@ -57,6 +57,25 @@ fn segments_by_operation() {
     let add = SendWr::fetch_add(REMOTE, 7, &[SGE, SGE]);
     let operands = "00000000000000070000000000000000";
     assert_eq!(posted(add), (format!("{RADDR}{operands}{eight}"), 4), "eight bytes and no more");
+}
+
+#[test]
+fn masked_atomics_bring_their_masks() {
+    let eight = "00000008010404001122334455667788";
+    let operands = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
+    let words = "00000000000000030000000000000001\
+                 00000000000000040000000000000002";
+    let swap = SendWr::masked_compare_swap(REMOTE, &operands, &[SGE]);
+    assert_eq!(posted(swap), (format!("{RADDR}{words}{eight}"), 5));
+    let add = SendWr::masked_fetch_add(REMOTE, 7, 1 << 31, &[SGE]);
+    let words = "00000000000000070000000080000000";
+    assert_eq!(posted(add), (format!("{RADDR}{words}{eight}"), 4));
+    let mut sends = Sends::new(Shape::default());
+    sends.post(&[swap]).unwrap();
+    assert_eq!(hex(&sends.bytes(0, 8)), "0900001400004205", "an extended atomic of 8 bytes");
+    let mut sends = Sends::new(Shape::default());
+    sends.post(&[add]).unwrap();
+    assert_eq!(hex(&sends.bytes(0, 8)), "0900001500004204");
 }
 
 /// Where an XRC request goes stands first, whatever the operation.
@@ -185,6 +204,8 @@ fn what_cannot_be_posted_leaves_the_cursor() {
         (SendWr::send(&[]).inline(&long), PostError::InlineTooLong { max: 980 }),
         (SendWr::fetch_add(odd, 1, &[SGE]), PostError::Unaligned),
         (SendWr::compare_swap(odd, 1, 1, &[SGE]), PostError::Unaligned),
+        (SendWr::masked_fetch_add(odd, 1, 0, &[SGE]), PostError::Unaligned),
+        (SendWr::masked_fetch_add(REMOTE, 1, 0, &[]), PostError::AtomicTooShort),
         (SendWr::fetch_add(REMOTE, 1, &[]), PostError::AtomicTooShort),
         (flush, PostError::Unsupported),
         (SendWr::atomic_write(REMOTE, [0; 8]), PostError::Unsupported),

@@ -17,6 +17,8 @@ super::layouts! {
         cq_max_count: 0x90, 0x10;
         c_eqn_or_apu_element: 0xa0, 0x20;
         log_page_size: 0xc3, 0x5;
+        last_notified_index: 0x108, 0x18;
+        last_solicit_index: 0x128, 0x18;
         producer_counter: 0x168, 0x18;
         dbr_addr: 0x1c0, 0x40;
     }

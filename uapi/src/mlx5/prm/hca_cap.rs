@@ -39,7 +39,6 @@ super::layouts! {
         max_tc: 0x1cc, 0x4;
         stat_rate_support: 0x1e0, 0x10;
         cqe_version: 0x1fc, 0x4;
-        compact_address_vector: 0x200, 0x1;
         umr_modify_entity_size_disabled: 0x207, 0x1;
         sctr_data_cqe: 0x215, 0x1;
         eth_net_offloads: 0x21c, 0x1;

@@ -72,6 +72,7 @@ super::layouts! {
     modify_sq_in[0x880] {
         sq_state: 0x40, 0x4;
         sqn: 0x48, 0x18;
+        modify_bitmask: 0x80, 0x40;
         ctx: 0x100, 0x780 of sqc;
     }
     query_sq_in[0x80] {

@@ -18,6 +18,7 @@ super::layouts! {
         system_image_guid: 0x140, 0x40;
         port_guid: 0x180, 0x40;
         node_guid: 0x1c0, 0x40;
+        qkey_violation_counter: 0x340, 0x10;
         promisc_uc: 0x780, 0x1;
         promisc_mc: 0x781, 0x1;
         promisc_all: 0x782, 0x1;
@@ -61,6 +62,7 @@ super::layouts! {
         lid: 0x300, 0x10;
         subnet_timeout: 0x31b, 0x5;
         sm_lid: 0x320, 0x10;
+        qkey_violation_counter: 0x340, 0x10;
     }
     query_hca_vport_context_out[0x1080] {
         hca_vport_context: 0x80, 0x1000 of hca_vport_context;

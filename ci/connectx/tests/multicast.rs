@@ -1,0 +1,114 @@
+//! Multicast in plain memory: who hears a group.
+
+mod driver;
+
+use driver::pair::code::{RECEIVED, SEND};
+use driver::{Driver, Queue};
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::Layout;
+use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::qpc::{attach_to_mcg_in, qpc};
+use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, query_nic_vport_context_out};
+
+const DATAGRAMS: u64 = 2;
+const QKEY: u32 = 0x1111_2222;
+const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+const ROUTE: u32 = 40;
+
+/// A function with a key for two pages.
+struct Hall {
+    driver: Driver,
+    eqn: u32,
+    from: u64,
+    to: u64,
+    key: u32,
+}
+
+/// A member of the group, and where its completions are.
+struct Member {
+    queue: Queue,
+    completions: u64,
+}
+
+impl Hall {
+    fn new() -> Self {
+        let mut driver = Driver::new();
+        driver.address();
+        let eqn = driver.eq();
+        let (from, to) = (driver.page(), driver.page());
+        let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw]);
+        Self { driver, eqn, from, to, key }
+    }
+
+    fn member(&mut self, deaf_to_itself: bool) -> Member {
+        let (cqn, completions) = self.driver.cq(self.eqn);
+        let fields = [(qpc::block_lb_mc, deaf_to_itself.into())];
+        let queue = self.driver.qp_with(DATAGRAMS, cqn, &fields);
+        let qkey = [(qpc::q_key, QKEY.into())];
+        self.driver.modify(opcode::RST2INIT_QP, &queue, 0, &qkey).unwrap();
+        self.driver.modify(opcode::INIT2RTR_QP, &queue, 0, &[]).unwrap();
+        self.driver.modify(opcode::RTR2RTS_QP, &queue, 0, &[]).unwrap();
+        Member { queue, completions }
+    }
+
+    fn attach(&mut self, op: u16, member: &Member) -> Result<(), driver::Refused> {
+        let mut input = Bits::<attach_to_mcg_in, _>::new(vec![0; attach_to_mcg_in::SIZE]);
+        input.set(attach_to_mcg_in::qpn, member.queue.number.into());
+        input.set_span(attach_to_mcg_in::multicast_gid, &GROUP);
+        self.driver.simple(op, &input.into_inner()).map(|_| ())
+    }
+
+    /// Sends eight bytes to the group; both members have room for one datagram more.
+    fn send(&mut self, members: [&mut Member; 2], qkey: u32) {
+        let mut vector = qkey.to_be_bytes().to_vec();
+        vector.resize(8, 0);
+        vector.extend(0x80ff_ffffu32.to_be_bytes());
+        vector.resize(32, 0);
+        vector.extend(GROUP);
+        let data = Driver::segment(8, self.key, self.from);
+        let room = Driver::segment(ROUTE + 8, self.key, self.to);
+        let [sender, other] = members;
+        self.driver.post_receive(&mut sender.queue, &room);
+        self.driver.post_receive(&mut other.queue, &room);
+        self.driver.post_send(&mut sender.queue, SEND, 0, &[vector, data].concat());
+    }
+
+    /// Completions of receives that a member has seen.
+    fn heard(&mut self, member: &Member) -> usize {
+        let entries = (0..64).map(|index| self.driver.cqe(member.completions, index).0);
+        entries.filter(|code| *code == RECEIVED).count()
+    }
+}
+
+#[test]
+fn a_group_is_heard_by_its_members() {
+    for deaf in [false, true] {
+        let mut hall = Hall::new();
+        let (mut sender, mut other) = (hall.member(deaf), hall.member(deaf));
+        hall.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
+        hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+        hall.send([&mut sender, &mut other], QKEY);
+        // The sender is a member as well, and hears itself unless it asked not to.
+        assert_eq!((hall.heard(&sender), hall.heard(&other)), (usize::from(!deaf), 1));
+        hall.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
+        assert!(hall.attach(opcode::DETACH_FROM_MCG, &other).is_err());
+        hall.send([&mut sender, &mut other], QKEY);
+        assert_eq!((hall.heard(&sender), hall.heard(&other)), (2 * usize::from(!deaf), 1));
+    }
+}
+
+#[test]
+fn a_wrong_queue_key_is_not_heard_but_counted() {
+    let mut hall = Hall::new();
+    let (mut sender, mut other) = (hall.member(true), hall.member(true));
+    hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+    for _ in 0..3 {
+        hall.send([&mut sender, &mut other], QKEY + 1);
+    }
+    assert_eq!(hall.heard(&other), 0);
+    let out = hall.driver.simple(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
+    let out = Bits::<query_nic_vport_context_out, _>::new(out);
+    let context = out.sub(query_nic_vport_context_out::nic_vport_context);
+    assert_eq!(context.get(nic_vport_context::qkey_violation_counter), 3);
+}

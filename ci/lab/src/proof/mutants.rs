@@ -1,0 +1,306 @@
+//! Whether the stress tests would notice: the library is built once more with mistakes in it, and
+//! the emulated device must see each of them.
+//!
+//! The mistakes are made in a copy of the workspace, so nothing in the library knows of them. All are
+//! in one build, and an environment variable chooses one: building takes longer than running.
+//!
+//! A missing barrier is not among them. The processor that the machine emulates keeps stores in
+//! order by itself, so neither the device nor anybody else sees the difference; the tests of `mem`
+//! and `provider/mlx5` look at the order that the code asks for instead, and at the instructions.
+
+use super::witness::Doorbells;
+use super::{Proof, failed};
+use crate::device::Emulation;
+use crate::outcome::{Outcome, Report};
+use crate::session::Machine;
+use crate::suite;
+use crate::vm::Vm;
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail, ensure};
+use lab_guest::order::Order;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Names the mistake that is made.
+const VARIABLE: &str = "UVERBS_MUTANT";
+/// Stands in a mistake for "if this one is chosen".
+const CHOSEN: &str = "CHOSEN";
+/// What answers that, appended to the library's root.
+const CHOICE: &str = r#"
+pub(crate) fn mutant(name: &str) -> bool {
+    static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    CHOSEN.get_or_init(|| std::env::var("UVERBS_MUTANT").ok()).as_deref() == Some(name)
+}
+"#;
+const ROOT: &str = "src/lib.rs";
+
+/// Tests of the device suite that are run.
+const TESTS: &str = "mlx5::stress";
+/// Seconds that they may take: with a mistake some wait for what never comes.
+const PATIENCE: &str = "10";
+
+/// A piece of the library, and what it becomes.
+struct Edit {
+    file: &'static str,
+    /// Found there once, or the mistake has to be made anew.
+    from: &'static str,
+    to: &'static str,
+}
+
+/// A mistake, and the count of the device's that has to rise.
+struct Mutant {
+    name: &'static str,
+    edits: &'static [Edit],
+    rises: (&'static str, fn(Doorbells) -> u64),
+}
+
+const TORN: (&str, fn(Doorbells) -> u64) = ("torn copies", |seen| seen.torn);
+const BEHIND: (&str, fn(Doorbells) -> u64) = ("records behind", |seen| seen.record_behind);
+const DIFFERS: (&str, fn(Doorbells) -> u64) = ("differing data", |seen| seen.differs);
+
+const REGISTER: &str = "src/mem/register.rs";
+const UAR: &str = "src/provider/mlx5/uar.rs";
+const SEND: &str = "src/provider/mlx5/sq.rs";
+const CQ: &str = "src/provider/mlx5/cq.rs";
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a_lock_that_does_not_lock",
+        edits: &[Edit {
+            file: REGISTER,
+            from: "if self.held.swap(true, Ordering::Acquire) {",
+            to: "if !CHOSEN && self.held.swap(true, Ordering::Acquire) {",
+        }],
+        rises: TORN,
+    },
+    Mutant {
+        name: "a_shared_register_without_lock",
+        edits: &[Edit {
+            file: UAR,
+            from: "matches!(self.origin, Origin::Shared)",
+            to: "!CHOSEN && matches!(self.origin, Origin::Shared)",
+        }],
+        rises: TORN,
+    },
+    Mutant {
+        name: "a_register_for_two_domains",
+        edits: &[Edit {
+            file: UAR,
+            from: "pool.free_exclusive.pop()",
+            to: "if CHOSEN { pool.free_exclusive.last().cloned() } else { pool.free_exclusive.pop() }",
+        }],
+        rises: TORN,
+    },
+    Mutant {
+        name: "a_record_that_is_not_written",
+        edits: &[Edit {
+            file: SEND,
+            from: "self.word.set(cursor.at & 0xffff);",
+            to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+        }],
+        rises: BEHIND,
+    },
+    Mutant {
+        name: "a_record_after_its_doorbell",
+        edits: &[
+            Edit {
+                file: SEND,
+                from: "self.word.set(cursor.at & 0xffff);",
+                to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+            },
+            // Later by so much that the device looks in between.
+            Edit {
+                file: SEND,
+                from: "fn make_look(&self, single: bool, cursor: &Cursor) {",
+                to: "fn make_look(&self, single: bool, cursor: &Cursor) {
+                        self.look(single, cursor);
+                        if CHOSEN {
+                            std::thread::sleep(std::time::Duration::from_millis(1));
+                            self.word.set(cursor.at & 0xffff);
+                        }
+                    }
+                    fn look(&self, single: bool, cursor: &Cursor) {",
+            },
+        ],
+        rises: BEHIND,
+    },
+    Mutant {
+        name: "a_copy_of_another_block",
+        edits: &[Edit {
+            file: REGISTER,
+            from: "queue.at(index.wrapping_add(burst))",
+            to: "queue.at(index.wrapping_add(burst).wrapping_add(u32::from(burst > 0 && CHOSEN)))",
+        }],
+        rises: DIFFERS,
+    },
+    Mutant {
+        name: "an_arming_that_is_not_recorded",
+        edits: &[Edit {
+            file: CQ,
+            from: "self.armed.set(word);",
+            to: "if !CHOSEN { self.armed.set(word); }",
+        }],
+        rises: BEHIND,
+    },
+];
+
+/// Runs the mutants that are asked for; without a filter in full runs only.
+pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+    let name = |mutant: &str| format!("mutants::{mutant}");
+    let wanted: Vec<&Mutant> = MUTANTS
+        .iter()
+        .filter(|mutant| match proof.scope.filter {
+            None => proof.full,
+            Some(filter) => name(mutant.name).contains(filter),
+        })
+        .collect();
+    let mut reports = Vec::new();
+    if wanted.is_empty() {
+        return reports;
+    }
+    println!("\nmutants on {} mlx5", proof.kernel.label());
+    let outcome = (|| {
+        let start = Instant::now();
+        let program = build(&proof.session.workspace)?;
+        println!("built in {:.1} s", start.elapsed().as_secs_f64());
+        let programs = [("stress".to_owned(), program)];
+        let machine = Machine { programs: &programs, ..proof.machine(Emulation::default()) };
+        let mut vm = proof.session.boot(&machine)?;
+        // The driver tries its registers when a device is first opened, and nobody errs without a
+        // mistake: what is seen later is the mistake's.
+        stress(&mut vm, "none")?.context("without a mistake")?;
+        let before = Doorbells::of(&vm)?;
+        stress(&mut vm, "none")?.context("without a mistake")?;
+        Doorbells::of(&vm)?.none_since(before).context("without a mistake")?;
+        for mutant in wanted {
+            let start = Instant::now();
+            let before = Doorbells::of(&vm)?;
+            let result = stress(&mut vm, mutant.name)?;
+            let seen = Doorbells::of(&vm)?.since(before);
+            let (what, count) = mutant.rises;
+            let risen = count(seen) > 0;
+            let word = if risen { "ok" } else { "FAILED" };
+            let seconds = start.elapsed().as_secs_f64();
+            println!("test {} ... {word} ({seconds:.1} s)", name(mutant.name));
+            let text = format!("no {what} seen, but {seen:?}; the tests: {result:?}");
+            let outcome = if risen { Outcome::Passed } else { Outcome::Failed(text) };
+            reports.push(Report { name: name(mutant.name), outcome });
+        }
+        vm.power_off()
+    })();
+    if let Err(error) = outcome {
+        reports.push(failed("mutants::machine", &error));
+    }
+    reports
+}
+
+/// Runs the tests with a mistake. The first error is the machine's, the second the tests'.
+fn stress(vm: &mut Vm, mutant: &str) -> Result<Result<()>> {
+    let command = ["timeout", "-s", "KILL", PATIENCE, "stress", TESTS];
+    let environment = [
+        (VARIABLE, mutant),
+        ("UVERBS_TEST_DEVICE", "mlx5_0"),
+        ("UVERBS_TEST_SECOND_DEVICE", "mlx5_1"),
+    ];
+    let order = Order {
+        command: command.map(str::to_owned).to_vec(),
+        environment: environment.map(|(name, value)| (name.into(), value.into())).to_vec(),
+        ..Order::default()
+    };
+    let (ending, printed, errors) = suite::collect(vm, &order, Duration::from_secs(60));
+    let status = ending?.status();
+    Ok(match status {
+        0 => Ok(()),
+        _ => Err(anyhow::anyhow!("status {status}:\n{printed}{errors}")),
+    })
+}
+
+/// Builds the device suite in a copy of the workspace with all mistakes in it.
+fn build(workspace: &Workspace) -> Result<PathBuf> {
+    let directory = workspace.lab_directory()?.join("mutants");
+    let copy = directory.join("tree");
+    if copy.exists() {
+        fs::remove_dir_all(&copy)?;
+    }
+    copy_tree(workspace.root(), &copy)?;
+    for mutant in MUTANTS {
+        for edit in mutant.edits {
+            change(&copy, mutant.name, edit)?;
+        }
+    }
+    let root = copy.join(ROOT);
+    fs::write(&root, fs::read_to_string(&root)? + CHOICE)?;
+    Workspace::of_copy(&copy, &directory.join("target"))?.quick_test("uverbs", "device")
+}
+
+/// Copies what there is to build, and neither what was built nor the history.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let kind = entry.file_type()?;
+        if kind.is_file() {
+            fs::copy(entry.path(), to.join(name))?;
+        } else if kind.is_dir() && name != "target" && name != ".git" {
+            copy_tree(&entry.path(), &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a mistake.
+fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
+    let path = copy.join(edit.file);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    fs::write(&path, changed(&text, mutant, edit)?)?;
+    Ok(())
+}
+
+fn changed(text: &str, mutant: &str, edit: &Edit) -> Result<String> {
+    let Edit { file, from, to } = edit;
+    ensure!(to.contains(CHOSEN), "{mutant}: the change of {file} does not depend on the choice");
+    match text.matches(from).count() {
+        1 => Ok(text.replace(from, &to.replace(CHOSEN, &format!("crate::mutant({mutant:?})")))),
+        count => bail!(
+            "{mutant}: `{from}` is {count} times in {file}; the mistake has to be described anew in {}",
+            file!()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// In seconds, and not when the machine is up at last.
+    #[test]
+    fn every_mistake_can_be_made() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut texts = BTreeMap::new();
+        for mutant in MUTANTS {
+            for edit in mutant.edits {
+                let text = texts
+                    .entry(edit.file)
+                    .or_insert_with(|| fs::read_to_string(root.join(edit.file)).unwrap());
+                *text = changed(text, mutant.name, edit).unwrap();
+            }
+        }
+        let made: usize = texts.values().map(|text| text.matches("crate::mutant(").count()).sum();
+        assert_eq!(made, MUTANTS.iter().map(|mutant| mutant.edits.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn a_mistake_that_does_not_fit_is_refused() {
+        let edit = Edit { file: "x", from: "lock();", to: "if !CHOSEN { lock(); }" };
+        assert_eq!(
+            changed("{ lock(); }", "m", &edit).unwrap(),
+            "{ if !crate::mutant(\"m\") { lock(); } }"
+        );
+        assert!(changed("{}", "m", &edit).is_err());
+        assert!(changed("lock(); lock();", "m", &edit).is_err());
+        assert!(changed("lock();", "m", &Edit { to: "", ..edit }).is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! This project's own programs, where the device is another than the one that its suite runs on:
+//! InfiniBand ports, and no write combining.
+
+use super::case::Case;
+
+/// Ping-pongs of `uverbs pingpong` with itself, polling and by events, with what arrives compared.
+pub(crate) fn pingpongs() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
+        for (name, options) in [("polling", "-c"), ("events", "-c -e")] {
+            let program = format!("uverbs pingpong {kind} -n 50 {options}");
+            let server = format!("{program} -d mlx5_1");
+            let client = format!("{program} -d mlx5_0 127.0.0.1");
+            let name = format!("ours::{kind}_pingpong::{name}");
+            cases.push(Case::pair(name, "tcp 18515", &server, &client));
+        }
+    }
+    cases
+}
+
+/// A part of the device suite, of which nothing may be skipped.
+fn part(filter: &str) -> Case {
+    let name = format!("ours::{}", filter.replace("::", "_").trim_end_matches('_'));
+    let script = format!(
+        "cd /tmp; export UVERBS_TEST_DEVICE=mlx5_0 UVERBS_TEST_SECOND_DEVICE=mlx5_1 UVERBS_PEERS=1\n\
+         timeout 300 uverbs-device-tests --test-threads 1 {filter} || exit 1"
+    );
+    // Its results are among what is printed; a filter that fits nothing is a mistake.
+    let script = format!(
+        "({script}) >part; status=$?; cat part; [ $status = 0 ] || exit 1\n\
+         grep -q ' [1-9][0-9]* passed; 0 failed; 0 ignored' part || fail 'not all of it was run'"
+    );
+    Case::new(name, format!("directory=$(mktemp -d) && cd $directory || exit 1\n{script}"))
+}
+
+/// What an InfiniBand port makes different: how peers are addressed, and the states' attributes.
+/// Among it are rdma-core's ping-pongs as the other side.
+pub(crate) fn over_infiniband() -> Vec<Case> {
+    let parts = ["port::", "modify::", "rc::", "uc::", "ud::", "srq::", "handshake::", "peers::"];
+    let mut cases = pingpongs();
+    cases.extend(parts.map(part));
+    cases
+}
+
+/// What rings: everything by doorbells that the processor does not combine.
+pub(crate) fn without_combining() -> Vec<Case> {
+    ["mlx5::stress", "mlx5::td", "mlx5::uar", "rc::", "srq::", "events::"].map(part).into()
+}

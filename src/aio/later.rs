@@ -1,0 +1,108 @@
+//! What waits until all locks are released: wakers, and memory whose owner went away. Both may run
+//! code of the program, which may use the same queues again.
+
+use crate::owned::Memory;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::task::Waker;
+
+/// Wakers that are to be called, and memory that is to be dropped.
+#[derive(Debug, Default)]
+pub(super) struct Later {
+    wakers: Vec<Waker>,
+    memory: Vec<Memory>,
+}
+
+impl Later {
+    /// With room for so many wakers.
+    pub(super) fn with_capacity(wakers: usize) -> Later {
+        Later { wakers: Vec::with_capacity(wakers), memory: Vec::new() }
+    }
+
+    pub(super) fn wake(&mut self, waker: Waker) {
+        self.wakers.push(waker);
+    }
+
+    pub(super) fn drop(&mut self, memory: Memory) {
+        // Most requests that nobody waits for have none.
+        if !matches!(memory, Memory::None) {
+            self.memory.push(memory);
+        }
+    }
+
+    /// Does everything, and only then lets the first panic go on: one task must not cost another
+    /// one its wake-up.
+    pub(super) fn run(&mut self) {
+        if let Some(panic) = self.run_all() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Does everything, and says nothing of panics.
+    pub(super) fn run_quietly(&mut self) {
+        // What a panic carries may panic in turn when it is dropped.
+        self.run_all().map(std::mem::forget);
+    }
+
+    fn run_all(&mut self) -> Option<Box<dyn std::any::Any + Send>> {
+        let mut first = None;
+        let mut attempt = |work: &mut dyn FnMut()| {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+                match &first {
+                    None => first = Some(panic),
+                    Some(_) => std::mem::forget(panic),
+                }
+            }
+        };
+        for waker in self.wakers.drain(..) {
+            let mut waker = Some(waker);
+            attempt(&mut || waker.take().into_iter().for_each(Waker::wake));
+        }
+        for memory in self.memory.drain(..) {
+            let mut memory = Some(memory);
+            attempt(&mut || drop(memory.take()));
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+impl Later {
+    /// How many are to be woken.
+    pub(super) fn wakers(&self) -> usize {
+        self.wakers.len()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    #[derive(Debug, Default)]
+    struct Panics(AtomicUsize);
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("as planned");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_costs_others_nothing() {
+        let count = Arc::<Panics>::default();
+        for quietly in [false, true] {
+            count.0.store(0, Ordering::Relaxed);
+            let mut later = Later::default();
+            (0..3).for_each(|_| later.wake(Waker::from(count.clone())));
+            let ended = catch_unwind(AssertUnwindSafe(|| match quietly {
+                false => later.run(),
+                true => later.run_quietly(),
+            }));
+            assert_eq!((ended.is_ok(), count.0.load(Ordering::Relaxed)), (quietly, 3));
+            assert!(later.wakers.is_empty());
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Device memory: a few pages on the device itself, which it reaches without the bus.
+//!
+//! Pairs with `core/uverbs_std_types_dm.c`; where the memory is mapped is the provider's to say.
+//! [`mr`](crate::mr) registers it.
+
+use crate::context::Context;
+use crate::envelope::{Envelope, Proof};
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::handles::ObjectKind;
+use crate::import::{Imported, sealed::Sealed, stale};
+use crate::mem::window::{WORD, Window};
+use crate::object::{Class, Object, destroy_sole};
+use crate::provider::DmPlace as Place;
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_uapi::dm as uapi;
+use uverbs_uapi::object::UVERBS_OBJECT_DM;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const VERB: &str = "alloc_dm";
+
+impl Class {
+    const DM: Class = Class {
+        verb: "free_dm",
+        object: UVERBS_OBJECT_DM,
+        destroy: uapi::UVERBS_METHOD_DM_FREE,
+        handle: uapi::UVERBS_ATTR_FREE_DM_HANDLE,
+        report: None,
+    };
+}
+
+/// What device memory and the regions on it share.
+#[derive(Debug)]
+pub(crate) struct DmInner {
+    pub(crate) object: Object<Window>,
+    place: Place,
+    length: usize,
+}
+
+/// Memory on the device. Requests that it is the source or target of need not cross the bus for it,
+/// and its atomics are the device's own; there is little of it
+/// ([`max_dm_size`](crate::DeviceAttr::max_dm_size)).
+///
+/// This process reaches it by copies of whole words of 4 bytes, each of which crosses the bus and
+/// takes its time. Requests name it by a region ([`register_dm`]), whose addresses count from 0.
+/// What it holds at first is not defined.
+///
+/// Dropping it frees it, as soon as no region of it is left. All methods may be called from any
+/// thread; copies of two threads to the same words leave words of either.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
+/// # let pd = context.alloc_pd()?;
+/// use uverbs::Access;
+///
+/// let counters = context.alloc_dm(64, 8)?;
+/// counters.copy_from(0, &[0u64; 8])?;
+/// let region = pd.register_dm(&counters, .., Access::ALL_REMOTE)?;
+/// println!("a peer may add to {:?}", region.remote(8)?);
+/// # Ok(()) }
+/// ```
+///
+/// [`register_dm`]: crate::ProtectionDomain::register_dm
+#[doc(alias = "ibv_dm")]
+#[derive(Debug)]
+pub struct DeviceMemory {
+    pub(crate) inner: Arc<DmInner>,
+}
+
+impl Context {
+    /// Allocates `length` bytes on the device that begin at a multiple of `align` bytes: 8 for
+    /// atomics, 1 if anything will do.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` on a device without such memory, all but mlx5's for one; `EINVAL` for 0 bytes,
+    /// for more than the device has in all, and for an alignment that is no power of two or more than
+    /// the device gives; `ENOMEM` when too little is left.
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn alloc_dm(&self, length: usize, align: usize) -> Result<DeviceMemory> {
+        let file = &self.file;
+        let mut place = file.provider.device_memory(VERB)?;
+        file.check_fork(VERB)?;
+        if !align.is_power_of_two() {
+            let detail = format!("an alignment of {align}, which is no power of two");
+            return Err(Error::invalid(VERB, detail));
+        }
+        let most = file.limits().map_or(u64::MAX, |limits| limits.max_dm_size());
+        if most == 0 {
+            let detail = format!("{} has no memory of its own", file.device.name());
+            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
+        }
+        if length == 0 || length as u64 > most {
+            let detail = format!("{length} bytes; {} has {most} in all", file.device.name());
+            return Err(Error::invalid(VERB, detail));
+        }
+        let command = Command::new(UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC)
+            .new_handle(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE)
+            .u64(uapi::UVERBS_ATTR_ALLOC_DM_LENGTH, length as u64)
+            .u32(uapi::UVERBS_ATTR_ALLOC_DM_ALIGNMENT, align.trailing_zeros());
+        let mut command = place.request(command);
+        let made = file.execute(VERB, &mut command);
+        let handle = command.made(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE);
+        drop(command);
+        made.map_err(|error| {
+            let name = file.device.name();
+            match error.errno() {
+                Errno::NOMEM => error.detail(format!(
+                    "{length} bytes are not left, or not in one piece, of the {most} of {name}"
+                )),
+                Errno::INVAL => error.detail(format!("{length} bytes at a multiple of {align}")),
+                _ => error,
+            }
+        })?;
+        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        // So that it is freed if it cannot be mapped.
+        let owner = Object::new(file.clone(), Class::DM, handle, ());
+        let window = map(file, VERB, place, length)?;
+        let object = owner.exchange(window).0;
+        Ok(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) })
+    }
+
+    /// Imports device memory of another process that has this context's file.
+    ///
+    /// What the exporter said of it is compared with what the kernel says. Memory that took the
+    /// place of the exported one, under its handle and as long, is not told from it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context,
+    /// `ENOENT` if there is no such memory, `ESTALE` if it is another one; `ENOMEM` without address
+    /// space left.
+    #[doc(alias = "ibv_import_dm")]
+    pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
+        const VERB: &str = "import_dm";
+        let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
+        let (place, length) = query(&self.file, VERB, handle)?;
+        if proof(place, length) != told {
+            let detail = format!("device memory {handle} has {length} bytes at {place:x?}");
+            return Err(stale(VERB, detail));
+        }
+        imported(&self.file, VERB, handle, place, length)
+    }
+
+    /// Imports device memory by its bare handle, as rdma-core's programs exchange them.
+    ///
+    /// # Safety
+    ///
+    /// The handle was exported as that of device memory of this context's file by whoever frees it.
+    /// Another one names a stranger's memory, which [`Imported::into_owner`] would claim.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such memory; `ENOMEM` without address space left.
+    #[doc(alias = "ibv_import_dm")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn import_dm_raw(&self, handle: u32) -> Result<Imported<DeviceMemory>> {
+        const VERB: &str = "import_dm";
+        let (place, length) = query(&self.file, VERB, handle)?;
+        imported(&self.file, VERB, handle, place, length)
+    }
+}
+
+fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<Window> {
+    let window = place.map(length, file.kernel.mapper());
+    window.map_err(|errno| {
+        let detail = format!("{length} bytes of device memory could not be mapped");
+        Error::from_kernel(verb, errno).detail(detail)
+    })
+}
+
+fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
+    file.provider.device_memory(verb)?;
+    file.check_fork(verb)?;
+    Place::query(&*file.kernel, handle).map_err(|errno| match errno {
+        Errno::NOENT => Error::from_kernel(verb, errno).detail(format!(
+            "{} has no device memory with handle {handle} in this context",
+            file.device.name()
+        )),
+        _ => Error::from_kernel(verb, errno),
+    })
+}
+
+fn proof(place: Place, length: u64) -> Proof {
+    let [start, index] = place.numbers();
+    [start, index, length, 0]
+}
+
+fn imported(
+    file: &Arc<File>,
+    verb: &'static str,
+    handle: u32,
+    place: Place,
+    length: u64,
+) -> Result<Imported<DeviceMemory>> {
+    let length = usize::try_from(length)
+        .map_err(|_| Error::invalid(verb, format!("{length} bytes of device memory")))?;
+    let window = map(file, verb, place, length)?;
+    let object = Object::imported(file.clone(), Class::DM, handle, window);
+    Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) }))
+}
+
+impl DeviceMemory {
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "there is no memory of 0 bytes")]
+    pub fn len(&self) -> usize {
+        self.inner.length
+    }
+
+    /// The number by which the kernel knows the memory within its file.
+    pub fn handle(&self) -> u32 {
+        self.inner.object.handle()
+    }
+
+    /// A context on the same file.
+    pub fn context(&self) -> Context {
+        Context { file: self.inner.object.file().clone() }
+    }
+
+    /// Copies a value, or a slice of values, to `offset`. A peer may read or write there meanwhile;
+    /// words of 4 bytes are not torn. What is posted afterwards finds them there.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceMemoryError::Unaligned`] unless `offset` and the bytes to copy are multiples of 4,
+    /// [`DeviceMemoryError::OutOfRange`], [`DeviceMemoryError::Forked`] in a child of the process
+    /// that has the memory. Nothing is copied then.
+    #[doc(alias = "ibv_memcpy_to_dm")]
+    pub fn copy_from<T>(
+        &self,
+        offset: usize,
+        values: &T,
+    ) -> std::result::Result<(), DeviceMemoryError>
+    where
+        T: IntoBytes + Immutable + ?Sized,
+    {
+        let bytes = values.as_bytes();
+        let stored = self.window(offset, bytes.len())?.store(offset, bytes);
+        stored.ok_or_else(|| self.refusal(offset, bytes.len()))
+    }
+
+    /// Copies a value, or a slice of values, from `offset` on. A peer may write there meanwhile;
+    /// words of 4 bytes are not torn.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from`](Self::copy_from).
+    #[doc(alias = "ibv_memcpy_from_dm")]
+    pub fn copy_to<T>(
+        &self,
+        offset: usize,
+        values: &mut T,
+    ) -> std::result::Result<(), DeviceMemoryError>
+    where
+        T: FromBytes + IntoBytes + ?Sized,
+    {
+        let bytes = values.as_mut_bytes();
+        let length = bytes.len();
+        let loaded = self.window(offset, length)?.load(offset, bytes);
+        loaded.ok_or_else(|| self.refusal(offset, length))
+    }
+
+    fn window(
+        &self,
+        offset: usize,
+        length: usize,
+    ) -> std::result::Result<&Window, DeviceMemoryError> {
+        match self.inner.object.memory() {
+            Some(window) if window.is_inherited() => Err(DeviceMemoryError::Forked),
+            Some(window) => Ok(window),
+            None => Err(DeviceMemoryError::OutOfRange { offset, length, size: 0 }),
+        }
+    }
+
+    fn refusal(&self, offset: usize, length: usize) -> DeviceMemoryError {
+        if offset % WORD != 0 || length % WORD != 0 {
+            return DeviceMemoryError::Unaligned { offset, length };
+        }
+        DeviceMemoryError::OutOfRange { offset, length, size: self.len() }
+    }
+
+    /// The exported form, for [`Context::import_dm`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        let file = self.inner.object.file();
+        file.check_fork("export_dm")?;
+        let proof = proof(self.inner.place, self.len() as u64);
+        Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), proof))
+    }
+
+    /// Leaves it to another process to free the memory. Regions of it that were made here stay.
+    ///
+    /// # Errors
+    ///
+    /// As [`export`](Self::export); the memory comes back with the error.
+    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+        match self.export() {
+            Ok(envelope) => {
+                self.inner.object.set_owned(false);
+                Ok(envelope)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Frees the memory and says whether that went well; dropping it does the same silently, as soon
+    /// as no region is on it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while it is registered, here or by another holder of the file; the memory comes back
+    /// with the error.
+    #[doc(alias = "ibv_free_dm")]
+    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+        const HELD: &str = "a memory region is on the device memory";
+        destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
+            .map_err(|(inner, error)| (DeviceMemory { inner }, error))
+    }
+}
+
+impl Sealed for DeviceMemory {
+    const UNIMPORT: &'static str = "unimport_dm";
+
+    fn check(&self, verb: &'static str) -> Result<()> {
+        let (place, length) = query(self.inner.object.file(), verb, self.handle())?;
+        if (place, length) == (self.inner.place, self.len() as u64) {
+            return Ok(());
+        }
+        let detail = format!("device memory {} has {length} bytes at {place:x?}", self.handle());
+        Err(stale(verb, detail))
+    }
+
+    fn check_fork(&self, verb: &'static str) -> Result<()> {
+        self.inner.object.file().check_fork(verb)
+    }
+
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    fn set_owned(&self, owned: bool) {
+        self.inner.object.set_owned(owned);
+    }
+}
+
+/// Why device memory was not copied to or from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceMemoryError {
+    /// It does not lie within the memory.
+    OutOfRange {
+        /// Where it would begin, in bytes.
+        offset: usize,
+        /// How long it would be, in bytes.
+        length: usize,
+        /// The bytes that there are.
+        size: usize,
+    },
+    /// It is not whole words of 4 bytes.
+    Unaligned {
+        /// Where it would begin, in bytes.
+        offset: usize,
+        /// How long it would be, in bytes.
+        length: usize,
+    },
+    /// This process is a fork of the one that has the memory.
+    Forked,
+}
+
+impl fmt::Display for DeviceMemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceMemoryError::OutOfRange { offset, length, size } => {
+                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
+            }
+            DeviceMemoryError::Unaligned { offset, length } => {
+                write!(f, "{length} bytes at {offset} are not whole words of {WORD} bytes")
+            }
+            DeviceMemoryError::Forked => {
+                f.write_str("this process is a fork of the one that has the device memory")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DeviceMemoryError {}
+
+impl From<DeviceMemoryError> for Error {
+    fn from(error: DeviceMemoryError) -> Error {
+        Error::invalid("device_memory", error.to_string())
+    }
+}

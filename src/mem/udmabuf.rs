@@ -1,0 +1,54 @@
+//! Dma-bufs of files in memory: how ordinary memory becomes what devices share.
+//!
+//! Pairs with `UDMABUF_CREATE` of `linux/udmabuf.h`.
+
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `struct udmabuf_create`.
+#[repr(C)]
+struct Create {
+    memfd: i32,
+    flags: u32,
+    offset: u64,
+    size: u64,
+}
+
+const CLOEXEC: u32 = 1;
+
+/// The ioctl, which answers a file.
+struct Made(Create);
+
+// SAFETY: the opcode is that of an ioctl which reads such a struct, and answers a new descriptor.
+unsafe impl Ioctl for Made {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        opcode::write::<Create>(b'u', 0x42)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(&mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(fd: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: a success answers a descriptor that is nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// A dma-buf of the first `length` bytes, whole pages, of a file in memory that is sealed against
+/// shrinking. `maker` is `/dev/udmabuf`.
+pub(crate) fn of_memfd(
+    maker: impl AsFd,
+    memfd: BorrowedFd<'_>,
+    length: usize,
+) -> Result<OwnedFd, Errno> {
+    let create =
+        Create { memfd: memfd.as_raw_fd(), flags: CLOEXEC, offset: 0, size: length as u64 };
+    // SAFETY: the kernel reads the struct, and changes no memory of this process.
+    unsafe { ioctl(maker, Made(create)) }
+}

@@ -1,0 +1,84 @@
+//! Device memory (MEMIC): what the driver adds to its commands, and where it is to be mapped.
+//!
+//! Pairs with `hw/mlx5/dm.c`.
+
+use crate::mem::mapping::Mapper;
+use crate::mem::window::Window;
+use crate::uverbs::command::Command;
+use crate::uverbs::kernel::Kernel;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use uverbs_uapi::mlx5::context::MLX5_IB_MMAP_DEVICE_MEM;
+use uverbs_uapi::mlx5::dm as uapi;
+use uverbs_uapi::object::UVERBS_OBJECT_DM;
+
+/// Bits of an offset's page number that hold the low part of an index, and those for the command.
+const INDEX_BITS: u32 = 8;
+const COMMAND_BITS: u32 = 8;
+
+/// Where device memory is, as the driver tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Where in its first page it begins, in bytes.
+    start: u64,
+    /// What its pages are mapped by.
+    index: u16,
+}
+
+impl Place {
+    /// Adds the driver's part to the command that allocates.
+    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+        command
+            .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET, &mut self.start)
+            .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &mut self.index)
+    }
+
+    /// Where the memory of this handle is, and how many bytes it has.
+    pub(crate) fn query(kernel: &dyn Kernel, handle: u32) -> Result<(Place, u64), Errno> {
+        let mut place = Place::default();
+        let mut length = 0u64;
+        let mut command = Command::new(UVERBS_OBJECT_DM, uapi::MLX5_IB_METHOD_DM_QUERY)
+            .handle(uapi::MLX5_IB_ATTR_QUERY_DM_REQ_HANDLE, handle)
+            .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_START_OFFSET, &mut place.start)
+            .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_PAGE_INDEX, &mut place.index)
+            .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH, &mut length);
+        kernel.execute(&mut command)?;
+        drop(command);
+        Ok((place, length))
+    }
+
+    /// Two numbers that tell this place from others of the same file.
+    pub(crate) fn numbers(self) -> [u64; 2] {
+        [self.start, self.index.into()]
+    }
+
+    /// What `mmap` is told.
+    fn offset(self) -> u64 {
+        let index = u64::from(self.index);
+        let (high, low) = (index >> INDEX_BITS, index & ((1 << INDEX_BITS) - 1));
+        let command = u64::from(MLX5_IB_MMAP_DEVICE_MEM) << INDEX_BITS;
+        (high << (INDEX_BITS + COMMAND_BITS) | command | low) * page_size() as u64
+    }
+
+    /// Maps `length` bytes of memory.
+    pub(crate) fn map(self, length: usize, mapper: &dyn Mapper) -> Result<Window, Errno> {
+        let mapped = length.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
+        let within = (self.start % page_size() as u64) as usize;
+        let mapping = mapper.map(self.offset(), mapped)?;
+        Window::new(mapping, within, length).ok_or(Errno::BADMSG)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_on_both_sides_of_the_command() {
+        let page = page_size() as u64;
+        let offset = |index| Place { start: 0, index }.offset();
+        assert_eq!(offset(0), 0x0800 * page);
+        assert_eq!(offset(0x12), 0x0812 * page);
+        assert_eq!(offset(0xabcd), 0xab_08cd * page);
+    }
+}

@@ -1,0 +1,400 @@
+//! Memory on the device.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::pair::{Config, Pair};
+use crate::partner::{Partner, missing, parse, print, refused};
+use crate::pattern;
+use crate::verdict::{Stop, Verdict, require, supported, trials};
+use uverbs::{
+    Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
+    OnDevice, Remote, SendWr, WcOpcode, WcStatus,
+};
+
+trials![
+    words_come_back,
+    parts_of_words_and_what_is_outside_are_refused,
+    peers_write_and_read_it,
+    messages_leave_from_it_and_arrive_in_it,
+    peers_count_in_it,
+    a_part_is_addressed_from_its_beginning,
+    registrations_that_make_no_sense_are_refused,
+    sizes_that_make_no_sense_are_refused,
+    what_is_used_up_comes_back,
+    registered_memory_is_not_freed,
+    another_process_copies_and_writes,
+    ownership_crosses,
+    stale_envelopes_are_refused,
+];
+
+const BYTES: usize = 4096;
+
+fn open() -> Verdict<Context> {
+    let context = super::open()?;
+    let most = context.query_device()?.max_dm_size();
+    require(most > 0, Capability::DeviceMemory, "not advertised")?;
+    Ok(context)
+}
+
+fn alloc(context: &Context, length: usize) -> Verdict<DeviceMemory> {
+    supported(context.alloc_dm(length, 8), Capability::DeviceMemory)
+}
+
+/// Two sides, and memory on the device in the context of the second.
+fn pair() -> Verdict<(Pair, DeviceMemory)> {
+    open()?;
+    let pair = Pair::new(Config::rc())?;
+    let memory = alloc(&pair.b.context, BYTES)?;
+    Ok((pair, memory))
+}
+
+fn register(pair: &Pair, memory: &DeviceMemory) -> Verdict<MemoryRegion<u8, OnDevice>> {
+    Ok(pair.b.pd.register_dm(memory, .., Access::ALL_REMOTE)?)
+}
+
+fn fill(memory: &DeviceMemory, offset: usize, length: usize, seed: u64) -> Verdict {
+    Ok(memory.copy_from(offset, pattern::bytes(seed, length).as_slice())?)
+}
+
+#[track_caller]
+fn check(memory: &DeviceMemory, offset: usize, length: usize, seed: u64) -> Verdict {
+    let mut bytes = vec![0; length];
+    memory.copy_to(offset, bytes.as_mut_slice())?;
+    pattern::check(&bytes, seed);
+    Ok(())
+}
+
+fn words_come_back() -> Verdict {
+    let context = open()?;
+    // No whole page, and no whole unit of the device.
+    let memory = alloc(&context, 5000)?;
+    assert_eq!(memory.len(), 5000);
+    fill(&memory, 0, 256, 1)?;
+    fill(&memory, 4900, 100, 2)?;
+    memory.copy_from(128, &0x0102_0304_0506_0708u64)?;
+    check(&memory, 4900, 100, 2)?;
+    let expected = pattern::bytes(1, 256);
+    let mut found = [0u8; 256];
+    memory.copy_to(0, &mut found)?;
+    assert!(found[..128] == expected[..128] && found[136..] == expected[136..]);
+    let mut value = 0u64;
+    memory.copy_to(128, &mut value)?;
+    assert_eq!(value, 0x0102_0304_0506_0708);
+    // What another has is another's.
+    let other = alloc(&context, 64)?;
+    other.copy_from(0, &[0xffu8; 64])?;
+    check(&memory, 4900, 100, 2)?;
+    assert_eq!(context.handles(ObjectKind::DM)?.len(), 2);
+    Ok(())
+}
+
+fn parts_of_words_and_what_is_outside_are_refused() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, 64)?;
+    fill(&memory, 0, 64, 3)?;
+    for (offset, length) in [(0, 3), (1, 4), (2, 2), (62, 4)] {
+        let error = Err(DeviceMemoryError::Unaligned { offset, length });
+        assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
+        assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
+    }
+    for (offset, length) in [(0, 68), (64, 4), (usize::MAX - 3, 8), (68, 0)] {
+        let error = Err(DeviceMemoryError::OutOfRange { offset, length, size: 64 });
+        assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
+        assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
+    }
+    check(&memory, 0, 64, 3)
+}
+
+fn peers_write_and_read_it() -> Verdict {
+    let (mut pair, memory) = pair()?;
+    let region = register(&pair, &memory)?;
+    assert_eq!((region.addr(), region.byte_len()), (0, BYTES));
+    for (seed, offset, length) in [(1, 0, 100), (2, 1000, 3000), (3, BYTES - 64, 64)] {
+        let to = region.remote(offset)?;
+        assert_eq!(to.addr, offset as u64);
+        pair.a.fill(0..length, seed);
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::write(to, &sges).id(seed).signaled())?;
+        pair.a.expect(seed, WcOpcode::WRITE)?;
+        check(&memory, offset, length, seed)?;
+        // And back, from what this process put there.
+        fill(&memory, offset, length, !seed)?;
+        pair.a.poison(0..length);
+        let sges = [pair.a.sge(0..length)];
+        pair.a.send(SendWr::read(to, &sges).id(seed).signaled())?;
+        pair.a.expect(seed, WcOpcode::READ)?;
+        pair.a.check(0..length, !seed);
+    }
+    let beyond = Remote { addr: BYTES as u64 - 8, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..16)];
+    pair.a.send(SendWr::write(beyond, &sges).id(9))?;
+    pair.a.expect_failure(9, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn messages_leave_from_it_and_arrive_in_it() -> Verdict {
+    let (mut pair, memory) = pair()?;
+    let region = register(&pair, &memory)?;
+    let (lower, upper) = (region.sge(..2000)?, region.sge(2048..4048)?);
+    pair.a.fill(0..2000, 5);
+    pair.b.recv_into(1, &[upper])?;
+    let sges = [pair.a.sge(0..2000)];
+    pair.a.send(SendWr::send(&sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::SEND)?;
+    assert_eq!(pair.b.expect(1, WcOpcode::RECV)?.byte_len, 2000);
+    check(&memory, 2048, 2000, 5)?;
+    fill(&memory, 0, 2000, 6)?;
+    pair.a.poison(0..2000);
+    pair.a.recv(2, 0..2000)?;
+    pair.b.send(SendWr::send(&[lower]).id(2).signaled())?;
+    pair.b.expect(2, WcOpcode::SEND)?;
+    pair.a.expect(2, WcOpcode::RECV)?;
+    pair.a.check(0..2000, 6);
+    Ok(())
+}
+
+fn peers_count_in_it() -> Verdict {
+    let (mut pair, memory) = pair()?;
+    let region = register(&pair, &memory)?;
+    memory.copy_from(64, &[7u64, 100])?;
+    let at = region.remote(72)?;
+    let sges = [pair.a.sge(0..8)];
+    for n in 0..4 {
+        pair.a.send(SendWr::fetch_add(at, 3, &sges).id(n).signaled())?;
+        pair.a.expect(n, WcOpcode::FETCH_ADD)?;
+        assert_eq!(pair.a.read(0..8), (100 + 3 * n).to_ne_bytes());
+    }
+    pair.a.send(SendWr::compare_swap(at, 112, 5, &sges).id(9).signaled())?;
+    pair.a.expect(9, WcOpcode::COMPARE_SWAP)?;
+    let mut found = [0u64; 2];
+    memory.copy_to(64, &mut found)?;
+    assert_eq!(found, [7, 5]);
+    Ok(())
+}
+
+fn a_part_is_addressed_from_its_beginning() -> Verdict {
+    let (mut pair, memory) = pair()?;
+    fill(&memory, 0, BYTES, 1)?;
+    let region = pair.b.pd.register_dm(&memory, 1024..1280, Access::ALL_REMOTE)?;
+    assert_eq!((region.addr(), region.byte_len()), (0, 256));
+    pair.a.fill(0..256, 2);
+    let sges = [pair.a.sge(0..256)];
+    pair.a.send(SendWr::write(region.remote(0)?, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::WRITE)?;
+    let mut found = vec![0; BYTES];
+    memory.copy_to(0, found.as_mut_slice())?;
+    let before = pattern::bytes(1, BYTES);
+    assert!(found[..1024] == before[..1024] && found[1280..] == before[1280..]);
+    pattern::check(&found[1024..1280], 2);
+    // What lies behind the part is no part of it.
+    let beyond = Remote { addr: 256, rkey: region.rkey() };
+    let sges = [pair.a.sge(0..4)];
+    pair.a.send(SendWr::write(beyond, &sges).id(2))?;
+    pair.a.expect_failure(2, WcStatus::REM_ACCESS_ERR)?;
+    Ok(())
+}
+
+fn registrations_that_make_no_sense_are_refused() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, BYTES)?;
+    let pd = context.alloc_pd()?;
+    for range in [0..BYTES + 1, BYTES..BYTES + 1, 5..5] {
+        let error = pd.register_dm(&memory, range.clone(), Access::LOCAL_WRITE).unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("reg_dm_mr", Errno::INVAL), "{range:?}");
+    }
+    let refused = [
+        pd.register_dm(&memory, .., Access::REMOTE_WRITE),
+        pd.register_dm(&memory, .., Access::LOCAL_WRITE | Access::MW_BIND),
+        pd.registration().iova(4096).register_dm(&memory, ..),
+        env::open()?.alloc_pd()?.register_dm(&memory, .., Access::LOCAL_WRITE),
+    ];
+    for answer in refused {
+        let error = answer.unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("reg_dm_mr", Errno::INVAL), "{error}");
+    }
+    // A hint is no right.
+    let access = Access::LOCAL_WRITE;
+    drop(pd.registration().access(access).relaxed_ordering().register_dm(&memory, ..)?);
+    assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0]);
+    Ok(())
+}
+
+fn sizes_that_make_no_sense_are_refused() -> Verdict {
+    let context = open()?;
+    let most = context.query_device()?.max_dm_size();
+    for (length, align) in [(0, 1), (most as usize + 1, 1), (64, 0), (64, 24), (64, 1 << 30)] {
+        let error = context.alloc_dm(length, align).unwrap_err();
+        let found = (error.verb(), error.errno());
+        assert_eq!(found, ("alloc_dm", Errno::INVAL), "{length} at {align}: {error}");
+    }
+    let error = context.alloc_dm(most as usize + 1, 1).unwrap_err();
+    assert!(error.message().contains(&most.to_string()), "{error}");
+    for align in [1, 4, 64, 4096] {
+        assert_eq!(context.alloc_dm(100, align)?.len(), 100);
+    }
+    assert_eq!(context.handles(ObjectKind::DM)?, [0u32; 0]);
+    Ok(())
+}
+
+fn what_is_used_up_comes_back() -> Verdict {
+    let context = open()?;
+    let most = context.query_device()?.max_dm_size() as usize;
+    let piece = (most / 8).next_multiple_of(64);
+    let use_up = || -> Verdict<Vec<DeviceMemory>> {
+        let mut pieces = Vec::new();
+        loop {
+            match context.alloc_dm(piece, 1) {
+                Ok(memory) => pieces.push(memory),
+                Err(error) => {
+                    assert_eq!(error.errno(), Errno::NOMEM, "{error}");
+                    assert!(error.message().contains(&most.to_string()), "{error}");
+                    return Ok(pieces);
+                }
+            }
+            assert!(pieces.len() <= most.div_ceil(piece), "more than there is");
+        }
+    };
+    let first = use_up()?;
+    let count = first.len();
+    assert!(count > 0);
+    // No two of them are the same.
+    for (seed, memory) in (0..).zip(&first) {
+        fill(memory, piece - 64, 64, seed)?;
+    }
+    for (seed, memory) in (0..).zip(&first) {
+        check(memory, piece - 64, 64, seed)?;
+    }
+    drop(first);
+    assert_eq!(use_up()?.len(), count);
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+fn registered_memory_is_not_freed() -> Verdict {
+    let (mut pair, memory) = pair()?;
+    let region = register(&pair, &memory)?;
+    let (memory, error) = memory.destroy().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    // Who does not know of the region here is told by the kernel.
+    let envelope = memory.export()?;
+    let context = pair.b.context.clone();
+    let own = context.import_dm(&envelope)?.into_owner().map_err(|(_, error)| error)?;
+    let (own, error) = own.destroy().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
+    own.release().map_err(|(_, error)| error)?;
+    // The region keeps the memory, whoever else lets go of it.
+    drop(memory);
+    assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
+    pair.a.fill(0..64, 1);
+    let sges = [pair.a.sge(0..64)];
+    pair.a.send(SendWr::write(region.remote(0)?, &sges).id(1).signaled())?;
+    pair.a.expect(1, WcOpcode::WRITE)?;
+    drop(region);
+    assert_eq!((context.handles(ObjectKind::DM)?.len(), context.leaked()), (0, 0));
+    Ok(())
+}
+
+fn another_process_copies_and_writes() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, BYTES)?;
+    let pd = context.alloc_pd()?;
+    let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
+    fill(&memory, 0, 512, 1)?;
+    let mut partner = Partner::start()?;
+    partner.import(&context)?;
+    let told = partner.ask(&format!("dm-import {}", print(&memory.export()?)), "imported")?;
+    assert_eq!(told, BYTES.to_string());
+    partner.ask("dm-check 0 512 1", "checked")?;
+    partner.ask("dm-fill 512 256 2", "filled")?;
+    check(&memory, 512, 256, 2)?;
+    // By its keys, too: the region is addressed from 0 wherever it is imported.
+    partner.ask(&format!("pd {}", print(&pd.export()?)), "pd")?;
+    partner.ask(&format!("mr {}", print(&region.export()?)), "mr")?;
+    assert_eq!(partner.ask("copy 0 1024 512", "copied")?, WcStatus::SUCCESS.0.to_string());
+    check(&memory, 1024, 512, 1)?;
+    partner.dismiss()?;
+    assert_eq!(context.handles(ObjectKind::DM)?, [memory.handle()]);
+    check(&memory, 512, 256, 2)
+}
+
+fn ownership_crosses() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, 64)?;
+    let mut partner = Partner::start()?;
+    partner.import(&context)?;
+    let envelope = memory.release().map_err(|(_, error)| error)?;
+    assert_eq!(context.handles(ObjectKind::DM)?.len(), 1, "released, not freed");
+    partner.ask(&format!("dm-import {}", print(&envelope)), "imported")?;
+    partner.ask("dm-own", "owned")?;
+    partner.dismiss()?;
+    assert_eq!(context.handles(ObjectKind::DM)?, [0u32; 0], "the new owner freed it");
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "bare handles are taken on trust")]
+fn stale_envelopes_are_refused() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, 64)?;
+    let envelope = memory.export()?;
+    let handle = memory.handle();
+    drop(context.import_dm(&envelope)?);
+    // SAFETY: allocated above.
+    let bare = unsafe { context.import_dm_raw(handle) }?;
+    assert_eq!(bare.len(), 64);
+    bare.unimport().map_err(|(_, error)| error)?;
+    memory.destroy().map_err(|(_, error)| error)?;
+    assert_eq!(context.import_dm(&envelope).unwrap_err().errno(), Errno::NOENT);
+    // Another one under the same handle is told by its length.
+    let next = alloc(&context, 128)?;
+    assert_eq!(next.handle(), handle);
+    let error = context.import_dm(&envelope).unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    let error = context.import_pd(&next.export()?).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    let error = super::open()?.import_dm(&next.export()?).unwrap_err();
+    assert_eq!(error.errno(), Errno::XDEV, "{error}");
+    Ok(())
+}
+
+/// What a partner has of device memory.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    imported: Option<Imported<DeviceMemory>>,
+    own: Option<DeviceMemory>,
+}
+
+impl Desk {
+    pub(crate) fn obey(&mut self, context: &Context, line: &str) -> Verdict<String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
+        Ok(match (word, &self.imported, &numbers[..]) {
+            ("import", ..) => match context.import_dm(&parse(rest)?) {
+                Ok(memory) => {
+                    let text = format!("imported {}", memory.len());
+                    self.imported = Some(memory);
+                    text
+                }
+                Err(error) => refused(&error),
+            },
+            ("fill", Some(memory), [offset, length, seed]) => {
+                fill(memory, *offset, *length, *seed as u64)?;
+                "filled".into()
+            }
+            ("check", Some(memory), [offset, length, seed]) => {
+                check(memory, *offset, *length, *seed as u64)?;
+                "checked".into()
+            }
+            ("own", ..) => {
+                let memory = self.imported.take().ok_or_else(|| missing("device memory"))?;
+                match memory.into_owner() {
+                    Ok(memory) => {
+                        self.own = Some(memory);
+                        "owned".into()
+                    }
+                    Err((_, error)) => refused(&error),
+                }
+            }
+            _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
+        })
+    }
+}

@@ -1,0 +1,243 @@
+//! A program whose device is taken away while it works on it: this program once more, which does
+//! everything at the same time, says so, waits until it is told that the device is gone, and looks
+//! at what every call answers then.
+//!
+//! Pairs with the lab, which takes the device away: a test cannot pull its own.
+
+use crate::mlx5::stress::{Owner, Worker};
+use crate::pair::{PORT, gid};
+use crate::verdict::{Stop, Verdict};
+use std::io::stdin;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
+use uverbs::{
+    Access, AddressVector, Context, Device, Errno, EventType, Notify, ObjectKind, PostError,
+    QpAttr, QpState, QpType, WcStatus, WindowType,
+};
+
+/// The first argument of a program whose device is taken away; the second one names the device.
+const UNPLUG: &str = "--unplug";
+
+/// Is that program, if it was started for it.
+pub(crate) fn run() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(UNPLUG) {
+        return None;
+    }
+    let device = arguments.next().unwrap_or_default();
+    Some(match work(&device) {
+        Ok(()) => {
+            println!("clean");
+            ExitCode::SUCCESS
+        }
+        Err(stop) => {
+            println!("not clean: {stop:?}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Fails unless an answer says that the device is gone.
+#[track_caller]
+fn gone<T>(what: &str, answer: uverbs::Result<T>) -> Verdict {
+    match answer {
+        Err(error) if error.errno() == Errno::IO => Ok(()),
+        Err(error) => Err(Stop::fail(format!("{what}: {error:?}, and not EIO"))),
+        Ok(_) => Err(Stop::fail(format!("{what} works without a device"))),
+    }
+}
+
+fn work(name: &str) -> Verdict {
+    let device = Device::by_name(name)?;
+    let over = AtomicBool::new(false);
+    let look = holding(&device)?;
+    thread::scope(|scope| {
+        let threads: [(&str, ScopedJoinHandle<'_, Verdict>); 4] = [
+            ("traffic", scope.spawn(|| traffic(&device, &over))),
+            ("creation", scope.spawn(|| creation(&device, &over))),
+            ("channel", scope.spawn(|| channel(&device))),
+            ("events", scope.spawn(|| events(&device))),
+        ];
+        // They need a moment to be at it.
+        thread::sleep(Duration::from_millis(500));
+        println!("at work");
+        let mut line = String::new();
+        stdin().read_line(&mut line)?;
+        over.store(true, Ordering::Relaxed);
+        for (what, thread) in threads {
+            match thread.join() {
+                Ok(verdict) => verdict.map_err(|stop| Stop::fail(format!("{what}: {stop:?}")))?,
+                Err(_) => return Err(Stop::fail(format!("{what}: a panic"))),
+            }
+        }
+        Ok(())
+    })?;
+    look()?;
+    let error = Context::open(&device).err().map(|error| error.errno());
+    if !matches!(error, Some(Errno::NODEV | Errno::NOENT | Errno::NXIO)) {
+        return Err(Stop::fail(format!("opened again: {error:?}")));
+    }
+    Ok(())
+}
+
+/// Posts and polls all the time. Memory answers, so nothing of it fails: requests stop completing
+/// or end with an error, and then the queue is full.
+fn traffic(device: &Device, over: &AtomicBool) -> Verdict {
+    let context = Context::open(device)?;
+    let pd = context.alloc_pd()?;
+    let mut worker = Worker::new(&context, &pd, 4)?;
+    let mut completed = 0u64;
+    while !over.load(Ordering::Relaxed) {
+        for at in 0..4 {
+            match worker.post(at) {
+                Ok(()) | Err(PostError::Full | PostError::State(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut completions = worker.cq.poll()?;
+        while let Some(done) = completions.next() {
+            completed += u64::from(done.status() == WcStatus::SUCCESS);
+        }
+    }
+    if completed == 0 {
+        return Err(Stop::fail("nothing ever completed"));
+    }
+    drop((worker, pd));
+    gone("query_device after traffic", context.query_device())?;
+    none_leaked(&context)
+}
+
+/// Makes and destroys objects until that fails.
+fn creation(device: &Device, over: &AtomicBool) -> Verdict {
+    let context = Context::open(device)?;
+    let round = || -> uverbs::Result<()> {
+        let pd = context.alloc_pd()?;
+        let _memory = pd.allocate::<u8>(5000)?;
+        let cq = context.create_cq(16).build()?;
+        let srq = pd.create_srq(8).build()?;
+        let qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        qp.modify(
+            &QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty()),
+        )?;
+        drop(Uar::alloc(&context, UarKind::NonCached)?);
+        context.alloc_td()?;
+        Ok(())
+    };
+    // Between the moment in which the device falls silent and the one in which the driver lets go,
+    // commands fail in the driver's own ways.
+    let mut failure = None;
+    while !over.load(Ordering::Relaxed) {
+        if let Err(error) = round() {
+            failure = Some(error);
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    match failure {
+        Some(error) if error.message().is_empty() => {
+            return Err(Stop::fail(format!("an error without words: {error:?}")));
+        }
+        Some(_) => {}
+        None => return Err(Stop::fail("creating never failed")),
+    }
+    gone("alloc_pd", context.alloc_pd())?;
+    none_leaked(&context)
+}
+
+/// Sleeps until a completion is announced, which is never.
+fn channel(device: &Device) -> Verdict {
+    let context = Context::open(device)?;
+    let channel = context.create_comp_channel()?;
+    let mut cq = context.create_cq(4).channel(&channel).build()?;
+    cq.req_notify(Notify::Next)?;
+    gone("wait", channel.wait(None))?;
+    gone("wait again", channel.wait(Some(Duration::from_secs(1))))?;
+    gone("try_next", channel.try_next())?;
+    // Arming is a store.
+    cq.req_notify(Notify::Next)?;
+    drop((channel, cq));
+    none_leaked(&context)
+}
+
+/// Sleeps until it is told that the device is gone.
+fn events(device: &Device) -> Verdict {
+    let context = Context::open(device)?;
+    while let Some(event) = context.next_event(None)? {
+        if event.kind == EventType::DEVICE_FATAL {
+            // The driver says so when the device has failed, and the kernel when it is gone.
+            match context.next_event(None) {
+                Ok(Some(event)) if event.kind == EventType::DEVICE_FATAL => {}
+                other => gone("next_event after the first", other)?,
+            }
+            gone("next_event", context.next_event(Some(Duration::from_secs(20))))?;
+            return none_leaked(&context);
+        }
+    }
+    Err(Stop::fail("no event"))
+}
+
+fn none_leaked(context: &Context) -> Verdict {
+    match context.leaked() {
+        0 => Ok(()),
+        count => Err(Stop::fail(format!("{count} objects are given up"))),
+    }
+}
+
+/// Makes one of each, and answers what to do with them when the device is gone.
+fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
+    let context = Context::open(device)?;
+    let pd = context.alloc_pd()?;
+    let mut memory = pd.registration().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+    let window = pd.alloc_mw(WindowType::Two)?;
+    let own = gid(&context)?;
+    let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+    let handle = pd.create_ah(&vector)?;
+    let mut cq = context.create_cq(8).build()?;
+    let mut srq = pd.create_srq(8).build()?;
+    let mut owner = Owner::new(&context, &pd)?;
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let var = Var::alloc(&context, VarKind::Virtio)?;
+    let uar = Uar::alloc(&context, UarKind::NonCached)?;
+    let (page, bell) = (var.map()?, uar.map()?);
+    page.ring_u32(0, 1)?;
+    Ok(move || {
+        // Memory is ours, and mappings lead nowhere.
+        memory.write_at(0, 5)?;
+        assert_eq!(memory.read_at(0), Some(5));
+        page.ring_u32(0, 2)?;
+        bell.ring_be64(0x800, 0)?;
+        owner.post()?;
+        assert!(cq.poll()?.next().is_none());
+        gone("query_device", context.query_device())?;
+        gone("query_port", context.query_port(PORT))?;
+        gone("handles", context.handles(ObjectKind::PD))?;
+        gone("modify", qp.modify(&QpAttr::new().state(QpState::ERR)))?;
+        gone("query", qp.query())?;
+        gone("resize", cq.resize(32))?;
+        gone("set_limit", srq.set_limit(2))?;
+        gone("alloc_mw", pd.alloc_mw(WindowType::Two))?;
+        gone("create_ah", pd.create_ah(&vector))?;
+        gone("create_cq", context.create_cq(4).build())?;
+        gone("create_qp", pd.create_qp(&cq, &cq, QpType::RC).build())?;
+        gone("create_srq", pd.create_srq(4).build())?;
+        gone("allocate", pd.allocate::<u8>(100))?;
+        gone("open_xrcd", context.open_xrcd().open())?;
+        gone("Var::alloc", Var::alloc(&context, VarKind::Virtio))?;
+        gone("Uar::alloc", Uar::alloc(&context, UarKind::NonCached))?;
+        // The kernel has destroyed everything, so to destroy it is no error, one by one or by
+        // dropping it; registers that were lent still come back.
+        drop(owner);
+        context.alloc_td()?;
+        qp.destroy().map_err(|(_, error)| error)?;
+        window.destroy().map_err(|(_, error)| error)?;
+        handle.destroy().map_err(|(_, error)| error)?;
+        memory.destroy().map_err(|(_, error)| error)?;
+        var.destroy().map_err(|(_, error)| error)?;
+        uar.destroy().map_err(|(_, error)| error)?;
+        page.ring_u32(0, 3)?;
+        drop((pd, srq, cq, page, bell));
+        none_leaked(&context)
+    })
+}
