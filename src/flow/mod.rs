@@ -32,10 +32,11 @@ open_enum! {
         /// Those that its specifications match; all, if it has none.
         #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
         NORMAL = raw::IB_FLOW_ATTR_NORMAL.0, "normal";
-        /// Those that nobody else takes. It has no specifications.
+        /// Those that nobody else takes. It has no specifications. mlx5 of Linux 7.2 refuses it.
         #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
         ALL_DEFAULT = raw::IB_FLOW_ATTR_ALL_DEFAULT.0, "all default";
-        /// Those to multicast addresses that nobody else takes. It has no specifications.
+        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5 of
+        /// Linux 7.2 refuses it.
         #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
         MC_DEFAULT = raw::IB_FLOW_ATTR_MC_DEFAULT.0, "multicast default";
         /// A copy of all that the port receives and sends. It has no specifications.
@@ -236,6 +237,11 @@ impl QpControl {
                 "priority {} is beyond the last, or {device} has no room for another rule",
                 attr.priority
             )),
+            Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
+                error.detail(format!(
+                    "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"
+                ))
+            }
             Errno::INVAL => error.detail(format!(
                 "the kernel refuses {attr:?}; the port, the order of the specifications, or a field \
                  that cannot be matched may be wrong"

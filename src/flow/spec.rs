@@ -1,7 +1,7 @@
 //! What a flow rule looks at in a packet: values under masks, a header each.
 //!
 //! Pairs with `kern_spec_to_ib_spec` in `core/uverbs_cmd.c`. A bit that is not in the mask may be
-//! anything.
+//! anything, in the value as well: mlx5 wants it to be zero there, so that it is made zero.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use uverbs_uapi::endian::{Be16, Be32};
@@ -62,6 +62,24 @@ struct Masked<T> {
     mask: T,
 }
 
+impl<const N: usize> Masked<[u8; N]> {
+    fn bytes(value: [u8; N], mask: [u8; N]) -> Self {
+        Masked { value: std::array::from_fn(|at| value[at] & mask[at]), mask }
+    }
+}
+
+impl Masked<u16> {
+    fn half(value: u16, mask: u16) -> Self {
+        Masked { value: value & mask, mask }
+    }
+}
+
+impl Masked<u32> {
+    fn word(value: u32, mask: u32) -> Self {
+        Masked { value: value & mask, mask }
+    }
+}
+
 macro_rules! exactly {
     ($value:expr, $type:ty) => {
         Masked { value: $value, mask: <$type>::MAX }
@@ -92,7 +110,7 @@ impl FlowEth {
 
     /// To an address that has these bits.
     pub fn dst_mac_masked(mut self, value: [u8; 6], mask: [u8; 6]) -> Self {
-        self.dst_mac = Masked { value, mask };
+        self.dst_mac = Masked::bytes(value, mask);
         self
     }
 
@@ -103,7 +121,7 @@ impl FlowEth {
 
     /// From an address that has these bits.
     pub fn src_mac_masked(mut self, value: [u8; 6], mask: [u8; 6]) -> Self {
-        self.src_mac = Masked { value, mask };
+        self.src_mac = Masked::bytes(value, mask);
         self
     }
 
@@ -120,7 +138,7 @@ impl FlowEth {
 
     /// With a VLAN tag that has these bits: priority in bits 13 to 15, identifier in bits 0 to 11.
     pub fn vlan_tag_masked(mut self, value: u16, mask: u16) -> Self {
-        self.vlan_tag = Masked { value, mask };
+        self.vlan_tag = Masked::half(value, mask);
         self
     }
 
@@ -160,7 +178,7 @@ impl FlowIpv4 {
 
     /// From an address that has these bits.
     pub fn src_masked(mut self, value: Ipv4Addr, mask: Ipv4Addr) -> Self {
-        self.src = Masked { value: value.to_bits(), mask: mask.to_bits() };
+        self.src = Masked::word(value.to_bits(), mask.to_bits());
         self
     }
 
@@ -171,7 +189,7 @@ impl FlowIpv4 {
 
     /// To an address that has these bits.
     pub fn dst_masked(mut self, value: Ipv4Addr, mask: Ipv4Addr) -> Self {
-        self.dst = Masked { value: value.to_bits(), mask: mask.to_bits() };
+        self.dst = Masked::word(value.to_bits(), mask.to_bits());
         self
     }
 
@@ -231,7 +249,7 @@ impl FlowIpv6 {
 
     /// From an address that has these bits.
     pub fn src_masked(mut self, value: Ipv6Addr, mask: Ipv6Addr) -> Self {
-        self.src = Masked { value: value.octets(), mask: mask.octets() };
+        self.src = Masked::bytes(value.octets(), mask.octets());
         self
     }
 
@@ -242,13 +260,13 @@ impl FlowIpv6 {
 
     /// To an address that has these bits.
     pub fn dst_masked(mut self, value: Ipv6Addr, mask: Ipv6Addr) -> Self {
-        self.dst = Masked { value: value.octets(), mask: mask.octets() };
+        self.dst = Masked::bytes(value.octets(), mask.octets());
         self
     }
 
     /// With this flow label, of 20 bits.
     pub fn flow_label(mut self, label: u32) -> Self {
-        self.flow_label = Masked { value: label, mask: 0xf_ffff };
+        self.flow_label = Masked::word(label, 0xf_ffff);
         self
     }
 
@@ -305,7 +323,7 @@ impl FlowPorts {
 
     /// To a port that has these bits.
     pub fn dst_port_masked(mut self, value: u16, mask: u16) -> Self {
-        self.dst = Masked { value, mask };
+        self.dst = Masked::half(value, mask);
         self
     }
 
@@ -316,7 +334,7 @@ impl FlowPorts {
 
     /// From a port that has these bits.
     pub fn src_port_masked(mut self, value: u16, mask: u16) -> Self {
-        self.src = Masked { value, mask };
+        self.src = Masked::half(value, mask);
         self
     }
 

@@ -42,12 +42,12 @@ fn specifications_by_kind() {
     assert_eq!(
         spec(eth),
         "2000000028000000\
-         0102030405060708090a0b0c08000abc\
+         01020304050607000000000008000abc\
          ffffffffffffff0000000001ffff0fff"
     );
     let ip = FlowIpv4::new()
         .src(Ipv4Addr::new(192, 0, 2, 1))
-        .dst_masked(Ipv4Addr::new(198, 51, 100, 0), Ipv4Addr::new(255, 255, 255, 0))
+        .dst_masked(Ipv4Addr::new(198, 51, 100, 7), Ipv4Addr::new(255, 255, 255, 0))
         .proto(17)
         .tos(0x28)
         .ttl(64);
@@ -55,8 +55,8 @@ fn specifications_by_kind() {
     let to: Ipv6Addr = "2001:db8::1".parse().unwrap();
     let ip = FlowIpv6::new()
         .dst(to)
-        .src_masked("fe80::".parse().unwrap(), "ffc0::".parse().unwrap())
-        .flow_label(0x1_2345)
+        .src_masked("fe80::1".parse().unwrap(), "ffc0::".parse().unwrap())
+        .flow_label(0xff01_2345)
         .next_hdr(6)
         .traffic_class(0xb8)
         .hop_limit(1);
@@ -68,7 +68,7 @@ fn specifications_by_kind() {
          ffc00000000000000000000000000000ffffffffffffffffffffffffffffffff000fffff\
          ffffff00"
     );
-    let ports = FlowPorts::new().dst_port(4791).src_port_masked(0xc000, 0xc000);
+    let ports = FlowPorts::new().dst_port(4791).src_port_masked(0xc001, 0xc000);
     assert_eq!(spec(FlowSpec::Udp(ports)), "410000001000000012b7c000ffffc000");
     assert_eq!(spec(FlowSpec::Tcp(ports)), "400000001000000012b7c000ffffc000");
     assert_eq!(spec(FlowSpec::Tag(0x01_0203)), "00100000100000000302010000000000");

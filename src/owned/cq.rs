@@ -193,7 +193,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// [`PollError::Forked`] in a child of the process that created the queue.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<OwnedCompletions<'_, T>, PollError> {
         let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
         Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
@@ -245,13 +245,21 @@ pub struct OwnedCompletions<'q, T> {
     strays: &'q mut u64,
 }
 
+impl<T> OwnedCompletions<'_, T> {
+    #[cold]
+    fn stashed(&mut self) -> Option<Done<T>> {
+        self.stash.pop_front()
+    }
+}
+
 impl<T> Iterator for OwnedCompletions<'_, T> {
     type Item = Done<T>;
 
-    #[inline]
+    // In place, so that what nobody asks of a completion is not even decoded.
+    #[inline(always)]
     fn next(&mut self) -> Option<Done<T>> {
-        if let Some(done) = self.stash.pop_front() {
-            return Some(done);
+        if !self.stash.is_empty() {
+            return self.stashed();
         }
         loop {
             let completion = self.completions.next()?;

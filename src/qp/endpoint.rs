@@ -137,7 +137,7 @@ impl Default for Handshake {
             access: Access::ALL_REMOTE,
             pkey_index: 0,
             timeout: 14,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry: 7,
             min_rnr_timer: 12,
             max_rd_atomic: u8::MAX,
@@ -174,7 +174,8 @@ impl Handshake {
         self
     }
 
-    /// Repetitions before giving up, 0 to 7; 7 unless set.
+    /// Repetitions before giving up, 0 to 7; 6 unless set, since soft-RoCE takes 7 for without end:
+    /// a request to a peer that is gone would never be over.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self

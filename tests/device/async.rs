@@ -31,6 +31,7 @@ trials![
     receives_that_meet_an_abort_end,
     what_describes_a_queue_pair_may_make_another,
     messages_outlive_their_queue_pair_on_a_shared_queue,
+    a_peer_that_is_gone_is_missed,
     a_peer_that_is_killed,
     a_dropped_driver_ends_everything,
     an_idle_driver_ends_with_its_users,
@@ -368,6 +369,21 @@ fn messages_outlive_their_queue_pair_on_a_shared_queue() -> Verdict {
             assert_eq!(message.memory[0], n as u8);
         }
         assert_eq!((pool.idle(), context.leaked()), (MESSAGES, 0));
+        Ok(())
+    })
+}
+
+/// With what queue pairs are connected by unless told otherwise: on soft-RoCE one repetition more
+/// would be repetition without end.
+fn a_peer_that_is_gone_is_missed() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        drop(b);
+        let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
+        let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
+        let error = error.map(drop).expect_err("nobody is there");
+        assert_eq!(error.cause, Cause::Status(WcStatus::RETRY_EXC_ERR));
+        assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
         Ok(())
     })
 }

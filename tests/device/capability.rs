@@ -35,6 +35,8 @@ capabilities! {
     DeviceMemory = "device_memory";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// Rules for packets that nobody else takes.
+    FlowDefault = "flow_default";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.
