@@ -119,19 +119,15 @@ impl<S: Sharing> SendBatch<'_, S> {
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
             if self.queue.qp.qp_type == QpType::RAW_PACKET {
-                return self.push_packet(&wr);
+                // Copies, lest all others are kept in memory for this.
+                let mut cursor = self.cursor;
+                self.queue.ring.push_packet(&mut cursor, &{ wr })?;
+                self.cursor = cursor;
+                self.count += 1;
+                return Ok(());
             }
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
-        self.count += 1;
-        Ok(())
-    }
-
-    /// Out of the way of all others.
-    #[cold]
-    #[inline(never)]
-    fn push_packet(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.queue.ring.push_packet(&mut self.cursor, wr)?;
         self.count += 1;
         Ok(())
     }

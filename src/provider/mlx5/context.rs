@@ -81,7 +81,7 @@ impl Opening {
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
         let devx = (!self.inquired).then_some(self.request.flags != 0);
         let mut limits = Limits::new(&self.response, devx)?;
-        // The driver does not tell these beside the context.
+        // What the driver does not tell beside the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
