@@ -65,6 +65,7 @@ impl WcOpcode {
 // rxe's ring holds the kernel's own flags, which are not those of libibverbs.
 const WC_GRH: u32 = ib_wc_flags::IB_WC_GRH.bits();
 const WC_WITH_IMM: u32 = ib_wc_flags::IB_WC_WITH_IMM.bits();
+const WC_IP_CSUM_OK: u32 = ib_wc_flags::IB_WC_IP_CSUM_OK.bits();
 const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
 /// A completion as the provider's ring holds it.
@@ -132,6 +133,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The queue pair that the request was posted to, or that took it from a shared receive queue.
+    /// Of a received raw packet the device tells [`flow_tag`](Self::flow_tag) instead.
     #[inline]
     pub fn qpn(&self) -> Qpn {
         match &self.wc {
@@ -182,6 +184,37 @@ impl<'a> Completion<'a> {
         match &self.wc {
             Wc::Rxe(wc) => wc.vendor_err,
             Wc::Mlx5(wc) => wc.vendor_err(),
+        }
+    }
+
+    /// What the [rule](crate::FlowAttr::tag) that led a raw packet here marks packets with; 0 if it
+    /// marks none. For receives of raw packets.
+    #[doc(alias = "ibv_wc_read_flow_tag")]
+    pub fn flow_tag(&self) -> u32 {
+        match &self.wc {
+            Wc::Rxe(_) => 0,
+            Wc::Mlx5(wc) => wc.flow_tag(),
+        }
+    }
+
+    /// Whether the device found the checksums of a received raw packet right: that of its IPv4
+    /// header, and that of the TCP or UDP header behind. `false` for anything else, IPv6 included.
+    #[doc(alias = "IBV_WC_IP_CSUM_OK")]
+    pub fn ip_checksum_ok(&self) -> bool {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.wc_flags & WC_IP_CSUM_OK != 0,
+            Wc::Mlx5(wc) => wc.ip_checksum_ok(),
+        }
+    }
+
+    /// The VLAN tag that the device took out of a received raw packet: priority in bits 13 to 15,
+    /// identifier in bits 0 to 11. `None` if it had none, or if the queue pair was not made with
+    /// [`cvlan_stripping`](crate::QueuePairBuilder::cvlan_stripping).
+    #[doc(alias = "ibv_wc_read_cvlan")]
+    pub fn vlan(&self) -> Option<u16> {
+        match &self.wc {
+            Wc::Rxe(_) => None,
+            Wc::Mlx5(wc) => wc.vlan(),
         }
     }
 

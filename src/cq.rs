@@ -329,7 +329,8 @@ impl CompletionQueue {
         self.ring.release();
         // Memory comes and goes outside the exchange, during which a lock is held.
         let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
-        let mut plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
+        let plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
+        let Some(mut plan) = plan else { return Ok(()) };
         let request = uapi::ib_uverbs_resize_cq {
             cq_handle: self.inner.object.handle(),
             cqe: plan.cqe(),

@@ -55,7 +55,9 @@ const _: () = assert!(size_of::<Wire>() == Envelope::SIZE);
 /// mistakes are noticed. It is no secret and it is not signed.
 ///
 /// It travels as [bytes](Self::to_bytes), or with the feature `serde` in any format. Bytes that were
-/// damaged or made up are refused when they are read, and reading them asks the kernel nothing.
+/// damaged are refused when they are read, and reading them asks the kernel nothing. Somebody who
+/// makes them up with care is not noticed then: what they say of the object is compared with what the
+/// kernel says when it is imported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Envelope {
     kind: ObjectKind,
@@ -126,22 +128,7 @@ impl Envelope {
         file: &File,
         kind: ObjectKind,
     ) -> Result<(u32, Proof)> {
-        if self.kind != kind {
-            let detail = format!("the envelope holds a {}, not a {kind}", self.kind);
-            return Err(Error::invalid(verb, detail));
-        }
-        let own = Identity::of(&file.device);
-        if !self.identity.matches(&own) {
-            return Err(Error::new(verb, Errno::XDEV).detail(format!(
-                "the envelope is of a device with node {}:{}, index {:?} and GUID {:016x}, which \
-                 {} is not",
-                self.identity.major,
-                self.identity.minor,
-                self.identity.index,
-                self.identity.guid,
-                file.device
-            )));
-        }
+        self.check(verb, &file.device, kind)?;
         // 0 stands for a file of which nobody said where it comes from.
         if self.origin != 0 && file.origin != 0 && self.origin != file.origin {
             return Err(Error::new(verb, Errno::XDEV).detail(format!(
@@ -150,6 +137,28 @@ impl Envelope {
             )));
         }
         Ok((self.handle, self.proof))
+    }
+
+    /// The part of [`open`](Self::open) that takes no file: that it is of this kind and device.
+    pub(crate) fn check(
+        &self,
+        verb: &'static str,
+        device: &Device,
+        kind: ObjectKind,
+    ) -> Result<()> {
+        if self.kind != kind {
+            let detail = format!("the envelope holds a {}, not a {kind}", self.kind);
+            return Err(Error::invalid(verb, detail));
+        }
+        if !self.identity.matches(&Identity::of(device)) {
+            let Identity { major, minor, index, guid, .. } = self.identity;
+            let index = index.map_or("none".into(), |index| index.to_string());
+            return Err(Error::new(verb, Errno::XDEV).detail(format!(
+                "the envelope is of a device with node {major}:{minor}, index {index} and GUID \
+                 {guid:016x}, which {device} is not"
+            )));
+        }
+        Ok(())
     }
 
     /// The kind of object.
@@ -165,6 +174,12 @@ impl Envelope {
     /// Which of all kernel files it belongs to; 0 if its maker did not know.
     pub(crate) fn origin(&self) -> u64 {
         self.origin
+    }
+
+    /// What to compare with what the kernel says, unlike [`open`](Self::open) on trust that it was
+    /// meant for whoever asks.
+    pub(crate) fn proof(&self) -> Proof {
+        self.proof
     }
 
     /// The bytes to send.

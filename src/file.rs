@@ -172,6 +172,17 @@ impl File {
     }
 }
 
+impl Drop for File {
+    fn drop(&mut self) {
+        // Others may keep the kernel's file open, so it is not left to the kernel. In a child, what is
+        // the provider's is the parent's. A queue that could not be destroyed may still be rung by
+        // whoever got its register next.
+        if !self.epoch.is_over() && *self.leaked.get_mut() == 0 {
+            self.provider.close(&*self.kernel);
+        }
+    }
+}
+
 pub(crate) fn forked(verb: &'static str) -> Error {
     Error::new(verb, Errno::OWNERDEAD).detail(
         "this process is a fork of the one that made the object; use Context::reimport in the child",

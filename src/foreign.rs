@@ -10,19 +10,16 @@ use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
+use crate::mr::MemoryRegion;
 use crate::object::{Class, Object};
-use crate::qp::{QpCaps, QpControl, QpInfo};
+use crate::pd::ProtectionDomain;
+use crate::qp::{QpControl, QpInfo};
 use crate::srq::{SharedReceiveQueue, SrqAttr};
-use crate::uverbs::invoke_write::write;
 use std::fmt;
 use std::sync::Arc;
-use uverbs_uapi::qp as qp_uapi;
-use uverbs_uapi::srq as srq_uapi;
-use uverbs_uapi::write::{IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_CMD_QUERY_SRQ};
-use zerocopy::FromZeros;
 
-/// A queue, queue pair or XRC domain that somebody else made on this context's kernel file, known by
-/// its handle alone.
+/// A queue, queue pair, XRC domain or other object that somebody else made on this context's kernel
+/// file, known by its handle alone.
 ///
 /// This is for those who clean up after a process that is gone while others keep its file open, or
 /// who watch over what their children do. It is not for use beside the owner: destroying a queue
@@ -48,6 +45,8 @@ fn class(kind: ObjectKind) -> Option<Class> {
         ObjectKind::MR => Class::MR,
         ObjectKind::PD => Class::PD,
         ObjectKind::XRCD => Class::XRCD,
+        ObjectKind::MLX5_UAR => Class::UAR,
+        ObjectKind::MLX5_VAR => Class::VAR,
         _ => return None,
     })
 }
@@ -55,17 +54,24 @@ fn class(kind: ObjectKind) -> Option<Class> {
 impl Context {
     /// Finds an object that another process exported.
     ///
-    /// That an object of this kind has the handle is all that the kernel tells: if the exported one
-    /// was destroyed, it may be another.
+    /// A memory region is compared with what was exported, and so is a protection domain where the
+    /// driver numbers them, as mlx5's does. Of all others the kernel tells only that an object of this
+    /// kind has the handle: if the exported one was destroyed, it may be another.
     ///
     /// # Errors
     ///
     /// `EXDEV` for an envelope of another device or context, `ENOENT` if there is no such object,
-    /// `EOPNOTSUPP` for a kind that has no handles of its own.
+    /// `ESTALE` if it is another one, `EOPNOTSUPP` for a kind that has no handles of its own.
     pub fn foreign(&self, envelope: &Envelope) -> Result<ForeignObject> {
         const VERB: &str = "find_foreign";
-        let (handle, _) = envelope.open(VERB, &self.file, envelope.kind())?;
-        self.find_foreign(VERB, envelope.kind(), handle)
+        let (handle, told) = envelope.open(VERB, &self.file, envelope.kind())?;
+        let found = self.find_foreign(VERB, envelope.kind(), handle)?;
+        match found.kind {
+            ObjectKind::MR => MemoryRegion::compare(&self.file, VERB, handle, told)?,
+            ObjectKind::PD => ProtectionDomain::compare(&self.file, VERB, handle, told)?,
+            _ => {}
+        }
+        Ok(found)
     }
 
     /// Finds an object by its bare handle, one that [`handles`](Self::handles) listed for example.
@@ -91,7 +97,7 @@ impl Context {
     ) -> Result<ForeignObject> {
         let class = class(kind).ok_or_else(|| {
             Error::new(verb, rustix::io::Errno::OPNOTSUPP)
-                .detail(format!("a {kind} is not destroyed by its handle"))
+                .detail(format!("{kind} {handle} cannot be destroyed by its handle"))
         })?;
         self.file.require(verb, kind, handle)?;
         Ok(ForeignObject { file: self.file.clone(), class, kind, handle })
@@ -118,24 +124,7 @@ impl ForeignObject {
     pub fn query_qp(&self) -> Result<QpInfo> {
         const VERB: &str = "query_qp";
         self.check_kind(VERB, ObjectKind::QP)?;
-        let mut resp = qp_uapi::ib_uverbs_query_qp_resp::default();
-        let request = qp_uapi::ib_uverbs_query_qp {
-            qp_handle: self.handle,
-            attr_mask: qp_uapi::ib_qp_attr_mask::all().bits()
-                & !qp_uapi::ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
-            ..Default::default()
-        };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
-        self.file.execute(VERB, &mut command)?;
-        drop(command);
-        let caps = QpCaps {
-            max_send_wr: resp.max_send_wr,
-            max_recv_wr: resp.max_recv_wr,
-            max_send_sge: resp.max_send_sge,
-            max_recv_sge: resp.max_recv_sge,
-            max_inline_data: resp.max_inline_data,
-        };
-        Ok(QpInfo::new(&resp, caps))
+        QpInfo::query(&self.file, VERB, self.handle, None)
     }
 
     /// What the kernel knows of a shared receive queue.
@@ -146,13 +135,7 @@ impl ForeignObject {
     pub fn query_srq(&self) -> Result<SrqAttr> {
         const VERB: &str = "query_srq";
         self.check_kind(VERB, ObjectKind::SRQ)?;
-        let mut resp = srq_uapi::ib_uverbs_query_srq_resp::new_zeroed();
-        let request =
-            srq_uapi::ib_uverbs_query_srq { srq_handle: self.handle, ..Default::default() };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
-        self.file.execute(VERB, &mut command)?;
-        drop(command);
-        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+        SrqAttr::query(&self.file, VERB, self.handle)
     }
 
     /// Destroys the object, for everybody who has the file.
@@ -162,12 +145,8 @@ impl ForeignObject {
     /// `ENOENT` if it is gone already, `EBUSY` while something else depends on it; it comes back
     /// with the error.
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        // Its own destruction would take "gone already" for success.
-        if let Err(error) = self.file.require(self.class.verb, self.kind, self.handle) {
-            return Err((self, error));
-        }
         let mut object = Object::imported(self.file.clone(), self.class, self.handle, ());
-        match object.destroy() {
+        match object.destroy_existing() {
             Ok(()) => Ok(()),
             Err(error) => Err((self, error)),
         }
@@ -177,7 +156,10 @@ impl ForeignObject {
         if self.kind == kind {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the object is a {}, not a {kind}", self.kind)))
+        Err(Error::invalid(
+            verb,
+            format!("handle {} is of kind {}, not {kind}", self.handle, self.kind),
+        ))
     }
 }
 
@@ -195,8 +177,7 @@ impl QpControl {
     /// The exported form, for [`Context::foreign`]: others can query and destroy the queue pair, not
     /// post to it.
     pub fn export(&self) -> Envelope {
-        let proof = [self.qpn().0.into(), self.qp_type().0.into(), 0, 0];
-        Envelope::seal(self.qp.file(), ObjectKind::QP, self.handle(), proof)
+        Envelope::seal(self.qp.file(), ObjectKind::QP, self.handle(), [0; 4])
     }
 }
 

@@ -18,6 +18,7 @@ mod envelope;
 mod error;
 mod events;
 mod file;
+mod flow;
 mod foreign;
 mod handles;
 mod identity;
@@ -68,6 +69,7 @@ pub use envelope::Envelope;
 pub use error::{Error, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
+pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
@@ -94,7 +96,7 @@ pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wr::{
-    Destination, FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
     WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

@@ -73,6 +73,13 @@ impl Class {
         handle: uapi::xrcd::UVERBS_ATTR_DESTROY_XRCD_HANDLE,
         report: None,
     };
+    pub(crate) const FLOW: Class = Class {
+        verb: "destroy_flow",
+        object: uapi::object::UVERBS_OBJECT_FLOW,
+        destroy: uapi::flow::UVERBS_METHOD_FLOW_DESTROY,
+        handle: uapi::flow::UVERBS_ATTR_DESTROY_FLOW_HANDLE,
+        report: None,
+    };
     pub(crate) const AH: Class = Class {
         verb: "destroy_ah",
         object: uapi::object::UVERBS_OBJECT_AH,
@@ -166,6 +173,18 @@ impl<M> Object<M> {
 
     /// Destroys the object now. After an error it is as it was, and may be tried again.
     pub(crate) fn destroy(&mut self) -> Result<()> {
+        match self.destroy_existing() {
+            // Somebody who shares the file destroyed it.
+            Err(error) if error.errno() == Errno::NOENT => {
+                self.alive = false;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// As [`destroy`](Self::destroy), but that it is gone already is an error.
+    pub(crate) fn destroy_existing(&mut self) -> Result<()> {
         if !self.alive {
             return Ok(());
         }
@@ -178,8 +197,7 @@ impl<M> Object<M> {
             command = command.output(id, bytes);
         }
         match self.file.kernel.execute(&mut command) {
-            // ENOENT: somebody who shares the file destroyed it.
-            Ok(()) | Err(Errno::NOENT) => {
+            Ok(()) => {
                 self.alive = false;
                 Ok(())
             }

@@ -46,6 +46,8 @@ impl Sharing for Exclusive {}
 #[derive(Debug)]
 pub(crate) struct KernelPd {
     pub(crate) object: Object,
+    /// Of an imported domain, its number on the device where the driver tells.
+    number: Option<u32>,
 }
 
 /// What dependants of a protection domain hold on to: the kernel's object and what a parent
@@ -94,7 +96,7 @@ impl ProtectionDomain {
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
-        let kernel = Arc::new(KernelPd { object });
+        let kernel = Arc::new(KernelPd { object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::context::{Context, alloc_async_fd, no_epoch};
 use crate::device::{Device, devices};
-use crate::envelope::{Envelope, Proof};
+use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::file::{Facts, File};
 use crate::handles::ObjectKind;
@@ -62,12 +62,15 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `EMFILE` when the process has no file left.
+    /// `EMFILE` when the process may open no more files (`RLIMIT_NOFILE`).
     pub fn share(&self) -> Result<OwnedFd> {
         const VERB: &str = "share";
         self.file.check_fork(VERB)?;
         rustix::io::fcntl_dupfd_cloexec(self.as_fd(), 0).map_err(|errno| {
-            Error::from_kernel(VERB, errno).detail("no duplicate of the command file")
+            Error::from_kernel(VERB, errno).detail(match errno {
+                Errno::MFILE => "no duplicate of the command file: too many open (RLIMIT_NOFILE)",
+                _ => "no duplicate of the command file",
+            })
         })
     }
 
@@ -95,21 +98,23 @@ impl Context {
     /// `EINVAL` if the file is no device, or if no context has been established on it; `ENODEV` if
     /// it is no uverbs device that this process may see; `EOPNOTSUPP` if no provider of this
     /// library drives it, and on mlx5 if the exporter opened its context without dynamic registers,
-    /// as an old rdma-core does; `EIO` if the device is gone. The file is closed in any case.
+    /// as an old rdma-core does; `EMFILE` when the process may open no more files, of which the
+    /// context needs one for its events; `EIO` if the device is gone. The file is closed in any case.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Context> {
         let device = locate(&fd)?;
         Context::import_on(|driver, epoch| Box::new(UverbsFd::new(fd, driver, epoch)), device, None)
     }
 
-    /// As [`import`](Self::import), with the envelope that the exporter sent along: it is checked
-    /// against the file, and tells what the kernel does not. From then on envelopes of other
-    /// contexts are refused.
+    /// As [`import`](Self::import), with the envelope that the exporter sent along. It must be of the
+    /// file's device, and tells what the kernel does not: the number of completion vectors where the
+    /// driver keeps it to itself, and which context it is. From then on envelopes of other contexts
+    /// are refused. That the context is the file's is taken on trust, as the kernel has no name for it.
     ///
     /// # Errors
     ///
     /// Those of [`import`](Self::import); `EINVAL` for an envelope of something else, `EXDEV` for
-    /// one of another device.
+    /// one of another device. Neither asks the kernel anything.
     pub fn import_exported(fd: OwnedFd, envelope: &Envelope) -> Result<Context> {
         let device = locate(&fd)?;
         let make =
@@ -123,28 +128,18 @@ impl Context {
         device: Device,
         envelope: Option<&Envelope>,
     ) -> Result<Context> {
+        let told = envelope.map(|envelope| told(&device, envelope)).transpose()?;
         let mut opening = Opening::new(&device).map_err(|error| error.in_verb(VERB))?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = kernel(opening.driver(), epoch);
-        let context = Context::join(VERB, kernel, device, epoch, |kernel| {
-            let facts = inquire(kernel, &mut opening)?;
+        Context::join(VERB, kernel, device, epoch, |kernel| {
+            let known = inquire(kernel, &mut opening)?;
             let provider = opening.finish(kernel, epoch).map_err(|error| error.in_verb(VERB))?;
+            let told = told.unwrap_or(Facts::assumed());
+            // What the kernel answers needs no witness.
+            let facts = known.map_or(told, |known| Facts { origin: told.origin, ..known });
             Ok((provider, facts))
-        })?;
-        let Some(envelope) = envelope else { return Ok(context) };
-        let (_, told) = envelope.open(VERB, &context.file, ObjectKind::CONTEXT)?;
-        context.knowing(envelope.origin(), told)
-    }
-
-    /// The context with what its exporter told.
-    fn knowing(self, origin: u64, told: Proof) -> Result<Context> {
-        let [vectors, optional_access, ..] = told;
-        let mut file = Arc::into_inner(self.file)
-            .ok_or_else(|| Error::invalid(VERB, "the context is in use already"))?;
-        file.origin = origin;
-        file.completion_vectors = u32::try_from(vectors).unwrap_or(1).max(1);
-        file.optional_access = optional_access != 0;
-        Ok(Context { file: Arc::new(file) })
+        })
     }
 
     /// Makes a fresh context in a forked child, on the kernel file that it inherited.
@@ -184,6 +179,9 @@ impl Context {
                 "nobody has established a context on this file of {} yet",
                 device.name()
             )),
+            Errno::MFILE => {
+                error.detail("no file for the context's events: too many open (RLIMIT_NOFILE)")
+            }
             _ => error,
         })?;
         let (provider, facts) = provide(&*kernel)?;
@@ -201,16 +199,27 @@ impl Facts {
     }
 }
 
-/// Asks what is true of a file, where the driver answers that.
-fn inquire(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Facts> {
+/// What an exporter says of a file of this device.
+fn told(device: &Device, envelope: &Envelope) -> Result<Facts> {
+    envelope.check(VERB, device, ObjectKind::CONTEXT)?;
+    let [vectors, optional_access, ..] = envelope.proof();
+    Ok(Facts {
+        origin: envelope.origin(),
+        completion_vectors: u32::try_from(vectors).unwrap_or(1).max(1),
+        optional_access: optional_access != 0,
+    })
+}
+
+/// Asks what is true of a file; `None` where the driver does not answer that.
+fn inquire(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<Facts>> {
     let (mut vectors, mut support) = (0u32, 0u64);
     let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT)
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors)
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &mut support);
-    let Some(mut command) = opening.inquire(command) else { return Ok(Facts::assumed()) };
+    let Some(mut command) = opening.inquire(command) else { return Ok(None) };
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
     drop(command);
-    Ok(Facts::new(0, vectors, support))
+    Ok(Some(Facts::new(0, vectors, support)))
 }
 
 /// The device whose node a file is.
@@ -218,7 +227,7 @@ fn locate(fd: &OwnedFd) -> Result<Device> {
     let stat = fstat(fd).map_err(|errno| Error::from_kernel(VERB, errno))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::CharacterDevice {
-        return Err(Error::invalid(VERB, format!("the file is no device but a {kind:?}")));
+        return Err(Error::invalid(VERB, format!("the file is {}", describe(kind))));
     }
     let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
     let devices = devices().map_err(|error| error.in_verb(VERB))?;
@@ -229,4 +238,17 @@ fn locate(fd: &OwnedFd) -> Result<Device> {
         Error::new(VERB, Errno::NODEV)
             .detail(format!("device {major}:{minor} is no RDMA device that this process may see"))
     })
+}
+
+/// A kind of file that is no device to be imported.
+fn describe(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file, not a device",
+        FileType::Directory => "a directory, not a device",
+        FileType::Symlink => "a symbolic link, not a device",
+        FileType::Fifo => "a pipe, not a device",
+        FileType::Socket => "a socket, not a device",
+        FileType::BlockDevice => "a block device, not a character device",
+        _ => "no character device",
+    }
 }

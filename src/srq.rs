@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::mem::allocator::Source;
+use crate::mem::fork::Epoch;
 use crate::mem::pointer::OutPointer;
 use crate::mem::slots::Reclaim;
 use crate::number::SrqNumber;
@@ -106,6 +107,7 @@ impl Drop for SrqInner {
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
     ring: RecvRing,
+    epoch: Epoch,
     max_wr: u32,
     max_sge: u32,
 }
@@ -121,6 +123,18 @@ pub struct SrqAttr {
     pub max_sge: u32,
     /// Below how many receives it raises its event; 0 when it is not armed.
     pub limit: u32,
+}
+
+impl SrqAttr {
+    /// What the kernel knows of a queue, whoever made it.
+    pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
+        let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
+        let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        file.execute(verb, &mut command)?;
+        drop(command);
+        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+    }
 }
 
 /// Builds a [`SharedReceiveQueue`].
@@ -238,6 +252,7 @@ impl SrqBuilder {
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
+        let epoch = file.epoch;
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 object,
@@ -248,6 +263,7 @@ impl SrqBuilder {
                 lent: OnceLock::new(),
             }),
             ring,
+            epoch,
             max_wr: granted.max_wr,
             max_sge: granted.max_sge,
         })
@@ -261,9 +277,9 @@ impl SharedReceiveQueue {
     ///
     /// [`PostError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_post_srq_recv")]
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
-        if self.inner.file().epoch.is_over() {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         Ok(RecvBatch::new(&mut self.ring))
@@ -351,15 +367,7 @@ impl SharedReceiveQueue {
     /// What the queue is like now.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
-        let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
-        let request = uapi::ib_uverbs_query_srq {
-            srq_handle: self.inner.object.handle(),
-            ..Default::default()
-        };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
-        self.inner.file().execute("query_srq", &mut command)?;
-        drop(command);
-        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
+        SrqAttr::query(self.inner.file(), "query_srq", self.handle())
     }
 
     /// The domain whose memory its receives go to.
@@ -392,9 +400,10 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
-        let SharedReceiveQueue { inner, ring, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy)
-            .map_err(|(inner, error)| (SharedReceiveQueue { inner, ring, max_wr, max_sge }, error))
+        let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|(inner, error)| {
+            (SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge }, error)
+        })
     }
 }
 

@@ -129,6 +129,67 @@ pub(crate) enum SendOp<'a> {
     BindMw(WindowBinding),
     Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
     AtomicWrite { remote: Remote, value: [u8; 8] },
+    Packet(Packet),
+}
+
+/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`].
+///
+/// ```
+/// # use uverbs::{Lkey, Packet, SendWr, Sge};
+/// # let (to, from) = ([0; 6], [0; 6]);
+/// # let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
+/// let mut ethernet = [0; 14];
+/// ethernet[..6].copy_from_slice(&to);
+/// ethernet[6..12].copy_from_slice(&from);
+/// ethernet[12..].copy_from_slice(&[0x08, 0x00]);
+/// let wr = SendWr::packet(Packet::new().header(&ethernet).ip_checksum(), &sges);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Packet {
+    header: [u8; Packet::MAX_HEADER],
+    /// More than there is room for is noticed when the request is pushed.
+    length: u8,
+    pub(crate) checksums: bool,
+}
+
+impl Packet {
+    /// The longest header that a request takes: that of Ethernet with a VLAN tag.
+    pub const MAX_HEADER: usize = 18;
+
+    /// Nothing before the data, and nothing added.
+    pub fn new() -> Self {
+        Packet::default()
+    }
+
+    /// The first bytes of the packet, [`MAX_HEADER`](Self::MAX_HEADER) at most, copied now; the
+    /// data of the request follows them.
+    ///
+    /// Some devices, ConnectX-4 for one, want the first 18 bytes of every packet in the request
+    /// itself: there, packets whose data is in registered memory need a header of this length.
+    #[inline]
+    pub fn header(mut self, bytes: &[u8]) -> Self {
+        self.length = bytes.len().min(u8::MAX.into()) as u8;
+        self.header = [0; Packet::MAX_HEADER];
+        for (place, byte) in self.header.iter_mut().zip(bytes) {
+            *place = *byte;
+        }
+        self
+    }
+
+    /// Lets the device fill in the checksums of the IPv4 header and of the TCP or UDP header,
+    /// where [`RawPacketCaps::IP_CSUM`](crate::RawPacketCaps::IP_CSUM) says that it can.
+    #[doc(alias = "IBV_SEND_IP_CSUM")]
+    #[inline]
+    pub fn ip_checksum(mut self) -> Self {
+        self.checksums = true;
+        self
+    }
+
+    /// The header; `None` if it is too long.
+    pub(crate) fn head(&self) -> Option<&[u8]> {
+        self.header.get(..self.length.into())
+    }
 }
 
 impl SendOp<'_> {
@@ -150,6 +211,7 @@ impl SendOp<'_> {
             SendOp::AtomicWrite { .. } => 1 << 11,
             SendOp::MaskedCompareSwap { .. } => 1 << 12,
             SendOp::MaskedFetchAdd { .. } => 1 << 13,
+            SendOp::Packet(_) => 1 << 14,
         }
     }
 
@@ -313,6 +375,13 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::AtomicWrite { remote, value }, Payload::Sges(&[]))
     }
 
+    /// A packet of a raw packet queue pair, with more to say of it than
+    /// [`send`](Self::send), which sends one as well.
+    #[inline]
+    pub fn packet(packet: Packet, sges: &'a [Sge]) -> Self {
+        Self::new(SendOp::Packet(packet), Payload::Sges(sges))
+    }
+
     /// The number that the completion will carry.
     #[inline]
     #[must_use]
@@ -439,6 +508,18 @@ pub enum PostError {
     ReadOnly,
     /// This process is a fork of the one that created the queue.
     Forked,
+    /// The header of a raw packet is longer than a request takes.
+    HeaderTooLong {
+        /// The most that it takes, in bytes.
+        max: u32,
+    },
+    /// The device wants the beginning of a raw packet in the request, as its header or inline.
+    HeaderTooShort {
+        /// The least that it wants, in bytes.
+        min: u32,
+    },
+    /// The device fills in no checksums of raw packets.
+    NoChecksums,
     /// The kernel refused to look at the queue; what was posted stays in it.
     Kernel(Errno),
 }
@@ -499,6 +580,15 @@ impl fmt::Display for PostError {
             }
             PostError::Forked => {
                 f.write_str("this process is a fork of the one that created the queue")
+            }
+            PostError::HeaderTooLong { max } => {
+                write!(f, "the header is longer than {max} bytes; the rest is data")
+            }
+            PostError::HeaderTooShort { min } => {
+                write!(f, "the device wants {min} bytes of the packet as its header or inline")
+            }
+            PostError::NoChecksums => {
+                f.write_str("the device fills in no checksums of raw packets")
             }
             PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
         }

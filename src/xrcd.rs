@@ -146,7 +146,8 @@ impl<'a> XrcDomainOptions<'a> {
         match (error.errno(), self.file) {
             (Errno::AGAIN, Some(_)) if !self.flags.contains(OFlags::CREATE) => {
                 error.detail(format!(
-                    "the file has no XRC domain on {device}, and creating one was not asked for"
+                    "the file has no XRC domain on {device}, and creating one was not asked for; or \
+                     it has, and a cgroup's limit of RDMA objects is reached (rdma.max)"
                 ))
             }
             (Errno::AGAIN, _) => {

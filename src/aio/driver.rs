@@ -8,7 +8,7 @@ use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};
 use crate::mem::sync::Mutex;
-use crate::owned::{Done, OwnedCompletionQueue, OwnedSharedReceiveQueue};
+use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpType, QueuePairBuilder};
 use crate::srq::SrqBuilder;
@@ -83,12 +83,26 @@ pub(super) struct Hub {
     waker: Arc<std::sync::Mutex<Option<Waker>>>,
 }
 
-impl Drop for Hub {
-    fn drop(&mut self) {
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+impl Hub {
+    /// Lets the driver look again.
+    fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// Brings a queue pair to its end, and lets the driver find what it had completed.
+    pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<Tag, S>) {
+        // What cannot be reset is left to its destructor.
+        let _ = qp.reset(&mut self.core.cq());
+        self.wake();
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.wake();
     }
 }
 

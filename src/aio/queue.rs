@@ -60,7 +60,20 @@ struct Inner<S: Doorbell> {
     posting: Mutex<Posting<S>>,
     table: Arc<Table>,
     /// Keeps the driver at work.
-    _hub: Arc<Hub>,
+    hub: Arc<Hub>,
+}
+
+impl<S: Doorbell> Drop for Inner<S> {
+    fn drop(&mut self) {
+        if self.control.qp.file().epoch.is_over() {
+            return;
+        }
+        let posting = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if posting.qp.shares_receives() {
+            // Else what it received would be lost, with its places in the shared queue.
+            self.hub.close(&mut posting.qp);
+        }
+    }
 }
 
 impl<S: Doorbell> Queue for Inner<S> {
@@ -134,7 +147,7 @@ impl<S: Doorbell> QueuePair<S> {
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
         let posting = Mutex::new(Posting { qp, token });
-        QueuePair { inner: Arc::new(Inner { posting, table, control, _hub: hub }) }
+        QueuePair { inner: Arc::new(Inner { posting, table, control, hub }) }
     }
 
     /// Any request, on `memory`; its number is not used, and it names no memory itself.

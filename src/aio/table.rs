@@ -410,6 +410,59 @@ mod tests {
         assert!(matches!(table.progress(cell, &one), Progress::Over(..)));
     }
 
+    /// A task that is held by its waker alone, and that has a request of the same table.
+    struct Holder(Arc<Table>, u32);
+
+    impl Wake for Holder {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            self.0.abandon(self.1);
+        }
+    }
+
+    /// A waker that goes may take futures of the same queue along, which would wait for the lock.
+    #[test]
+    fn wakers_are_dropped_without_the_lock() {
+        let (_, other) = waker();
+        let admit = |table: &Table, waker: &Waker| match table.admit(Side::Send, &mut None, waker) {
+            Admission::Open(cell) => cell,
+            admission => panic!("{admission:?}"),
+        };
+        let end: [fn(&Table, u32, &Waker); 4] = [
+            |table, cell, other| assert!(matches!(table.progress(cell, other), Progress::UnderWay)),
+            |table, cell, _| table.abandon(cell),
+            |table, cell, _| table.dismiss(cell),
+            |table, cell, _| assert_eq!(finish(table, cell), 1),
+        ];
+        for end in end {
+            let table = Table::new(None);
+            let held = admit(&table, &other);
+            let holder = Waker::from(Arc::new(Holder(table.clone(), held)));
+            let cell = admit(&table, &holder);
+            drop(holder);
+            end(&table, cell, &other);
+            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+        }
+        // The same in line.
+        let end: [fn(&Table, &mut Option<u64>, &Waker); 2] = [
+            |table, number, other| table.wait(Side::Send, number, other),
+            |table, number, _| table.leave(Side::Send, number),
+        ];
+        for end in end {
+            let table = Table::new(None);
+            let held = admit(&table, &other);
+            let holder = Waker::from(Arc::new(Holder(table.clone(), held)));
+            let mut number = None;
+            table.wait(Side::Send, &mut number, &holder);
+            drop(holder);
+            end(&table, &mut number, &other);
+            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+        }
+    }
+
     #[test]
     fn nobody_is_told_of_an_abandoned_request() {
         let table = Table::new(None);

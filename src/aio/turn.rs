@@ -302,11 +302,11 @@ mod model {
     /// model would end in a deadlock.
     fn takes_all(completions: u32, false_alarm: bool) {
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
+        builder.preemption_bound = Some(2);
         builder.check(move || {
             let readiness = Readiness { ready: false_alarm, ..Readiness::default() };
             let world = Arc::new(World {
-                kernel: Mutex::default(),
+                kernel: Mutex::new(Kernel::default()),
                 readiness: Mutex::new(readiness),
                 edge: Notify::new(),
                 done: AtomicBool::new(false),

@@ -1,7 +1,7 @@
 //! mlx5's queues. The device's end is played by writing completions, and registers are memory.
 
 use crate::completion::Completion;
-use crate::mem::dbrec::{DoorbellPages, DoorbellRecord};
+use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use uverbs_uapi::mlx5::wqe::MLX5_SEND_WQE_BB;
 
 /// Bytes of a register's page, and of each of its two buffers.
@@ -38,6 +39,13 @@ fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
     DoorbellPages::new()?.alloc().map(Arc::new)
 }
 
+/// The gate of a queue that may be used.
+fn open(dbrec: &Arc<DoorbellRecord>) -> Result<Gate, Errno> {
+    let gate = Gate::beside(dbrec).ok_or(Errno::INVAL)?;
+    gate.word().store(1, Ordering::Relaxed);
+    Ok(gate)
+}
+
 fn record(blocks: u32, receives: Receives) -> Result<Arc<Record>, Errno> {
     let index = Indices::new().take().ok_or(Errno::NOMEM)?;
     Ok(Record::new(QPN, index, Some(blocks), receives))
@@ -56,6 +64,7 @@ impl Sends {
     pub fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
         let blocks = requests * BLOCKS;
         let record = record(blocks, Receives::None)?;
+        let dbrec = dbrec()?;
         let setup = sq::Setup {
             memory: Arc::new(QueueMemory::pages(blocks as usize * MLX5_SEND_WQE_BB)?),
             offset: 0,
@@ -64,10 +73,12 @@ impl Sends {
             limits: SendLimits { max_sge: 4, max_inline: 200 },
             qpn: QPN,
             signal_all: false,
-            dbrec: dbrec()?,
+            gate: open(&dbrec)?,
+            dbrec,
             register: register(if blueflame { BUFFER } else { 0 })?,
             alone: true,
             record: record.clone(),
+            frames: sq::Frames { min_header: 0, checksums: false },
         };
         let ring = SendRing::Mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
         Ok(Sends { ring, record })
@@ -99,7 +110,9 @@ impl Recvs {
         let record = record(1, Receives::Own(requests))?;
         let memory = Arc::new(QueueMemory::pages(requests as usize * UNIT)?);
         let unit = UNIT as u32;
-        let ring = rq::RecvRing::new(memory, 0, requests, unit, 1, dbrec()?, record.clone());
+        let (dbrec, record) = (dbrec()?, record);
+        let gate = open(&dbrec)?;
+        let ring = rq::RecvRing::new(memory, 0, requests, unit, 1, dbrec, record.clone(), gate);
         Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
     }
 

@@ -57,16 +57,14 @@ pub(super) struct Node {
 /// Where nodes are looked for and for how long.
 pub(super) struct Nodes<'a> {
     dev: &'a Path,
-    patience: Duration,
+    /// `None` for what the system's udev deserves, which is looked for when a node is not there.
+    patience: Option<Duration>,
 }
 
 impl Nodes<'static> {
-    /// The running system's. Without udev nobody makes nodes after the kernel did, so there is
-    /// nothing to wait for.
+    /// The running system's.
     pub(super) fn system() -> Self {
-        let udev = Path::new("/run/udev/control").exists();
-        let patience = if udev { UDEV_PATIENCE } else { Duration::ZERO };
-        Nodes { dev: Path::new("/dev"), patience }
+        Nodes { dev: Path::new("/dev"), patience: None }
     }
 }
 
@@ -91,7 +89,8 @@ impl Nodes<'_> {
         let named = self.dev.join("infiniband").join(&node.name);
         let numbered = self.dev.join("char").join(node.number.to_string());
 
-        let deadline = Instant::now() + self.patience;
+        let start = Instant::now();
+        let mut patience = self.patience;
         let mut pause = Duration::from_millis(5);
         let miss = loop {
             let mut found = None;
@@ -105,7 +104,7 @@ impl Nodes<'_> {
                     Err(Miss::Absent) => {}
                 }
             }
-            if Instant::now() >= deadline {
+            if start.elapsed() >= *patience.get_or_insert_with(udev_patience) {
                 break found;
             }
             sleep(pause);
@@ -113,6 +112,12 @@ impl Nodes<'_> {
         };
         Err(missing(verb, device, node, &named, miss))
     }
+}
+
+/// Without udev nobody makes nodes after the kernel did, so there is nothing to wait for.
+fn udev_patience() -> Duration {
+    let udev = Path::new("/run/udev/control").exists();
+    if udev { UDEV_PATIENCE } else { Duration::ZERO }
 }
 
 fn attempt(path: &PathBuf, number: DeviceNumber) -> std::result::Result<OwnedFd, Miss> {
@@ -203,7 +208,7 @@ mod tests {
     }
 
     fn open_in(dev: &Scratch, patience: Duration, node: &Node) -> Result<OwnedFd> {
-        Nodes { dev: dev.path(), patience }.open("open_device", "rxe0", node)
+        Nodes { dev: dev.path(), patience: Some(patience) }.open("open_device", "rxe0", node)
     }
 
     #[test]

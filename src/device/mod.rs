@@ -40,7 +40,7 @@ use nldev::{Listed, NodeAnswer};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
-use sysfs::{Bus, Found, Sysfs};
+use sysfs::{Found, LazyBus, Sysfs};
 
 /// The verb on whose behalf a device is matched and its node opened.
 const OPEN: &str = "open_device";
@@ -62,7 +62,7 @@ pub struct Device {
     ports: u32,
     protocol: Option<Protocol>,
     driver: Option<DriverId>,
-    bus: Bus,
+    bus: LazyBus,
 }
 
 /// Lists the RDMA devices that this process's network namespace may see, in the order in which the
@@ -110,7 +110,7 @@ fn by_netlink<W: Wire>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Devi
             NodeAnswer::None => (None, None),
             NodeAnswer::Node(uverbs) => (Some(uverbs.node), uverbs.driver),
         };
-        let bus = sysfs.bus(&listed.name);
+        let bus = LazyBus::new(sysfs, &listed.name);
         devices.push(Device::new(listed, node, driver, bus));
     }
     Ok(devices)
@@ -129,13 +129,13 @@ impl From<Found> for Device {
             ports: found.ports,
             protocol: found.protocol,
             driver: found.driver,
-            bus: found.bus,
+            bus: found.bus.into(),
         }
     }
 }
 
 impl Device {
-    fn new(listed: Listed, node: Option<Node>, driver: Option<DriverId>, bus: Bus) -> Self {
+    fn new(listed: Listed, node: Option<Node>, driver: Option<DriverId>, bus: LazyBus) -> Self {
         Device {
             name: listed.name,
             index: Some(listed.index),
@@ -147,7 +147,7 @@ impl Device {
             ports: listed.ports,
             protocol: listed.protocol,
             // A driver that keeps its id to itself is known by its PCI function.
-            driver: driver.or_else(|| bus.pci.and_then(driver::driver_of_pci)),
+            driver: driver.or_else(|| bus.get().pci.and_then(driver::driver_of_pci)),
             bus,
         }
     }
@@ -158,7 +158,10 @@ impl Device {
         let number = DeviceNumber { major: 231, minor: 192 };
         let node = Node { name: "uverbs0".into(), number, abi: 1 };
         let listed = Listed { name: name.into(), ports: 1, ..Listed::default() };
-        Device { index: None, ..Device::new(listed, Some(node), Some(driver), Bus::default()) }
+        Device {
+            index: None,
+            ..Device::new(listed, Some(node), Some(driver), sysfs::Bus::default().into())
+        }
     }
 
     /// The device with this name ("mlx5_0", "rxe0").
@@ -244,14 +247,16 @@ impl Device {
         Some(self.node.as_ref()?.abi)
     }
 
-    /// The PCI function; `None` for software devices and other buses.
+    /// The PCI function, looked up when it is asked for the first time; `None` for software devices
+    /// and other buses, and for a device that is gone by then.
     pub fn pci_id(&self) -> Option<PciId> {
-        self.bus.pci
+        self.bus.get().pci
     }
 
-    /// The NUMA node that the device is attached to; `None` if it is near none in particular.
+    /// The NUMA node that the device is attached to, looked up with [`pci_id`](Self::pci_id); `None`
+    /// if it is near none in particular.
     pub fn numa_node(&self) -> Option<u32> {
-        self.bus.numa_node
+        self.bus.get().numa_node
     }
 
     /// Whether this library can open the device.
@@ -306,10 +311,9 @@ impl Device {
 
     /// What to call the driver in an error.
     fn driver_name(&self) -> String {
-        match (self.driver, &self.bus.kernel_driver) {
-            (Some(driver), _) => driver.to_string(),
-            (None, Some(name)) => name.clone(),
-            (None, None) => "unknown".into(),
+        match self.driver {
+            Some(driver) => driver.to_string(),
+            None => self.bus.get().kernel_driver.clone().unwrap_or_else(|| "unknown".into()),
         }
     }
 

@@ -13,17 +13,13 @@ use netlink_packet_core::{
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, recvfrom, sendto,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
 };
-use std::time::Duration;
 use uverbs_uapi::nldev::{RDMA_NL_GET_CLIENT, RDMA_NL_GET_TYPE, RDMA_NL_NLDEV};
 
-/// How long an answer may take. The kernel answers within the send call, module loading included;
-/// the limit is for the requests that it drops in silence (a handler that was interrupted).
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of the longest datagram: the kernel fills a reader's buffer, but never more than these.
+const LONGEST: usize = 32 << 10;
 
 /// How often a dump that the kernel calls inconsistent, or whose answers did not fit the socket,
 /// is started afresh.
@@ -49,7 +45,6 @@ impl Socket {
             SocketFlags::CLOEXEC,
             Some(netlink::RDMA),
         )?;
-        set_socket_timeout(&fd, Timeout::Recv, Some(PATIENCE))?;
         Ok(Socket(fd))
     }
 }
@@ -63,13 +58,13 @@ impl Wire for Socket {
 
     fn receive(&mut self, datagram: &mut Vec<u8>) -> rustix::io::Result<()> {
         loop {
-            // A datagram that does not fit is cut off, so its length is asked for first.
-            let peek = RecvFlags::PEEK | RecvFlags::TRUNC;
-            let (_, length) = retry_on_intr(|| recv(&self.0, &mut [0; 0], peek))?;
-            datagram.clear();
-            datagram.resize(length, 0);
+            datagram.resize(LONGEST, 0);
+            // The kernel answers within the send call, module loading included, and goes on with a
+            // list when a part of it is read. What is not there was dropped in silence, as by a
+            // handler that was interrupted.
+            let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
             let (_, received, sender) =
-                retry_on_intr(|| recvfrom(&self.0, &mut datagram[..], RecvFlags::TRUNC))?;
+                retry_on_intr(|| recvfrom(&self.0, &mut datagram[..], flags))?;
             if received > datagram.len() {
                 return Err(Errno::MSGSIZE);
             }
@@ -224,10 +219,9 @@ impl<W: Wire> Client<W> {
                     continue;
                 }
                 Err(Errno::AGAIN) => {
-                    return Err(Error::new(verb, Errno::TIMEDOUT).detail(format!(
-                        "RDMA netlink did not answer for {} s",
-                        PATIENCE.as_secs()
-                    )));
+                    return Err(
+                        Error::new(verb, Errno::TIMEDOUT).detail("RDMA netlink did not answer")
+                    );
                 }
                 Err(errno) => return Err(kernel(errno)),
             }

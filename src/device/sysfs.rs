@@ -12,11 +12,13 @@ use super::protocol::Protocol;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Longest file that is read: sysfs hands out a page.
 const FILE_MAX: u64 = 4096;
 
 /// The sysfs tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sysfs {
     root: PathBuf,
 }
@@ -29,6 +31,46 @@ pub(super) struct Bus {
     /// The name under which the kernel driver is bound.
     pub(super) kernel_driver: Option<String>,
 }
+
+/// What is known of a device's bus once somebody asks: most programs never do, and it takes more
+/// system calls than all the rest of a device.
+#[derive(Clone, Debug)]
+pub(super) struct LazyBus {
+    /// Where it can be read; `None` if that has been done.
+    place: Option<(Sysfs, String)>,
+    bus: OnceLock<Bus>,
+}
+
+impl LazyBus {
+    pub(super) fn new(sysfs: &Sysfs, device: &str) -> LazyBus {
+        LazyBus { place: Some((sysfs.clone(), device.to_owned())), bus: OnceLock::new() }
+    }
+
+    pub(super) fn get(&self) -> &Bus {
+        self.bus.get_or_init(|| match &self.place {
+            Some((sysfs, device)) => sysfs.bus(device),
+            None => Bus::default(),
+        })
+    }
+}
+
+impl From<Bus> for LazyBus {
+    fn from(bus: Bus) -> LazyBus {
+        LazyBus { place: None, bus: bus.into() }
+    }
+}
+
+/// Of the same device, whether it was asked for or not.
+impl PartialEq for LazyBus {
+    fn eq(&self, other: &LazyBus) -> bool {
+        match (&self.place, &other.place) {
+            (None, None) => self.get() == other.get(),
+            (one, other) => one == other,
+        }
+    }
+}
+
+impl Eq for LazyBus {}
 
 /// A device as sysfs alone has it.
 #[derive(Debug, PartialEq, Eq)]

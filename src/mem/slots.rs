@@ -58,7 +58,7 @@ impl<P> Slots<P> {
     }
 
     /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn settle(&self, ticket: u64) -> Option<P> {
         if ticket >= TICKETS {
             return None;

@@ -13,7 +13,7 @@ use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as raw;
 const VERB: &str = "alloc_uar";
 
 impl Class {
-    const UAR: Class = Class {
+    pub(crate) const UAR: Class = Class {
         verb: "free_uar",
         object: MLX5_IB_OBJECT_UAR,
         destroy: uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY,

@@ -17,7 +17,7 @@ use uverbs_uapi::mlx5::var::mlx5_ib_uapi_var_alloc_flags;
 const VERB: &str = "alloc_var";
 
 impl Class {
-    pub(super) const VAR: Class = Class {
+    pub(crate) const VAR: Class = Class {
         verb: "free_var",
         object: MLX5_IB_OBJECT_VAR,
         destroy: uapi::MLX5_IB_METHOD_VAR_OBJ_DESTROY,

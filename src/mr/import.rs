@@ -52,9 +52,31 @@ impl Known {
         Ok(known)
     }
 
+    /// Refuses a region of which something else is said. Of its rights the kernel tells nothing.
+    fn compare(self, verb: &'static str, handle: u32, told: Proof) -> Result<()> {
+        if self.proof(Access::from_bits_retain(told[3] as u32)) == told {
+            return Ok(());
+        }
+        let Known { lkey, rkey, length, iova } = self;
+        Err(stale(
+            verb,
+            format!(
+                "memory region {handle} has {length} bytes from {iova:#x} on, lkey {lkey:#x} and \
+                 rkey {rkey:#x}"
+            ),
+        ))
+    }
+
     fn proof(self, access: Access) -> Proof {
         let keys = u64::from(self.lkey) | u64::from(self.rkey) << 32;
         [keys, self.length, self.iova, access.bits().into()]
+    }
+}
+
+impl MemoryRegion<u8, Foreign> {
+    /// Refuses another region than the one that an envelope tells of.
+    pub(crate) fn compare(file: &File, verb: &'static str, handle: u32, told: Proof) -> Result<()> {
+        Known::query(file, verb, handle)?.compare(verb, handle, told)
     }
 }
 
@@ -102,7 +124,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// with it, it does by RDMA.
     ///
     /// What the exporter said of the region is compared with what the kernel says. That the region
-    /// belongs to this domain it does not say: if not, requests that name it fail.
+    /// belongs to this domain it does not say: if not, requests that name it fail. Its
+    /// [rights](MemoryRegion::access) it does not say either: they are what the exporter claims.
     ///
     /// # Errors
     ///
@@ -113,9 +136,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         let (handle, told) = envelope.open(VERB, self.inner.file(), ObjectKind::MR)?;
         let known = Known::query(self.inner.file(), VERB, handle)?;
         let access = Access::from_bits_retain(told[3] as u32);
-        if known.proof(access) != told {
-            return Err(stale(VERB, format!("memory region {handle} is {known:x?}")));
-        }
+        known.compare(VERB, handle, told)?;
         Ok(self.imported_mr(handle, known, access))
     }
 
@@ -163,10 +184,13 @@ impl Sealed for MemoryRegion<u8, Foreign> {
 
     fn check(&self, verb: &'static str) -> Result<()> {
         let known = Known::query(self.inner.file(), verb, self.handle())?;
-        if known.lkey == self.lkey().0 && known.rkey == self.rkey().0 {
-            return Ok(());
-        }
-        Err(stale(verb, format!("memory region {} is {known:x?}", self.handle())))
+        let imported = Known {
+            lkey: self.lkey().0,
+            rkey: self.rkey().0,
+            length: self.byte_len() as u64,
+            iova: self.inner.iova,
+        };
+        known.compare(verb, self.handle(), imported.proof(self.access()))
     }
 
     fn check_fork(&self, verb: &'static str) -> Result<()> {

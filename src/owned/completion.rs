@@ -42,7 +42,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(completion: &Completion<'_>) -> Outcome {
         Outcome {
             status: completion.status(),

@@ -8,7 +8,7 @@ use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
 use crate::pd::{KernelPd, Shared, Sharing};
-use crate::qp::{Base, QpState, QueuePair};
+use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -139,6 +139,9 @@ impl<T> OwnedCompletionQueue<T> {
         let Base::Domain { send_cq, recv_cq, srq: own, pd } = &qp.qp.base else {
             return invalid(format!("{qp:?} has no queues"));
         };
+        if qp.qp_type() == QpType::RAW_PACKET {
+            return invalid(format!("completions of {qp:?} do not say that they are its"));
+        }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
@@ -190,7 +193,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// [`PollError::Forked`] in a child of the process that created the queue.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<OwnedCompletions<'_, T>, PollError> {
         let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
         Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
@@ -242,13 +245,21 @@ pub struct OwnedCompletions<'q, T> {
     strays: &'q mut u64,
 }
 
+impl<T> OwnedCompletions<'_, T> {
+    #[cold]
+    fn stashed(&mut self) -> Option<Done<T>> {
+        self.stash.pop_front()
+    }
+}
+
 impl<T> Iterator for OwnedCompletions<'_, T> {
     type Item = Done<T>;
 
-    #[inline]
+    // In place, so that what nobody asks of a completion is not even decoded.
+    #[inline(always)]
     fn next(&mut self) -> Option<Done<T>> {
-        if let Some(done) = self.stash.pop_front() {
-            return Some(done);
+        if !self.stash.is_empty() {
+            return self.stashed();
         }
         loop {
             let completion = self.completions.next()?;

@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// `&mut self`; polling is the completion queue's, on this thread or another. Every request
 /// completes, as if it were signaled. Dropping the queue pair resets it and frees what was lent
 /// once the kernel confirmed that; what it does not confirm is leaked and
-/// [counted](crate::Context::leaked).
+/// [counted](crate::Context::leaked). One on a shared receive queue is better
+/// [closed](Self::close).
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,
     pub(super) route: Arc<Route<T>>,
@@ -80,6 +81,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        if self.recvs.is_none() {
+            // Now, or what arrives between looking and resetting would be discarded, and with it the
+            // place in the shared receive queue. Should it fail, so does what follows.
+            let _ = self.qp.revoke();
+        }
         // What completed is given back as such, and the rest is discarded by the reset.
         let _ = cq.gather();
         self.qp.reset(&mut [&mut cq.cq])?;
@@ -92,6 +98,26 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
             });
         }
         Ok(())
+    }
+
+    /// Resets the queue pair and drops it: what was received and what was not even sent are found by
+    /// the next poll of `cq`.
+    ///
+    /// A queue pair that is merely dropped takes along what it received and nobody polled. The memory
+    /// of its own queues is free then, but receives of a shared queue belong to that: their memory
+    /// stays lent, and their places are not used again, until the shared queue and all its queue
+    /// pairs are gone. What a message had only begun to fill stays so in any case.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`reset`](Self::reset); the queue pair is dropped all the same.
+    pub fn close(mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.reset(cq)
+    }
+
+    /// Whether it takes its receives from a shared receive queue.
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.recvs.is_none()
     }
 
     /// Everything lent to queues of this queue pair alone.

@@ -44,7 +44,7 @@ pub(super) struct Route<T> {
 }
 
 impl<T> Route<T> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle(&self, wr_id: u64) -> Option<Entry<T>> {
         let ticket = wr_id & !RECV;
         if wr_id & RECV == 0 { self.send.settle(ticket) } else { self.recv.settle(ticket) }
@@ -73,7 +73,7 @@ impl<T> Routes<T> {
         Routes { table: vec![None, None], len: 0 }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, qpn: Qpn) -> Option<&Route<T>> {
         let mask = self.table.len().wrapping_sub(1);
         let mut at = qpn.0 as usize & mask;

@@ -221,7 +221,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// # use uverbs::{Remote, SendWr, owned::*};
     /// # fn f(qp: &mut OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>,
     /// #      pool: &BufferPool, remote: Remote) -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut (header, body) = (pool.take().unwrap(), pool.take().unwrap());
+    /// let (mut header, body) = (pool.take().unwrap(), pool.take().unwrap());
     /// qp.scope(cq, |scope| {
     ///     let read = scope.post(SendWr::read(remote, &[]), &mut header)?;
     ///     scope.post(SendWr::write(remote, &[]), &body)?;

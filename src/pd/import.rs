@@ -57,6 +57,35 @@ fn proof(number: Option<u32>) -> [u64; 4] {
     [number.is_some().into(), number.unwrap_or(0).into(), 0, 0]
 }
 
+/// Refuses another domain than the one that an envelope tells of; answers its number.
+fn compare(file: &File, verb: &'static str, handle: u32, told: [u64; 4]) -> Result<Option<u32>> {
+    let number = number(file, verb, handle)?;
+    if proof(number) == told {
+        return Ok(number);
+    }
+    let (found, [numbered, said, ..]) = (number.unwrap_or(0), told);
+    Err(stale(
+        verb,
+        match (number, numbered) {
+            (Some(_), 1) => format!("protection domain {handle} has number {found} and not {said}"),
+            (Some(_), _) => format!("protection domain {handle} has number {found}, and none then"),
+            (None, _) => format!("protection domain {handle} has no number, but had one then"),
+        },
+    ))
+}
+
+impl ProtectionDomain {
+    /// Refuses another domain than the one that an envelope tells of.
+    pub(crate) fn compare(
+        file: &File,
+        verb: &'static str,
+        handle: u32,
+        told: [u64; 4],
+    ) -> Result<()> {
+        compare(file, verb, handle, told).map(drop)
+    }
+}
+
 impl Context {
     /// Imports a protection domain of another process that has this context's file.
     ///
@@ -72,11 +101,8 @@ impl Context {
     pub fn import_pd(&self, envelope: &Envelope) -> Result<Imported<ProtectionDomain>> {
         let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::PD)?;
         self.file.require(VERB, ObjectKind::PD, handle)?;
-        let number = number(&self.file, VERB, handle)?;
-        if proof(number) != told {
-            return Err(stale(VERB, format!("protection domain {handle} has number {number:?}")));
-        }
-        Ok(self.imported_pd(handle))
+        let number = compare(&self.file, VERB, handle, told)?;
+        Ok(self.imported_pd(handle, number))
     }
 
     /// Imports a protection domain by its bare handle, as rdma-core's programs exchange them.
@@ -94,12 +120,13 @@ impl Context {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn import_pd_raw(&self, handle: u32) -> Result<Imported<ProtectionDomain>> {
         self.file.require(VERB, ObjectKind::PD, handle)?;
-        Ok(self.imported_pd(handle))
+        let number = number(&self.file, VERB, handle)?;
+        Ok(self.imported_pd(handle, number))
     }
 
-    fn imported_pd(&self, handle: u32) -> Imported<ProtectionDomain> {
+    fn imported_pd(&self, handle: u32, number: Option<u32>) -> Imported<ProtectionDomain> {
         let object = Object::imported(self.file.clone(), Class::PD, handle, ());
-        let kernel = Arc::new(KernelPd { object });
+        let kernel = Arc::new(KernelPd { object, number });
         let inner = Arc::new(PdInner { kernel, td: None, allocator: None });
         Imported::new(ProtectionDomain::of(inner))
     }
@@ -109,7 +136,9 @@ impl Sealed for ProtectionDomain {
     const UNIMPORT: &'static str = "unimport_pd";
 
     fn check(&self, verb: &'static str) -> Result<()> {
-        self.inner.file().require(verb, ObjectKind::PD, self.handle())
+        let (file, handle) = (self.inner.file(), self.handle());
+        file.require(verb, ObjectKind::PD, handle)?;
+        compare(file, verb, handle, proof(self.inner.kernel.number)).map(drop)
     }
 
     fn check_fork(&self, verb: &'static str) -> Result<()> {

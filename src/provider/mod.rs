@@ -109,6 +109,14 @@ impl Provider {
         })
     }
 
+    /// Gives back what the context has of the kernel beside its objects, which are gone.
+    pub(crate) fn close(&self, kernel: &dyn Kernel) {
+        match self {
+            Provider::Rxe => {}
+            Provider::Mlx5(context) => context.registers().close(kernel),
+        }
+    }
+
     /// How often a queue pair has to be brought to RESET until it is reset. rxe's rings keep their
     /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {
@@ -118,6 +126,14 @@ impl Provider {
             // second time there is nothing left to skip.
             Provider::Rxe => 2,
             Provider::Mlx5(_) => 1,
+        }
+    }
+
+    /// How many reads and atomics a queue pair may have under way, if the provider knows.
+    pub(crate) fn rd_atomic(&self) -> Option<RdAtomic> {
+        match self {
+            Provider::Rxe => None,
+            Provider::Mlx5(context) => Some(context.limits().rd_atomic),
         }
     }
 
@@ -230,6 +246,15 @@ pub(crate) enum Link {
     RoceV1,
     /// Ethernet, over UDP.
     RoceV2,
+}
+
+/// Reads and atomics that a queue pair of a device may have under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RdAtomic {
+    /// That it answers.
+    pub(crate) answered: u32,
+    /// That it sends.
+    pub(crate) sent: u32,
 }
 
 /// What a send queue takes, as the kernel answered at creation.

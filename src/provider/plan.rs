@@ -9,6 +9,7 @@ use super::answer::Answer;
 use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
 use crate::error::{Error, Result};
 use crate::mem::allocator::Source;
+use crate::mem::dbrec::Gate;
 use crate::mem::mapping::Mapper;
 use crate::mem::queue::QueueMemory;
 use crate::qp::QpType;
@@ -201,6 +202,7 @@ impl QpPlan {
                     send: SendRing::Rxe(send),
                     recv: recv.map(RecvRing::Rxe),
                     member: Member::Rxe { qpn },
+                    gate: None,
                 })
             }
             QpPlan::Mlx5(plan) => plan.finish(qpn).ok_or(Errno::BADMSG),
@@ -248,6 +250,8 @@ pub(crate) struct Queues {
     pub(crate) recv: Option<RecvRing>,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Where the rings look whether they may be used, if they do.
+    pub(crate) gate: Option<Gate>,
 }
 
 /// What a queue pair has to know of a shared receive queue.
@@ -351,18 +355,18 @@ pub(crate) enum ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if there is nothing to do.
     pub(crate) fn new(
         provider: &Provider,
         ring: &CqRing,
         cqe: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
+    ) -> Result<Option<ResizePlan>> {
         Ok(match (provider, ring) {
             (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
-                let size = ring.element_size() as u32;
-                ResizePlan::Mlx5(mlx5::create::ResizePlan::new(context, cqe, size, source)?)
+                mlx5::create::ResizePlan::new(context, ring, cqe, source)?.map(ResizePlan::Mlx5)
             }
-            _ => ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() },
+            _ => Some(ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() }),
         })
     }
 

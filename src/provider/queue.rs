@@ -5,6 +5,7 @@
 
 use super::{mlx5, rxe};
 use crate::completion::Wc;
+use crate::mem::dbrec::Gate;
 use crate::mem::ring::ProducerWatch;
 use crate::retired::Retirements;
 use crate::wr::{PostError, Recv, SendWr};
@@ -175,6 +176,22 @@ pub(crate) enum SendRing {
 }
 
 impl SendRing {
+    /// As [`cursor`](Self::cursor) where the ring's gate says that the ring may be used; `None` where
+    /// it does not, or where there is none.
+    #[inline(always)]
+    pub(crate) fn enter(&self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
+        match self {
+            SendRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            SendRing::Mlx5(_) | SendRing::Rxe(_) => None,
+        }
+    }
+
+    /// Whether the ring's gate says that this is the process that made the ring.
+    #[inline(always)]
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self, SendRing::Mlx5(ring) if !ring.gate().is_shut())
+    }
+
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         match self {
@@ -195,6 +212,19 @@ impl SendRing {
                 Ok(())
             }
             SendRing::Mlx5(ring) => ring.push(cursor, wr),
+        }
+    }
+
+    /// As [`push`](Self::push), for a queue of raw packets.
+    #[cold]
+    pub(crate) fn push_packet(
+        &self,
+        cursor: &mut Cursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        match self {
+            SendRing::Rxe(_) => Err(PostError::Unsupported),
+            SendRing::Mlx5(ring) => ring.push_packet(cursor, wr),
         }
     }
 
@@ -253,6 +283,16 @@ impl RecvRing {
             RecvRing::Rxe(ring) => ring.close(),
             // Those of mlx5 never move.
             RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
+        }
+    }
+
+    /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says that the ring may be
+    /// used; `None` where it does not, or where there is none.
+    #[inline(always)]
+    pub(crate) fn enter(&mut self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
+        match self {
+            RecvRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
+            RecvRing::Mlx5(_) | RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
         }
     }
 

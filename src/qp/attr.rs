@@ -122,7 +122,7 @@ impl QpAttr {
     }
 
     /// How often to send again, 0 to 7, before the queue pair fails with
-    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
+    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR). Soft-RoCE takes 7 for without end.
     #[doc(alias = "IBV_QP_RETRY_CNT")]
     #[doc(alias = "retry_cnt")]
     pub fn retry_count(self, count: u8) -> Self {

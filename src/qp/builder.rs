@@ -1,6 +1,7 @@
 //! Makes queue pairs.
 
-use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType, QueuePair, RecvQueue, SendQueue};
+use super::state::Tracked;
+use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
@@ -15,8 +16,8 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
+use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
@@ -30,6 +31,7 @@ pub struct QueuePairBuilder<S: Sharing = Shared> {
     qp_type: QpType,
     cap: uapi::ib_uverbs_qp_cap,
     signal_all: bool,
+    cvlan_stripping: bool,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -56,6 +58,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 max_inline_data: 0,
             },
             signal_all: false,
+            cvlan_stripping: false,
             sharing: PhantomData,
         }
     }
@@ -104,7 +107,19 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
-    /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain.
+    /// Takes the VLAN tag out of received packets and tells it in their
+    /// [completions](crate::Completion::vlan); for raw packets, where
+    /// [`RawPacketCaps::CVLAN_STRIPPING`](crate::RawPacketCaps::CVLAN_STRIPPING) says that the device
+    /// can.
+    #[doc(alias = "IBV_QP_CREATE_CVLAN_STRIPPING")]
+    #[must_use]
+    pub fn cvlan_stripping(mut self) -> Self {
+        self.cvlan_stripping = true;
+        self
+    }
+
+    /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain,
+    /// and raw packets have no shared receive queues.
     #[must_use]
     pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(srq.inner.clone());
@@ -129,17 +144,16 @@ impl<S: Sharing> QueuePairBuilder<S> {
             file.check_same(VERB, "shared receive queue", srq.file())?;
         }
         self.check_xrc(VERB)?;
+        self.check_packets(VERB)?;
         let initiator = self.qp_type == QpType::XRC_INI;
         if initiator || self.srq.is_some() {
             self.cap.max_recv_wr = 0;
             self.cap.max_recv_sge = 0;
         }
         let registration = file.register(VERB, Kind::Qp)?;
-        let flags = if self.signal_all {
-            uapi::ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL.bits()
-        } else {
-            0
-        };
+        let mut flags = Flags::empty();
+        flags.set(Flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL, self.signal_all);
+        flags.set(Flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING, self.cvlan_stripping);
         let ask = QpAsk {
             qp_type: self.qp_type,
             cap: self.cap,
@@ -167,7 +181,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
             .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &told)
             .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
-            .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags)
+            .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags.bits())
             .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut granted)
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
@@ -179,15 +193,15 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
         let caps = plan.caps(granted);
-        let Queues { send, recv, member } = plan
-            .finish(qpn, granted, file.kernel.mapper())
-            .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
+        let Queues { send, recv, member, gate } =
+            plan.finish(qpn, granted, file.kernel.mapper())
+                .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
             qp_type: self.qp_type,
             caps: QpCaps::new(&caps),
-            state: AtomicU8::new(QpState::RESET.0),
+            state: Tracked::new(gate),
             local: Mutex::default(),
             groups: Groups::default(),
             registration,
@@ -222,6 +236,21 @@ impl<S: Sharing> QueuePairBuilder<S> {
         Err(Error::invalid(verb, detail))
     }
 
+    /// Refuses what the kernel would ignore.
+    fn check_packets(&self, verb: &'static str) -> Result<()> {
+        match self.qp_type {
+            QpType::RAW_PACKET if self.srq.is_some() => {
+                Err(Error::invalid(verb, "raw packets are received by queues of their own only"))
+            }
+            QpType::RAW_PACKET => Ok(()),
+            other if self.cvlan_stripping => {
+                let detail = format!("type {other} has no VLAN tags to strip; raw packets do");
+                Err(Error::invalid(verb, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn explain(&self, error: Error) -> Error {
         let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
@@ -244,6 +273,11 @@ impl<S: Sharing> QueuePairBuilder<S> {
                     cap.max_recv_sge,
                 ))
             }
+            Errno::OPNOTSUPP if self.cvlan_stripping => error.detail(format!(
+                "{} has no queue pairs of type {} that strip VLAN tags",
+                file.device.name(),
+                self.qp_type
+            )),
             Errno::OPNOTSUPP => error.detail(format!(
                 "{} has no queue pairs of type {}",
                 file.device.name(),

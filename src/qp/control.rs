@@ -10,9 +10,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::qp as uapi;
-use uverbs_uapi::write::{
-    IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP,
-};
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP};
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 pub struct QpControl {
@@ -136,17 +134,8 @@ impl QpControl {
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         let before = self.qp.state();
-        let mut resp = uapi::ib_uverbs_query_qp_resp::default();
-        let request = uapi::ib_uverbs_query_qp {
-            qp_handle: self.handle(),
-            attr_mask: uapi::ib_qp_attr_mask::all().bits()
-                & !uapi::ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
-            ..Default::default()
-        };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
-        self.qp.file().execute("query_qp", &mut command)?;
-        drop(command);
-        let info = QpInfo::new(&resp, self.qp.caps);
+        let caps = Some(self.qp.caps);
+        let info = QpInfo::query(self.qp.file(), "query_qp", self.handle(), caps)?;
         self.qp.observe_state(before, info.state);
         Ok(info)
     }

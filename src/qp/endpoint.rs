@@ -12,6 +12,7 @@ use crate::ah::{AddressVector, GlobalRoute};
 use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::{LinkLayer, Mtu, PortAttr};
+use crate::provider::RdAtomic;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::PoisonError;
 
@@ -136,7 +137,7 @@ impl Default for Handshake {
             access: Access::ALL_REMOTE,
             pkey_index: 0,
             timeout: 14,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry: 7,
             min_rnr_timer: 12,
             max_rd_atomic: u8::MAX,
@@ -173,7 +174,8 @@ impl Handshake {
         self
     }
 
-    /// Repetitions before giving up, 0 to 7; 7 unless set.
+    /// Repetitions before giving up, 0 to 7; 6 unless set, since soft-RoCE takes 7 for without end:
+    /// a request to a peer that is gone would never be over.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self
@@ -309,14 +311,20 @@ impl QpControl {
         let gid_index = u8::try_from(gid_index).map_err(|_| {
             Error::invalid(VERB, format!("index {gid_index} is above 255, a path's maximum"))
         })?;
-        let device = context.query_device().map_err(in_verb)?;
+        let limits = match context.file.provider.rd_atomic() {
+            Some(limits) => limits,
+            None => {
+                let device = context.query_device().map_err(in_verb)?;
+                RdAtomic { answered: device.max_qp_rd_atom(), sent: device.max_qp_init_rd_atom() }
+            }
+        };
         let endpoint = Endpoint {
             qpn: self.qpn(),
             psn: random_psn(),
             gid: entry.gid,
             lid: attr.lid,
             mtu: attr.active_mtu,
-            rd_atomic: device.max_qp_rd_atom().min(RD_ATOMIC) as u8,
+            rd_atomic: limits.answered.min(RD_ATOMIC) as u8,
             qkey: QKEY,
         };
         let local = Local {
@@ -324,7 +332,7 @@ impl QpControl {
             port,
             gid_index,
             global: needs_global(&attr),
-            max_rd_atomic: device.max_qp_init_rd_atom().min(u8::MAX.into()) as u8,
+            max_rd_atomic: limits.sent.min(u8::MAX.into()) as u8,
         };
         *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner) = Some(local);
         Ok(endpoint)

@@ -4,9 +4,13 @@ use super::attr::PathMigState;
 use super::{QpCaps, QpState};
 use crate::access::Access;
 use crate::ah::AddressVector;
+use crate::error::Result;
+use crate::file::File;
 use crate::number::{Psn, Qkey, Qpn};
 use crate::port::Mtu;
-use uverbs_uapi::qp::ib_uverbs_query_qp_resp;
+use crate::uverbs::invoke_write::write;
+use uverbs_uapi::qp::{ib_qp_attr_mask, ib_uverbs_query_qp, ib_uverbs_query_qp_resp};
+use uverbs_uapi::write::IB_USER_VERBS_CMD_QUERY_QP;
 
 /// The attributes of a queue pair, answered by [`query`](crate::QpControl::query).
 ///
@@ -70,8 +74,34 @@ pub struct QpInfo {
 }
 
 impl QpInfo {
-    /// `caps` are those of the creation: what the kernel says counts in the driver's own units.
-    pub(crate) fn new(raw: &ib_uverbs_query_qp_resp, caps: QpCaps) -> Self {
+    /// Asks the kernel, whoever made the queue pair. `caps` are those of the creation, if that is known
+    /// here: what the kernel says counts in the driver's own units.
+    pub(crate) fn query(
+        file: &File,
+        verb: &'static str,
+        handle: u32,
+        caps: Option<QpCaps>,
+    ) -> Result<QpInfo> {
+        let mut resp = ib_uverbs_query_qp_resp::default();
+        let request = ib_uverbs_query_qp {
+            qp_handle: handle,
+            attr_mask: ib_qp_attr_mask::all().bits() & !ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
+            ..Default::default()
+        };
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
+        file.execute(verb, &mut command)?;
+        drop(command);
+        let told = QpCaps {
+            max_send_wr: resp.max_send_wr,
+            max_recv_wr: resp.max_recv_wr,
+            max_send_sge: resp.max_send_sge,
+            max_recv_sge: resp.max_recv_sge,
+            max_inline_data: resp.max_inline_data,
+        };
+        Ok(QpInfo::new(&resp, caps.unwrap_or(told)))
+    }
+
+    fn new(raw: &ib_uverbs_query_qp_resp, caps: QpCaps) -> Self {
         QpInfo {
             state: QpState(raw.qp_state),
             current_state: QpState(raw.cur_qp_state),

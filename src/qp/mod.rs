@@ -39,8 +39,8 @@ use crate::provider::plan::Hold;
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
+use state::Tracked;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
@@ -81,7 +81,7 @@ pub(crate) struct QpInner {
     pub(crate) qp_type: QpType,
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
-    state: AtomicU8,
+    state: Tracked,
     /// What the peer was told of it.
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
@@ -111,16 +111,16 @@ impl QpInner {
 
     #[inline]
     pub(crate) fn state(&self) -> QpState {
-        QpState(self.state.load(Ordering::Acquire))
+        self.state.get()
     }
 
     pub(crate) fn set_state(&self, state: QpState) {
-        self.state.store(state.0, Ordering::Release);
+        self.state.set(state);
     }
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        let _ = self.state.compare_exchange(before.0, told.0, Ordering::AcqRel, Ordering::Relaxed);
+        self.state.change(before, told);
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
@@ -187,6 +187,16 @@ impl Drop for QpInner {
 /// [`Sharing`].
 ///
 /// [`split`]: QueuePair::split
+///
+/// The queues of a whole queue pair are never lent as such: who had two of them at once could
+/// exchange them, and a reset would then wipe what the device of the other works on. So this does
+/// not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(one: &mut uverbs::QueuePair, other: &mut uverbs::QueuePair) {
+/// std::mem::swap(one.send_queue(), other.send_queue());
+/// # }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S: Sharing = Shared> {
     send: SendQueue<S>,
@@ -235,16 +245,6 @@ impl<S: Sharing> QueuePair<S> {
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
     }
 
-    /// The send queue.
-    pub fn send_queue(&mut self) -> &mut SendQueue<S> {
-        &mut self.send
-    }
-
-    /// The receive queue; `None` when receives come from a shared one, and on an XRC initiator.
-    pub fn recv_queue(&mut self) -> Option<&mut RecvQueue> {
-        self.recv.as_mut()
-    }
-
     /// Starts a batch of sends; see [`SendQueue::batch`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
@@ -273,11 +273,12 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership for one; it comes back with
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
     /// the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a multicast membership or a memory window still holds the queue pair";
+        const HELD: &str =
+            "a multicast membership, a memory window or a flow rule still holds the queue pair";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

@@ -1,6 +1,6 @@
 //! Receive queues and their batches. A receive costs no system call.
 
-use super::QpInner;
+use super::{QpInner, QpState, QpType};
 use crate::mem::fork::Epoch;
 use crate::provider::{Cursor, RecvRing};
 use crate::wr::{PostError, Recv};
@@ -14,12 +14,14 @@ pub struct RecvQueue {
     pub(super) qp: Arc<QpInner>,
     ring: RecvRing,
     epoch: Epoch,
+    /// The first state in which the device may hear of receives.
+    from: QpState,
 }
 
 impl RecvQueue {
     pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
-        let epoch = qp.file().epoch;
-        RecvQueue { qp, ring, epoch }
+        let (epoch, from) = (qp.file().epoch, first_state(qp.qp_type));
+        RecvQueue { qp, ring, epoch, from }
     }
 
     pub(super) fn into_ring(self) -> RecvRing {
@@ -39,19 +41,33 @@ impl RecvQueue {
     ///
     /// # Errors
     ///
-    /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), [`PostError::Forked`] in a
+    /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), and for raw packets in
+    /// [`INIT`](crate::QpState::INIT), in which a device would receive already; [`PostError::Forked`] in a
     /// child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        let from = self.from;
+        let cursor = match self.ring.enter(|gate| from.opens(gate)) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(RecvBatch { ring: &mut self.ring, cursor, count: 0 })
+    }
+
+    /// As a gate would, or says why not: asked where none opens.
+    #[inline(never)]
+    fn admit(&mut self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if !state.takes_receives() {
-            return Err(PostError::State(state));
-        }
-        Ok(RecvBatch::new(&mut self.ring))
+        if state < self.from { Err(PostError::State(state)) } else { Ok(self.ring.cursor()) }
     }
+}
+
+/// Where the queue of a raw packet queue pair works from INIT on, receives have to wait for RTR.
+fn first_state(qp_type: QpType) -> QpState {
+    if qp_type == QpType::RAW_PACKET { QpState::RTR } else { QpState::INIT }
 }
 
 /// Receives that the device does not know of yet, for a queue pair or a shared receive queue.

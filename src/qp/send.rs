@@ -1,6 +1,6 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpType};
+use super::{QpInner, QpState, QpType};
 use crate::identity::Identity;
 use crate::mem::fork::Epoch;
 use crate::number::Rkey;
@@ -61,21 +61,27 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
+        let cursor = match self.ring.enter(|gate| QpState::RTS.opens(gate)) {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(SendBatch { queue: self, cursor, count: 0 })
+    }
+
+    /// As a gate would, or says why not: asked where none opens.
+    #[inline(never)]
+    fn admit(&self) -> Result<Cursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let state = self.qp.state();
-        if !state.takes_sends() {
-            return Err(PostError::State(state));
-        }
-        let cursor = self.ring.cursor();
-        Ok(SendBatch { queue: self, cursor, count: 0 })
+        if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
-        if self.epoch.is_over() {
+        if !self.ring.is_here() && self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;
@@ -112,8 +118,20 @@ impl<S: Sharing> SendBatch<'_, S> {
         };
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
             check(&self.queue.qp, &wr)?;
+            if self.queue.qp.qp_type == QpType::RAW_PACKET {
+                return self.push_packet(&wr);
+            }
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Out of the way of all others.
+    #[cold]
+    #[inline(never)]
+    fn push_packet(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.queue.ring.push_packet(&mut self.cursor, wr)?;
         self.count += 1;
         Ok(())
     }
@@ -220,8 +238,8 @@ fn plain(qp_type: QpType) -> u32 {
     let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {
         QpType::RC => set(&reliable) | set(&connected),
-        // All of theirs name where they go.
-        QpType::UD | QpType::XRC_INI => 0,
+        // All of theirs name where they go, or are no messages.
+        QpType::UD | QpType::XRC_INI | QpType::RAW_PACKET => 0,
         _ => set(&connected),
     }
 }
@@ -250,8 +268,15 @@ fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
             return Err(PostError::ForeignBinding);
         }
     }
+    if qp_type == QpType::RAW_PACKET {
+        return match wr.op {
+            SendOp::Send | SendOp::Packet(_) => Ok(()),
+            _ => Err(PostError::Unsupported),
+        };
+    }
     let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
     let (supported, inline) = match wr.op {
+        SendOp::Packet(_) => (false, false),
         SendOp::Send | SendOp::SendImm(_) => (true, true),
         SendOp::SendInv(_) => (!datagram, true),
         SendOp::Write(_) | SendOp::WriteImm(..) => (!datagram, true),

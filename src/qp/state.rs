@@ -1,6 +1,8 @@
 //! States and transports of queue pairs, and what may be posted when.
 
+use crate::mem::dbrec::Gate;
 use crate::number::open_enum;
+use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
 open_enum! {
@@ -16,7 +18,8 @@ open_enum! {
         /// Unreliable datagram.
         #[doc(alias = "IBV_QPT_UD")]
         UD = raw::IB_UVERBS_QPT_UD.0, "UD";
-        /// Raw Ethernet frames.
+        /// Raw Ethernet frames, for which a process needs `CAP_NET_RAW`. Whole frames are sent, and
+        /// [rules](crate::QpControl::create_flow) say which are received.
         #[doc(alias = "IBV_QPT_RAW_PACKET")]
         RAW_PACKET = raw::IB_UVERBS_QPT_RAW_PACKET.0, "raw packet";
         /// Sending half of an extended reliable connection.
@@ -49,16 +52,62 @@ open_enum! {
     }
 }
 
+/// The state that this process last brought a queue pair to.
+///
+/// Where the rings have a gate it is kept there, as one more than the state, so that a batch begins
+/// with one look.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    gate: Option<Gate>,
+    own: AtomicU8,
+}
+
+impl Tracked {
+    /// `RESET`.
+    pub(super) fn new(gate: Option<Gate>) -> Tracked {
+        let tracked = Tracked { gate, own: AtomicU8::new(0) };
+        tracked.word().store(QpState::RESET.opening(), Ordering::Release);
+        tracked
+    }
+
+    fn word(&self) -> &AtomicU8 {
+        self.gate.as_ref().map_or(&self.own, Gate::word)
+    }
+
+    /// In a forked child it may be `RESET` whatever it was.
+    pub(super) fn get(&self) -> QpState {
+        QpState(self.word().load(Ordering::Acquire).saturating_sub(1))
+    }
+
+    /// What a fork has shut stays shut.
+    pub(super) fn set(&self, state: QpState) {
+        let open = |now| (now > 0).then(|| state.opening());
+        let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
+    }
+
+    /// Changes it unless it is no longer `before`.
+    pub(super) fn change(&self, before: QpState, after: QpState) {
+        let (before, after) = (before.opening(), after.opening());
+        let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 impl QpState {
+    /// As a gate says it.
+    const fn opening(self) -> u8 {
+        self.0.saturating_add(1)
+    }
+
+    /// Whether a gate is open for what may be done from this state on: in a state of this process,
+    /// and one that is as far.
+    #[inline(always)]
+    pub(super) fn opens(self, gate: &Gate) -> bool {
+        gate.word().load(Ordering::Acquire) >= self.opening()
+    }
+
     /// Whether a send may be posted. In an error state it completes at once, flushed.
     #[inline]
     pub(crate) fn takes_sends(self) -> bool {
         self >= QpState::RTS
-    }
-
-    /// Whether a receive may be posted.
-    #[inline]
-    pub(crate) fn takes_receives(self) -> bool {
-        self >= QpState::INIT
     }
 }

@@ -1,6 +1,7 @@
 //! XRC targets: receiving halves of connections, which have no queues of their own. Pairs with
 //! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
 
+use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, Registration};
@@ -16,7 +17,6 @@ use rustix::io::Errno;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
@@ -124,7 +124,7 @@ impl XrcDomain {
             qpn,
             qp_type: QpType::XRC_TGT,
             caps: QpCaps::new(&uapi::ib_uverbs_qp_cap::default()),
-            state: AtomicU8::new(QpState::RESET.0),
+            state: Tracked::new(None),
             local: Mutex::default(),
             groups: Groups::default(),
             registration,

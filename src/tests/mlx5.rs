@@ -156,6 +156,30 @@ fn creation_that_fails_at_any_step_gives_everything_back() {
 }
 
 #[test]
+fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
+    let bench = Bench::new();
+    let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let lent = || bench.memory.lent.load(Ordering::Relaxed);
+    // Where the kernel has the device write is memory that the allocator did not get back.
+    let kept = |cq: &CompletionQueue| {
+        let start = bench.script.object(cq.handle()).start as usize;
+        bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
+    };
+    let before = lent();
+    for cqe in [10, 15, 8, 10] {
+        cq.resize(cqe).unwrap();
+        assert!(kept(&cq), "resized to {cqe}");
+        assert_eq!((lent(), bench.memory.outstanding(), cq.capacity()), (before, 2, 16));
+    }
+    for (cqe, capacity) in [(16, 32), (31, 32), (3, 4), (10, 16)] {
+        cq.resize(cqe).unwrap();
+        assert!(kept(&cq), "resized to {cqe}");
+        assert_eq!((bench.memory.outstanding(), cq.capacity()), (2, capacity));
+    }
+    assert_eq!(lent(), before + 3, "one for each that moved");
+}
+
+#[test]
 fn memory_of_what_the_kernel_keeps_is_never_freed() {
     let bench = Bench::new();
     let ([own, qp], srq, cq) = bench.make().unwrap();

@@ -1,5 +1,7 @@
 //! Two contexts on one kernel file, as two processes have them.
 
+mod mlx5;
+
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, Context, Envelope, Errno, MemoryRegion, ObjectKind, QpType};
@@ -188,6 +190,43 @@ fn a_region_of_other_keys_is_stale() {
     let error = pd.import_mr(&sent).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     assert_eq!(imported.into_owner().unwrap_err().1.errno(), Errno::STALE);
+    // Whoever cleans up does not destroy a stranger's.
+    assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
+    importer.foreign(&region.export().unwrap()).unwrap().destroy().unwrap();
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn a_region_of_another_place_is_stale() {
+    let (bench, importer) = shared();
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+    let moved = |length, iova| bench.script.resize(region.handle(), length, iova);
+    let (length, iova) = (64, region.addr());
+    moved(65, iova);
+    let (imported, error) = imported.into_owner().unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    moved(length, iova + 1);
+    let (imported, error) = imported.into_owner().unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    moved(length, iova);
+    imported.into_owner().unwrap().destroy().unwrap();
+}
+
+#[test]
+fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
+    let (bench, importer) = shared();
+    let cq = bench.context.create_cq(4).build().unwrap();
+    let found = importer.foreign(&cq.export()).unwrap();
+    // Whatever is asked before, the kernel may find nothing at the very end.
+    bench.script.steal(cq.handle());
+    let asked = bench.script.log().len();
+    let (found, error) = found.destroy().unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("destroy_cq", Errno::NOENT), "{error}");
+    assert_eq!(bench.script.log().len(), asked + 1);
+    drop((found, cq));
 }
 
 #[test]
@@ -216,13 +255,27 @@ fn forged_envelopes_change_nothing() {
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let before = bench.script.live();
     let mut accepted = 0;
+    let keys = u64::from(region.lkey().0) | u64::from(region.rkey().0) << 32;
+    let (length, iova) = (region.byte_len() as u64, region.addr());
+    let proofs = [
+        [0; 4],
+        [u64::MAX; 4],
+        [1, 0, 0, 0],
+        [keys ^ 1, length, iova, 0],
+        [keys ^ 1 << 32, length, iova, 0],
+        [keys, length + 1, iova, 0],
+        [keys, length, iova - 1, 0],
+        [keys, length, iova, 1 << 32],
+    ];
     for kind in 0..20 {
         for handle in 0..20 {
             let file = &importer.file;
-            let forged = Envelope::seal(file, ObjectKind(kind), handle, [0; 4]);
-            accepted += usize::from(importer.import_pd(&forged).is_ok());
-            accepted += usize::from(pd.import_mr(&forged).is_ok());
-            let _ = importer.foreign(&forged);
+            for proof in proofs {
+                let forged = Envelope::seal(file, ObjectKind(kind), handle, proof);
+                accepted += usize::from(importer.import_pd(&forged).is_ok());
+                accepted += usize::from(pd.import_mr(&forged).is_ok());
+                let _ = importer.foreign(&forged);
+            }
         }
     }
     assert_eq!(accepted, 1, "the protection domain that is there");

@@ -85,6 +85,9 @@ impl Op {
             uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR => {
                 uverbs_uapi::mlx5::uar::MLX5_IB_METHOD_UAR_OBJ_DESTROY
             }
+            uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_VAR => {
+                uverbs_uapi::mlx5::var::MLX5_IB_METHOD_VAR_OBJ_DESTROY
+            }
             _ => 0,
         };
         Op::Method { object, method }
@@ -138,13 +141,12 @@ impl Script {
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
         let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
-        let driver = if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE };
-        let device = Device::planted(device, driver);
+        let device = Device::planted(device, self.driver());
         let opening = Opening::new(&device)?;
         Context::on(kernel, device, opening, epoch)
     }
 
-    /// A played file of an mlx5 device; only what it takes to make and destroy queues.
+    /// A played file of an mlx5 device; only what it takes to make, destroy and share objects.
     pub(crate) fn mlx5() -> Script {
         let script = Script::new();
         script.state().mlx5 = Some(Mlx5::default());
@@ -160,7 +162,11 @@ impl Script {
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
         let make =
             |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
-        Context::import_on(make, Device::planted(device, DriverId::RXE), envelope)
+        Context::import_on(make, Device::planted(device, self.driver()), envelope)
+    }
+
+    fn driver(&self) -> DriverId {
+        if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -305,6 +311,12 @@ impl Script {
     /// Gives an object another number, as if it were another object.
     pub(crate) fn renumber(&self, handle: u32, number: u32) {
         self.state().object(handle).number = number;
+    }
+
+    /// Gives a memory region another length and beginning, as if it were another one.
+    pub(crate) fn resize(&self, region: u32, length: u64, iova: u64) {
+        let mut state = self.state();
+        (state.object(region).length, state.object(region).iova) = (length, iova);
     }
 
     /// The number that the next queue pair gets.

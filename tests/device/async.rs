@@ -28,6 +28,10 @@ trials![
     ten_thousand_at_once,
     deadlines_leave_the_request_alone,
     aborted_requests_give_back,
+    receives_that_meet_an_abort_end,
+    what_describes_a_queue_pair_may_make_another,
+    messages_outlive_their_queue_pair_on_a_shared_queue,
+    a_peer_that_is_gone_is_missed,
     a_peer_that_is_killed,
     a_dropped_driver_ends_everything,
     an_idle_driver_ends_with_its_users,
@@ -294,6 +298,92 @@ fn aborted_requests_give_back() -> Verdict {
         assert!(late.memory.is_some());
         drop(late);
         assert_eq!(a.pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+/// Receives that are posted while the connection is broken off: the device may have flushed before.
+fn receives_that_meet_an_abort_end() -> Verdict {
+    run(2, async {
+        for _ in 0..20 {
+            let (a, _b) = pair()?;
+            let recvs: Vec<_> = (0..DEPTH)
+                .map(|_| a.qp.recv(a.pool.take().expect("a buffer")))
+                .map(|recv| tokio::spawn(async move { recv.await.map(drop) }))
+                .collect();
+            a.qp.abort()?;
+            for recv in recvs {
+                let error = recv.await?.expect_err("it was called off");
+                let (posted, not) =
+                    (Cause::Status(WcStatus::WR_FLUSH_ERR), Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+                assert!(error.cause == posted || error.cause == not, "{}", error.cause);
+                assert!(error.memory.is_some());
+            }
+            assert_eq!(a.pool.idle(), BUFFERS);
+        }
+        Ok(())
+    })
+}
+
+fn what_describes_a_queue_pair_may_make_another() -> Verdict {
+    run(0, async {
+        let half = Half::new()?;
+        let mut other = None;
+        half.cq.create_qp(&half.pd, QpType::RC, |qp| {
+            other = Some(half.cq.create_qp(&half.pd, QpType::RC, |qp| qp));
+            qp
+        })?;
+        other.expect("it was called").map(drop)?;
+        Ok(())
+    })
+}
+
+/// What was received before the queue pair went is a message all the same.
+fn messages_outlive_their_queue_pair_on_a_shared_queue() -> Verdict {
+    const MESSAGES: usize = 5;
+    run(0, async {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool(64).count(8).build()?;
+        let srq = supported(cq.create_srq(&pd, 8, |srq| srq), Capability::Srq)?;
+        let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
+        let client = Half::new()?;
+        let index = gid(&context)?.index;
+        let (here, there) = (client.qp.endpoint(PORT, index)?, server.endpoint(PORT, index)?);
+        server.handshake(&here)?;
+        client.qp.handshake(&there)?;
+        let mut recvs: Vec<_> = (0..8).map(|_| srq.recv(pool.take().expect("a buffer"))).collect();
+        std::future::poll_fn(|cx| {
+            recvs.iter_mut().for_each(|recv| assert!(Pin::new(recv).poll(cx).is_pending()));
+            Poll::Ready(())
+        })
+        .await;
+        for n in 0..MESSAGES {
+            client.qp.send_inline(&[n as u8]).await?;
+        }
+        // Nobody has looked at them yet, or the driver has: both happens.
+        drop(server);
+        for (n, recv) in recvs.drain(..MESSAGES).enumerate() {
+            let message = within(PATIENCE, recv).await.expect("it was received")?;
+            assert_eq!(message.memory[0], n as u8);
+        }
+        assert_eq!((pool.idle(), context.leaked()), (MESSAGES, 0));
+        Ok(())
+    })
+}
+
+/// With what queue pairs are connected by unless told otherwise: on soft-RoCE one repetition more
+/// would be repetition without end.
+fn a_peer_that_is_gone_is_missed() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        drop(b);
+        let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
+        let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
+        let error = error.map(drop).expect_err("nobody is there");
+        assert_eq!(error.cause, Cause::Status(WcStatus::RETRY_EXC_ERR));
+        assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
         Ok(())
     })
 }

@@ -105,7 +105,7 @@ fn masked_swap_leaves_the_other_bits() -> Verdict {
         (0x3333_4444, low, 0xaaaa_bbbb_0000_0000, !low, 0xaaaa_bbbb_3333_4444),
         (0x3333_4445, low, 0xaaaa_bbbb_0000_0000, !low, start),
         // Other bits of the operands mean nothing.
-        (0xffff_0000_3333_4444, low, 0x5555, 0xf0f0, 0x1111_2222_3333_4454),
+        (0xffff_0000_3333_4444, low, 0x5555, 0xf0f0, 0x1111_2222_3333_5454),
         // Without a condition: sets bits, and clears them.
         (7, 0, u64::MAX, 0x8000_0000_0000_0001, 0x9111_2222_3333_4445),
         (7, 0, 0, 0x1000_0000_0000_0004, 0x0111_2222_3333_4440),

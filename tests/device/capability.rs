@@ -35,6 +35,8 @@ capabilities! {
     DeviceMemory = "device_memory";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// Rules for packets that nobody else takes.
+    FlowDefault = "flow_default";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.
@@ -71,6 +73,8 @@ capabilities! {
     Peers = "peers";
     /// An event at the responder when a peer had not the right.
     QpAccessEvent = "qp_access_event";
+    /// Queue pairs of raw packets, and rules for them.
+    RawPacket = "raw_packet";
     /// Reliable connections.
     Rc = "rc";
     /// Accesses that the device may reorder.

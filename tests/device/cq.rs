@@ -16,6 +16,7 @@ trials![
     resize_grows_and_shrinks,
     resize_to_nothing_is_refused,
     resize_keeps_what_is_there,
+    resize_to_the_same_size_moves_nothing,
     resize_below_what_is_there_is_refused,
     notify_needs_a_channel,
     armed_queue_is_silent_without_traffic,
@@ -210,6 +211,30 @@ fn resize_keeps_what_is_there() -> Verdict {
         }
         pair.b.expect_silence()?;
         pair.message(77, 500)?;
+    }
+    Ok(())
+}
+
+fn resize_to_the_same_size_moves_nothing() -> Verdict {
+    let mut pair = pending(4)?;
+    stay(&mut pair, 4)
+}
+
+/// Resizes a queue with `there` completions to what it is, in several ways of saying so, and looks
+/// for these completions and for some that come later.
+pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
+    let cqe = pair.b.cq.capacity() - 1;
+    for cqe in [cqe, cqe - 1, cqe] {
+        supported(pair.b.cq.resize(cqe), Capability::CqResize)?;
+    }
+    for wr_id in 0..there {
+        pair.b.expect(wr_id, WcOpcode::RECV)?;
+    }
+    pair.b.expect_silence()?;
+    // More than once around a queue of the usual 64.
+    for wr_id in 0..150 {
+        pair.message(1000 + wr_id, 30)?;
+        supported(pair.b.cq.resize(cqe), Capability::CqResize)?;
     }
     Ok(())
 }

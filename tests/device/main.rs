@@ -19,6 +19,7 @@ mod epoll;
 mod errors;
 mod events;
 mod fork;
+mod frame;
 mod handshake;
 mod helper;
 mod interop;
@@ -46,6 +47,7 @@ mod root;
 mod scope;
 mod sharing;
 mod srq;
+mod station;
 #[cfg(feature = "tokio")]
 mod tasks;
 mod uc;
@@ -105,6 +107,8 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        root::flow::trials(),
+        root::raw_packet::trials(),
         scope::trials(),
         sharing::trials(),
         srq::trials(),

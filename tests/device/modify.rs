@@ -73,7 +73,7 @@ fn handshake_connects_every_type() -> Verdict {
         let info = pair.a.qp.query()?;
         assert_eq!(info.state, QpState::RTS);
         if qp_type == QpType::RC {
-            assert_eq!((info.timeout, info.retry_count, info.rnr_retry), (16, 7, 7));
+            assert_eq!((info.timeout, info.retry_count, info.rnr_retry), (16, 6, 7));
             let global = info.path.global.expect("the path is a global one");
             assert_eq!((global.traffic_class, global.flow_label), (8, 0xabcde));
         }

@@ -23,6 +23,7 @@ trials![
     flushed_requests_give_back,
     nothing_is_freed_too_early,
     shared_receives,
+    what_a_closed_pair_received_is_not_lost,
     under_a_thread_domain,
     poster_and_poller_on_two_threads,
     rounds_leave_nothing,
@@ -301,6 +302,47 @@ fn shared_receives() -> Verdict {
     batch.ring();
     drop((srq, servers));
     assert_eq!((pool.idle(), context.leaked()), (64, 0));
+    Ok(())
+}
+
+/// With the queue pair its places in the shared queue would be gone for good.
+fn what_a_closed_pair_received_is_not_lost() -> Verdict {
+    const MESSAGES: usize = 3;
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let pool = pd.buffer_pool(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
+    let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+    let mut srq = OwnedSharedReceiveQueue::new(srq)?;
+    let room = srq.room();
+    for round in 0..3 * room {
+        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
+        let mut client = Half::new()?;
+        let there = server.endpoint(PORT, gid(&context)?.index)?;
+        let here = client.qp.endpoint(PORT, gid(&client.context)?.index)?;
+        server.handshake_with(&here, &hasty())?;
+        client.qp.handshake_with(&there, &hasty())?;
+        let mut batch = srq.batch()?;
+        for tag in 0..MESSAGES as u64 {
+            batch.push(pool.take().expect("a buffer"), tag)?;
+        }
+        batch.ring();
+        for tag in 0..MESSAGES as u64 {
+            let mut batch = client.qp.send_batch()?;
+            batch.push(SendWr::send(&[]).inline(&[round as u8]), (), tag)?;
+            batch.ring()?;
+            // The acknowledgement says that the message is received, and its completion there.
+            assert_eq!(client.wait()?.outcome.status, WcStatus::SUCCESS);
+        }
+        server.close(&mut cq)?;
+        for _ in 0..MESSAGES {
+            let done = wait(&mut cq)?;
+            assert_eq!((done.outcome.status, done.outcome.byte_len), (WcStatus::SUCCESS, 1));
+            assert_eq!(done.memory.into_buffer().expect("the buffer")[0], round as u8);
+        }
+        assert_eq!((srq.room(), pool.idle()), (room, 64), "round {round}");
+    }
     Ok(())
 }
 

@@ -1,5 +1,8 @@
 //! What changes the machine: links that come and go, network namespaces. Run as root, in the lab
-//! only.
+//! only, as is what else needs rights: raw packets and rules for them.
+
+pub(crate) mod flow;
+pub(crate) mod raw_packet;
 
 use crate::capability::Capability;
 use crate::env;

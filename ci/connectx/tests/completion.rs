@@ -7,7 +7,7 @@ use driver::pair::Pair;
 use driver::pair::code::*;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, query_cq_out};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
-use uverbs_uapi::mlx5::prm::qpc::qpc;
+use uverbs_uapi::mlx5::prm::qpc::{qpc, query_qp_out};
 use uverbs_uapi::mlx5::prm::{Bits, opcode};
 
 /// Marks in the last byte of a completion.
@@ -156,6 +156,27 @@ fn an_error_counts_as_solicited() {
     p.send(8);
     assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST_ERROR);
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), 1);
+}
+
+/// What does not fit is lost, and whoever it is about must not go on as if it had been told.
+#[test]
+fn an_overrun_stops_queue_and_queue_pair() {
+    const ERROR: u64 = 6;
+    const OVERRUN: [u8; 2] = [0x04, 0x05];
+    let mut p = Pair::with(&[(cqc::log_cq_size, 1)], &[]);
+    for posted in 1..=4 {
+        p.driver.post_send(&mut p.a, NOP, 0, &[]);
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
+        let out = p.driver.simple(opcode::QUERY_QP, &input).unwrap();
+        let state = Bits::<query_qp_out, _>::new(out).sub(query_qp_out::qpc).get(qpc::state);
+        assert_eq!(state == ERROR, posted > 2, "after {posted}");
+        let events = p.bytes::<256>(p.events);
+        let kinds = events.chunks(64).map(|event| event[1]).take(2);
+        assert_eq!(kinds.eq(OVERRUN), posted > 2, "after {posted}");
+    }
+    assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST);
+    assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
 }
 
 /// As rdma-core's perftest does it: take the event, arm, and only then poll one completion. The one

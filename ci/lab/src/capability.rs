@@ -14,6 +14,8 @@ enum Has {
     Always,
     /// From this kernel on.
     Since(KernelName),
+    /// Up to this kernel.
+    Until(KernelName),
     /// On no kernel of the lab.
     Never,
 }
@@ -76,8 +78,10 @@ const TABLE: &[(&str, Has, Has)] = &[
     // With the emulated device the driver registers none, whatever the reason.
     ("dmabuf", Has::Never, Has::Never),
     ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
-    ("flow", Has::Never, Has::Never),
-    ("raw_packet", Has::Never, Has::Never),
+    // With the rules that they are received by.
+    ("raw_packet", Has::Never, Has::Always),
+    // The driver of later kernels looks for such a rule behind its end.
+    ("flow_default", Has::Never, Has::Until(KernelName::V6_12)),
     ("timestamp", Has::Never, Has::Never),
 ];
 
@@ -121,6 +125,7 @@ pub(crate) fn objection(
     let expected = match has {
         Has::Always => true,
         Has::Since(first) => kernel >= first,
+        Has::Until(last) => kernel <= last,
         Has::Never => false,
     };
     expected.then(|| format!("{} has [{name}] on {}", device.label(), kernel.label()))

@@ -4,16 +4,21 @@
 //! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in `hw/mlx5/main.c`.
 
 use super::Mlx5;
+use super::sq::Frames;
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
+use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
+use crate::wr::Packet;
 use rustix::io::Errno;
-use uverbs_uapi::device::{ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp};
+use uverbs_uapi::device::{
+    ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp, ib_uverbs_raw_packet_caps,
+};
 use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
-    mlx5_ib_alloc_uctx_v2_flags, mlx5_lib_caps, mlx5_user_cmds_supp_uhw,
+    mlx5_ib_alloc_uctx_v2_flags, mlx5_lib_caps, mlx5_user_cmds_supp_uhw, mlx5_user_inline_mode,
 };
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
@@ -74,13 +79,20 @@ impl Opening {
     pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
         let devx = self.request.flags != 0;
         let mut limits = Limits::new(&self.response, devx)?;
-        // The only limit that the driver does not tell beside the context.
+        // The driver does not tell these beside the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
             .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
+        limits.rd_atomic = RdAtomic {
+            answered: device.base.max_qp_rd_atom,
+            sent: device.base.max_qp_init_rd_atom,
+        };
+        limits.frames.checksums =
+            ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)
+                .contains(ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM);
         Mlx5::new(limits, kernel, epoch)
     }
 }
@@ -102,8 +114,11 @@ pub(crate) struct Limits {
     pub(crate) max_srq_recv_wr: u32,
     /// Entries of a completion queue, as they may be asked for.
     pub(crate) max_cqe: u32,
+    pub(crate) rd_atomic: RdAtomic,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
+    /// What it wants and can do of raw packets.
+    pub(crate) frames: Frames,
     /// Whether queue pairs can tell which options of connections they take.
     pub(crate) ece: bool,
     /// Where in its page the core clock stands; `None` if there is no such page.
@@ -153,7 +168,16 @@ impl Limits {
             max_recv_wr: resp.max_recv_wr,
             max_srq_recv_wr: resp.max_srq_recv_wr,
             max_cqe: 0,
+            rd_atomic: RdAtomic::default(),
             uars_per_page: resp.num_uars_per_page,
+            frames: Frames {
+                min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
+                    mlx5_user_inline_mode::MLX5_USER_INLINE_MODE_NONE => 0,
+                    // Those before the answer had this field want it, too.
+                    _ => Packet::MAX_HEADER as u8,
+                },
+                checksums: false,
+            },
             ece: has(mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE),
             clock_offset: has(
                 mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET,

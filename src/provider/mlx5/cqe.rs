@@ -3,7 +3,10 @@
 use crate::completion::{WcOpcode, WcStatus};
 use crate::mem::element::Element;
 use std::mem::offset_of;
-use uapi::{mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome, mlx5_cqe64, mlx5_err_cqe};
+use uapi::{
+    mlx5_cqe_checked as checked, mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome,
+    mlx5_cqe64, mlx5_err_cqe,
+};
 use uverbs_uapi::mlx5::cqe as uapi;
 
 pub(crate) const INDEX: usize = offset_of!(mlx5_cqe64, srqn);
@@ -16,6 +19,9 @@ const PATH: usize = offset_of!(mlx5_cqe64, ml_path);
 const LID: usize = offset_of!(mlx5_cqe64, slid);
 const TIME_HIGH: usize = offset_of!(mlx5_cqe64, timestamp_h);
 const TIME_LOW: usize = offset_of!(mlx5_cqe64, timestamp_l);
+const CHECKED: usize = offset_of!(mlx5_cqe64, hds_ip_ext);
+const KINDS: usize = offset_of!(mlx5_cqe64, l4_l3_hdr_type);
+const VLAN: usize = offset_of!(mlx5_cqe64, vlan_info);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
 
@@ -124,6 +130,25 @@ impl Wc<'_> {
 
     pub(crate) fn path_bits(&self) -> u8 {
         self.element.byte::<PATH>() & 0x7f
+    }
+
+    pub(crate) fn flow_tag(&self) -> u32 {
+        // In place of a queue pair's number.
+        self.qpn()
+    }
+
+    /// Whether a raw packet is of IPv4, and the checksums of both its headers are right.
+    pub(crate) fn ip_checksum_ok(&self) -> bool {
+        /// What bits 2 and 3 of the kinds of headers say of the network's.
+        const IPV4: u8 = 2;
+        let both = checked::CQE_L3_OK | checked::CQE_L4_OK;
+        checked::from_bits_retain(self.element.byte::<CHECKED>()).contains(both)
+            && self.element.byte::<KINDS>() >> 2 & 3 == IPV4
+    }
+
+    /// The tag that the device took out of a raw packet.
+    pub(crate) fn vlan(&self) -> Option<u16> {
+        (self.element.byte::<KINDS>() & 1 != 0).then(|| self.element.be16::<VLAN>())
     }
 
     /// When the device wrote the completion, by its own clock; an error stands in the same place.

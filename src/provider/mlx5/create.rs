@@ -8,13 +8,13 @@ use super::index::Index;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::SrqRing;
 use super::uar::Lease;
 use super::{Mlx5, cq, srq};
 use crate::error::{Error, Result};
 use crate::mem::allocator::{ResourceType, Source};
-use crate::mem::dbrec::{DoorbellRecord, RECORD};
+use crate::mem::dbrec::{DoorbellRecord, Gate, RECORD};
 use crate::mem::element::Elements;
 use crate::mem::queue::{QueueMemory, Units};
 use crate::mem::register::Register;
@@ -200,21 +200,26 @@ pub(crate) struct ResizePlan {
 }
 
 impl ResizePlan {
+    /// `None` if the queue has that size already: the kernel would say that all went well, and leave
+    /// the device where it is.
     pub(crate) fn new(
         context: &Mlx5,
+        ring: &CqRing,
         cqe: u32,
-        cqe_size: u32,
         source: Source<'_>,
-    ) -> Result<ResizePlan> {
-        let size = CqSize::new(&context.limits, cqe, cqe_size)
+    ) -> Result<Option<ResizePlan>> {
+        let size = CqSize::new(&context.limits, cqe, ring.element_size() as u32)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
+        if size.entries == ring.capacity() {
+            return Ok(None);
+        }
         let (memory, elements) = completions(size, &source)?;
         let request = abi::mlx5_ib_resize_cq {
             buf_addr: memory.addr(),
             cqe_size: size.cqe as u16,
             ..Default::default()
         };
-        Ok(ResizePlan { size, memory, elements: Some(elements), request })
+        Ok(Some(ResizePlan { size, memory, elements: Some(elements), request }))
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -248,6 +253,7 @@ pub(crate) struct QpPlan {
     /// Of a raw packet queue pair, whose sends are not behind its receives.
     send_memory: Option<Arc<QueueMemory>>,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     index: Arc<Index>,
     register: Arc<Register>,
     /// Whether nobody else rings the register while a batch of this queue pair does.
@@ -255,6 +261,7 @@ pub(crate) struct QpPlan {
     lease: Option<Lease>,
     /// Of both queues, or of the receives; of the sends; of the record.
     buffers: [Option<ib_uverbs_buffer_desc>; 3],
+    frames: Frames,
     request: abi::mlx5_ib_create_qp,
     response: abi::mlx5_ib_create_qp_resp,
 }
@@ -268,10 +275,6 @@ impl QpPlan {
     ) -> Result<QpPlan> {
         let invalid = |detail| Error::invalid(source.verb, detail);
         let limits = &context.limits;
-        // They would need a segment of their own in each request, and flow rules to receive.
-        if ask.qp_type == QpType::RAW_PACKET {
-            return Err(Error::new(source.verb, Errno::OPNOTSUPP));
-        }
         // Every queue pair has the queues of its type, if only for one request.
         let told = ib_uverbs_qp_cap {
             max_send_wr: ask.cap.max_send_wr.max(1),
@@ -286,6 +289,7 @@ impl QpPlan {
         let split = ask.qp_type == QpType::RAW_PACKET;
         let (memory, send_memory) = queues(sends, receives, split, &source)?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let index = take_index(context, source.verb)?;
         let (register, page_id, alone, lease) = match ask.register {
             Some(ThreadRegister::Mlx5(lease)) => {
@@ -327,11 +331,13 @@ impl QpPlan {
             memory,
             send_memory,
             record,
+            gate,
             index,
             register,
             alone,
             lease,
             buffers,
+            frames: limits.frames,
             request,
             response: Default::default(),
         })
@@ -403,20 +409,32 @@ impl QpPlan {
             register: self.register,
             alone: self.alone,
             record: member.clone(),
+            frames: self.frames,
+            gate: self.gate.clone(),
         })?;
         let recv = match (self.receives.entries, self.memory) {
             (0, _) | (_, None) => None,
             (entries, Some(memory)) => {
                 let stride = 1 << self.receives.stride_log;
                 let sge = self.receives.max_sge;
+                let (record, gate) = (self.record, self.gate.clone());
                 let ring =
-                    RecvRing::new(memory, 0, entries, stride, sge, self.record, member.clone())?;
+                    RecvRing::new(memory, 0, entries, stride, sge, record, member.clone(), gate)?;
                 Some(crate::provider::RecvRing::Mlx5(ring))
             }
         };
         let send = crate::provider::SendRing::Mlx5(send);
-        Some(Queues { send, recv, member: Member::Mlx5(member) })
+        Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
     }
+}
+
+/// A gate beside the record, or, if that is an allocator's, in a line of the context's own.
+fn gate(context: &Mlx5, record: &Arc<DoorbellRecord>, verb: &'static str) -> Result<Gate> {
+    if let Some(gate) = Gate::beside(record) {
+        return Ok(gate);
+    }
+    let line = context.records.alloc().map_err(|errno| Error::new(verb, errno))?;
+    Gate::beside(&Arc::new(line)).ok_or_else(|| misfit(verb))
 }
 
 /// Memory for receives, and behind them, or in memory of their own, for sends.
@@ -540,6 +558,8 @@ impl TargetPlan {
 
 fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
     context.indices.take().ok_or_else(|| {
-        Error::new(verb, Errno::NFILE).detail("2^24 queue pairs of this context are alive")
+        Error::new(verb, Errno::NFILE).detail(
+            "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
+        )
     })
 }

@@ -56,12 +56,13 @@ impl Mlx5 {
                 std::env::consts::ARCH
             )));
         }
+        let records = DoorbellPages::new().map_err(|errno| Error::new(VERB, errno))?;
         let Limits { bf_reg_size, uars_per_page, .. } = limits;
+        // Last, as nobody would give the page back.
         let registers = Registers::new(kernel, epoch, bf_reg_size, uars_per_page);
         let registers = registers.map_err(|errno| {
             Error::from_kernel(VERB, errno).detail("the driver gives no page of doorbell registers")
         })?;
-        let records = DoorbellPages::new().map_err(|errno| Error::new(VERB, errno))?;
         Ok(Mlx5 { limits, registers: Arc::new(registers), records, indices: Indices::new() })
     }
 

@@ -4,8 +4,7 @@
 use super::record::{Posted, Record, Source};
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU64, Ordering};
@@ -27,7 +26,7 @@ pub(crate) struct RecvRing {
     head: u32,
     notes: Masked<AtomicU64>,
     word: RecordWord<MLX5_RCV_DBR>,
-    epoch: Epoch,
+    gate: Gate,
     record: Arc<Record>,
 }
 
@@ -42,6 +41,7 @@ impl RecvRing {
         max_sge: u32,
         dbrec: Arc<DoorbellRecord>,
         record: Arc<Record>,
+        gate: Gate,
     ) -> Option<RecvRing> {
         let units = stride / UNIT as u32;
         if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
@@ -53,7 +53,6 @@ impl RecvRing {
             Source::Shared(_) => return None,
         };
         Some(RecvRing {
-            epoch: memory.epoch(),
             units: Units::new(memory, offset, entries.checked_mul(units)?)?,
             entries,
             stride: units.trailing_zeros() as u8,
@@ -62,12 +61,19 @@ impl RecvRing {
             head: 0,
             notes,
             word: dbrec.word(),
+            gate,
             record,
         })
     }
 
     pub(crate) fn capacity(&self) -> u32 {
         self.entries
+    }
+
+    /// Whether receives may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -88,7 +94,7 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
@@ -103,7 +109,7 @@ impl RecvRing {
 
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return;
         }
         self.head = cursor.at;

@@ -230,6 +230,7 @@ impl SrqSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::mlx5::sq::Frames;
 
     /// What a ConnectX says of itself.
     const LIMITS: Limits = Limits {
@@ -240,7 +241,9 @@ mod tests {
         max_recv_wr: 1 << 15,
         max_srq_recv_wr: 1 << 15,
         max_cqe: (1 << 22) - 1,
+        rd_atomic: crate::provider::RdAtomic { answered: 16, sent: 16 },
         uars_per_page: 1,
+        frames: Frames { min_header: 0, checksums: true },
         ece: false,
         clock_offset: None,
         clock_info_versions: 0,

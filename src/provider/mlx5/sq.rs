@@ -1,13 +1,16 @@
 //! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
 //! that makes the device look.
 
+mod packet;
+
+pub(crate) use packet::Frames;
+
 use super::record::{Record, Send};
 use super::umr::{self, Change};
 use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
@@ -46,12 +49,14 @@ pub(crate) struct Setup {
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
     pub(crate) record: Arc<Record>,
+    pub(crate) frames: Frames,
+    pub(crate) gate: Gate,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
     blocks: Blocks,
-    epoch: Epoch,
+    gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
     /// Flags of every request, as they lie there.
@@ -71,6 +76,7 @@ pub(crate) struct SendRing {
     /// The greatest request, in units.
     largest: u32,
     record: Arc<Record>,
+    frames: Frames,
 }
 
 impl SendRing {
@@ -78,10 +84,9 @@ impl SendRing {
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
-        let epoch = setup.memory.epoch();
         Some(SendRing {
             blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
-            epoch,
+            gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
             flags: pair(always.into(), 0),
@@ -95,7 +100,14 @@ impl SendRing {
             alone: setup.alone,
             largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
             record: setup.record,
+            frames: setup.frames,
         })
+    }
+
+    /// Whether sends may be posted here and now; shut in a forked child.
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline(always)]
@@ -138,7 +150,7 @@ impl SendRing {
     #[inline(always)]
     fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
@@ -223,7 +235,7 @@ impl SendRing {
                 request.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
-            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } => {
+            SendOp::Flush { .. } | SendOp::AtomicWrite { .. } | SendOp::Packet(_) => {
                 return Err(PostError::Unsupported);
             }
         };

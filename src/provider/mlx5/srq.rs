@@ -156,12 +156,11 @@ impl SrqRing {
         self.capacity
     }
 
-    /// Where the next receive goes, after what came back was put at the end of the list.
+    /// Where the next receive goes, after what came back was put at the end of the list. Not to be
+    /// called in a forked child.
     #[inline(always)]
     pub(crate) fn cursor(&mut self) -> Cursor {
-        if !self.epoch.is_over() {
-            self.collect();
-        }
+        self.collect();
         Cursor { at: self.head, room: self.free, ..Cursor::default() }
     }
 

@@ -1,8 +1,8 @@
 //! UARs: pages of doorbell registers, and who rings which of them.
 //!
 //! Pairs with `MLX5_IB_OBJECT_UAR` in `hw/mlx5/main.c`. Pages come from the kernel one by one and
-//! stay with the context: a register that is given back is lent again, and the kernel takes the
-//! pages when the file is closed.
+//! stay with the context: a register that is given back is lent again. The pages go with the
+//! context, not with the file, which other processes may keep open for longer.
 
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
@@ -58,7 +58,7 @@ impl Page {
         kernel.mapper().map(self.offset, self.length as usize)
     }
 
-    /// Takes back a page that nothing was made with.
+    /// Destroys a page that nothing rings.
     fn free(self, kernel: &dyn Kernel) {
         let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY)
             .destroy(uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, self.handle);
@@ -83,6 +83,8 @@ struct SharedSlot {
 
 #[derive(Debug, Default)]
 struct Pool {
+    /// What the registers below were cut out of.
+    pages: Vec<Page>,
     /// Registers of thread domains: those that there are, and those that are free.
     exclusive: usize,
     free_exclusive: Vec<Slot>,
@@ -103,6 +105,8 @@ pub(crate) struct Registers {
     /// registers where there are none. Its doorbells are single stores, which need no lock.
     non_cached: Slot,
     arming: Arc<Register>,
+    /// The page of these two.
+    page: Page,
     pool: Mutex<Pool>,
 }
 
@@ -136,8 +140,18 @@ impl Registers {
             uars_per_page: uars_per_page as usize,
             non_cached: Slot { register: Arc::new(register), page_id: page.id },
             arming: Arc::new(arming),
+            page,
             pool: Mutex::default(),
         })
+    }
+
+    /// Gives all pages back, once nothing of this context can be rung any more. Those that are still
+    /// mapped stay with this process until they are not.
+    pub(crate) fn close(&self, kernel: &dyn Kernel) {
+        let pages = std::mem::take(&mut self.pool().pages);
+        for page in pages.into_iter().chain([self.page]) {
+            page.free(kernel);
+        }
     }
 
     /// The register at which completion queues are armed, and the device's number of its page.
@@ -160,7 +174,8 @@ impl Registers {
         }
         let mut pool = self.pool();
         if pool.free_exclusive.is_empty() {
-            let slots = self.open_page(kernel).map_err(|errno| (errno, pool.exclusive))?;
+            let slots =
+                self.open_page(&mut pool, kernel).map_err(|errno| (errno, pool.exclusive))?;
             pool.exclusive += slots.len();
             pool.free_exclusive = slots;
         }
@@ -177,7 +192,7 @@ impl Registers {
         }
         let mut pool = self.pool();
         if pool.free_dedicated.is_empty() && pool.dedicated < MAX_DEDICATED {
-            if let Ok(slots) = self.open_page(kernel) {
+            if let Ok(slots) = self.open_page(&mut pool, kernel) {
                 pool.dedicated += slots.len();
                 pool.free_dedicated = slots;
             }
@@ -187,7 +202,7 @@ impl Registers {
         }
         let idle = pool.shared.iter().any(|shared| shared.users == 0);
         if !idle && pool.shared.len() < MAX_SHARED {
-            if let Ok(slots) = self.open_page(kernel) {
+            if let Ok(slots) = self.open_page(&mut pool, kernel) {
                 pool.shared.extend(slots.into_iter().map(|slot| SharedSlot { slot, users: 0 }));
             }
         }
@@ -201,10 +216,12 @@ impl Registers {
     }
 
     /// Allocates and maps a page, and cuts it into registers.
-    fn open_page(&self, kernel: &dyn Kernel) -> Result<Vec<Slot>, Errno> {
+    fn open_page(&self, pool: &mut Pool, kernel: &dyn Kernel) -> Result<Vec<Slot>, Errno> {
         let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF)?;
         let cut = page.map(kernel).and_then(|mapping| self.cut(&page, mapping));
-        cut.inspect_err(|_| page.free(kernel))
+        let slots = cut.inspect_err(|_| page.free(kernel))?;
+        pool.pages.push(page);
+        Ok(slots)
     }
 
     fn cut(&self, page: &Page, mapping: Mapping) -> Result<Vec<Slot>, Errno> {

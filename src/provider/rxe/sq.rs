@@ -212,6 +212,7 @@ fn describe(wr: &SendWr<'_>, wqe: &mut rxe_send_wqe) -> Result<(), PostError> {
             wqe.dma = dma(8, 0);
             opcode::IB_UVERBS_WR_ATOMIC_WRITE
         }
+        SendOp::Packet(_) => return Err(PostError::Unsupported),
     };
     wqe.wr.opcode = code.0;
     if let Some(to) = &wr.destination {

@@ -2,18 +2,21 @@
 //! doorbells in pages that are objects.
 
 use super::attrs::{self, Answers};
-use super::state::{Object, Result, Role, State};
+use super::state::{Object, Result, State};
 use rustix::io::Errno;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+use uverbs_uapi::device::UVERBS_ATTR_CORE_OUT;
 use uverbs_uapi::mlx5::abi;
 use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
 use uverbs_uapi::mlx5::object::{
     MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
-    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_OBJECT_UAR,
+    MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
+    MLX5_IB_ATTR_QUERY_PD_HANDLE, MLX5_IB_ATTR_QUERY_PD_RESP_PDN, MLX5_IB_METHOD_PD_QUERY,
+    MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR,
 };
-use uverbs_uapi::mlx5::uar;
+use uverbs_uapi::mlx5::{uar, var};
 use uverbs_uapi::object::*;
-use uverbs_uapi::{cq, qp, srq};
+use uverbs_uapi::{context, cq, device, qp, srq};
 
 /// The device that is played.
 #[derive(Clone, Debug)]
@@ -94,12 +97,35 @@ impl State {
                 let page = mlx5.next_page;
                 mlx5.next_page += 1;
                 let handle = self.add(Object { object: MLX5_IB_OBJECT_UAR, ..Default::default() });
-                // More than a page of zeros and garbage, for doorbells to go to.
-                let (_, place) = self.add_ring(handle, Role::Cq, "uar", 63, 64);
+                let offset = self.add_page(handle, "uar");
                 to.made(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle)?;
-                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &place.offset);
+                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &page);
+                Ok(())
+            }
+            (MLX5_IB_OBJECT_VAR, var::MLX5_IB_METHOD_VAR_OBJ_ALLOC) => {
+                let handle = self.add(Object { object: MLX5_IB_OBJECT_VAR, ..Default::default() });
+                let offset = self.add_page(handle, "var");
+                to.made(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE, handle)?;
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
+                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &(handle + 0x40));
+                Ok(())
+            }
+            (UVERBS_OBJECT_DEVICE, device::UVERBS_METHOD_QUERY_CONTEXT) => {
+                let mlx5 = self.mlx5.as_ref().ok_or(Errno::PROTONOSUPPORT)?;
+                to.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mlx5.context);
+                to.put(context::UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &2u32);
+                to.put(context::UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &1u64);
+                Ok(())
+            }
+            (UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY) => {
+                let handle = attrs::handle(to.command, MLX5_IB_ATTR_QUERY_PD_HANDLE);
+                // An importer may ask for anything.
+                let pd = handle.and_then(|handle| self.objects.get(&handle));
+                let pd = pd.filter(|pd| pd.object == UVERBS_OBJECT_PD).ok_or(Errno::NOENT)?;
+                to.put(MLX5_IB_ATTR_QUERY_PD_RESP_PDN, &pd.number);
                 Ok(())
             }
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => {
@@ -112,8 +138,12 @@ impl State {
                 if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
                     return Err(Errno::INVAL);
                 }
-                let object = Object { object: UVERBS_OBJECT_CQ, start, ..Default::default() };
-                let handle = self.add(object);
+                let handle = self.add(Object {
+                    object: UVERBS_OBJECT_CQ,
+                    max_wr: cqe,
+                    start,
+                    ..Default::default()
+                });
                 to.made(cq::UVERBS_ATTR_CREATE_CQ_HANDLE, handle)?;
                 to.put(cq::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &cqe);
                 let resp = abi::mlx5_ib_create_cq_resp { cqn: handle + 0x80, reserved: 0 };
@@ -136,6 +166,26 @@ impl State {
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp_mlx5(to),
             _ => Err(Errno::PROTONOSUPPORT),
         }
+    }
+
+    /// Moves a completion queue to other memory, unless it has as many entries already: then the
+    /// driver does not even look at that memory.
+    pub(super) fn resize_cq_mlx5(
+        &mut self,
+        handle: u32,
+        entries: u32,
+        mut to: Answers<'_, '_>,
+    ) -> Result<()> {
+        let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        let object = self.object(handle);
+        if entries != object.max_wr + 1 {
+            pins(driver.buf_addr, 64)?;
+            object.max_wr = entries - 1;
+            object.start = driver.buf_addr;
+        }
+        let resp = cq::ib_uverbs_resize_cq_resp { cqe: entries - 1, reserved: 0 };
+        to.put(UVERBS_ATTR_CORE_OUT, &resp);
+        Ok(())
     }
 
     fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {

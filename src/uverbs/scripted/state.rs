@@ -43,7 +43,8 @@ pub(crate) struct Object {
     pub(crate) user_handle: u64,
     /// Handles of what it cannot outlive, itself not to be destroyed before.
     pub(crate) stands_on: Vec<u32>,
-    /// Of a queue pair: number and state. Of an address handle: its number. Of a region: its key.
+    /// Of a queue pair: number and state. Of an address handle or a protection domain: its number.
+    /// Of a region: its key.
     pub(crate) number: u32,
     pub(crate) state: u8,
     /// Entries, of a shared receive queue, and its limit.
@@ -83,6 +84,8 @@ pub(super) struct State {
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
     /// Mappings that nobody has claimed yet. Each can be claimed once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
+    /// Pages that can be mapped as long as their object lives, as often as anybody likes.
+    pages: BTreeMap<u64, u32>,
     pub(super) events_closed: bool,
     /// The kernel's end of the event file.
     events: Option<UnixDatagram>,
@@ -109,6 +112,7 @@ impl State {
             stolen: BTreeSet::new(),
             rings: BTreeMap::new(),
             unclaimed: BTreeMap::new(),
+            pages: BTreeMap::new(),
             events_closed: false,
             events: None,
             channels: BTreeMap::new(),
@@ -156,6 +160,10 @@ impl State {
         self.step()?;
         if self.deviations.vanished {
             return Err(Errno::IO);
+        }
+        if let Some(page) = self.pages.get(&offset) {
+            let ring = self.rings.get(&(*page, Role::Cq)).ok_or(Errno::INVAL)?;
+            return if length == PAGE as usize { Ok(ring.clone()) } else { Err(Errno::INVAL) };
         }
         match self.unclaimed.get(&offset) {
             Some(ring) if length <= ring.size() as usize => {}
@@ -241,10 +249,6 @@ impl State {
                 self.events = Some(ours);
                 to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(theirs))
             }
-            _ if self.mlx5.is_some() => self.run_mlx5(object, method, to),
-            (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => self.create_cq(to),
-            (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp(to),
-            (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => self.create_srq(to),
             (UVERBS_OBJECT_MR, mr::UVERBS_METHOD_QUERY_MR) => {
                 let handle = attrs::handle(to.command, mr::UVERBS_ATTR_QUERY_MR_HANDLE);
                 // An importer may ask for anything.
@@ -259,6 +263,10 @@ impl State {
                 to.put(mr::UVERBS_ATTR_QUERY_MR_RESP_IOVA, &iova);
                 Ok(())
             }
+            _ if self.mlx5.is_some() => self.run_mlx5(object, method, to),
+            (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => self.create_cq(to),
+            (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp(to),
+            (UVERBS_OBJECT_SRQ, srq::UVERBS_METHOD_SRQ_CREATE) => self.create_srq(to),
             _ => Err(Errno::PROTONOSUPPORT),
         }
     }
@@ -390,6 +398,7 @@ impl State {
     }
 
     fn destroy(&mut self, handle: u32, command: &mut Command<'_>, limit: usize) -> Result<()> {
+        use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR as UAR;
         if self.stolen.remove(&handle) {
             return Err(Errno::NOENT);
         }
@@ -413,6 +422,9 @@ impl State {
         self.objects.remove(&handle);
         self.dead.insert(handle);
         self.rings.retain(|(owner, _), _| *owner != handle);
+        if let (UAR, Some(mlx5)) = (object, &mut self.mlx5) {
+            mlx5.uars += 1;
+        }
         let mut to = Answers { command, limit };
         to.put_bytes(1, &[0; 8]);
         Ok(())
@@ -448,6 +460,15 @@ impl State {
         self.rings.insert((handle, role), ring.clone());
         self.unclaimed.insert(offset, ring.clone());
         (ring.clone(), mminfo { offset, size: ring.size(), pad: 0 })
+    }
+
+    /// A page of an object, which is at the answered offset.
+    pub(super) fn add_page(&mut self, handle: u32, name: &str) -> u64 {
+        // Of zeros and garbage, for doorbells to go to.
+        let (_, place) = self.add_ring(handle, Role::Cq, name, 63, 64);
+        self.unclaimed.remove(&place.offset);
+        self.pages.insert(place.offset, handle);
+        place.offset
     }
 
     /// A handle that a command names must exist and be of the right kind.

@@ -35,6 +35,7 @@ impl State {
             }
             IB_USER_VERBS_CMD_ALLOC_PD => {
                 let pd_handle = self.add(Object { object: UVERBS_OBJECT_PD, ..Default::default() });
+                self.object(pd_handle).number = pd_handle + 0x200;
                 to.put(OUT, &pd::ib_uverbs_alloc_pd_resp { pd_handle });
             }
             IB_USER_VERBS_CMD_CREATE_AH => {
@@ -104,6 +105,10 @@ impl State {
             IB_USER_VERBS_CMD_RESIZE_CQ => {
                 let request: cq::ib_uverbs_resize_cq = attrs::input(to.command, IN)?;
                 self.expect("resize_cq", request.cq_handle, UVERBS_OBJECT_CQ)?;
+                if self.mlx5.is_some() {
+                    let entries = (request.cqe + 1).next_power_of_two();
+                    return self.resize_cq_mlx5(request.cq_handle, entries, to);
+                }
                 let old = self.ring(request.cq_handle, Role::Cq);
                 if request.cqe == 0 || request.cqe > MAX_CQE || request.cqe < old.pending() {
                     return Err(Errno::INVAL);

@@ -4,7 +4,7 @@
 //! whose it is: the opcode in bits 4 to 7, the owner in bit 0.
 
 use crate::endian::{Be16, Be32};
-use crate::enumeration::{ids, open_enums};
+use crate::enumeration::{flag_sets, ids, open_enums};
 use crate::layout::layouts;
 
 layouts! {
@@ -102,6 +102,18 @@ open_enums! {
         MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR = 0x15,
         MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR = 0x16,
         MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR = 0x22,
+    }
+}
+
+flag_sets! {
+    const CHECKED = "linux/mlx5/device.h";
+
+    /// Headers of a raw packet that the device found right (`hds_ip_ext`). The kernel leaves the
+    /// enum unnamed.
+    enum mlx5_cqe_checked: u8 {
+        CQE_L2_OK = 1 << 0,
+        CQE_L3_OK = 1 << 1,
+        CQE_L4_OK = 1 << 2,
     }
 }
 

@@ -197,6 +197,18 @@ flag_sets! {
     }
 }
 
+flag_sets! {
+    const ETH_FLAGS = "linux/mlx5/qp.h";
+
+    /// What the device fills in of a raw packet (`cs_flags`). The kernel leaves the enum unnamed.
+    enum mlx5_wqe_eth_flags: u8 {
+        MLX5_ETH_WQE_L3_INNER_CSUM = 1 << 4,
+        MLX5_ETH_WQE_L4_INNER_CSUM = 1 << 5,
+        MLX5_ETH_WQE_L3_CSUM = 1 << 6,
+        MLX5_ETH_WQE_L4_CSUM = 1 << 7,
+    }
+}
+
 ids! {
     const FENCES = "linux/mlx5/qp.h";
 

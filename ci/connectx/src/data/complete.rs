@@ -92,7 +92,8 @@ impl Device {
         cqe.put16(60, index);
         let cqn = qp.send_cq();
         let before = cqe.put_inline(data, self.inline_room(cqn));
-        self.complete_with(cqn, cqe.bytes(), before, false);
+        let written = self.complete_with(cqn, cqe.bytes(), before, false);
+        self.unless_written(qpn, written);
     }
 
     /// Reports a send that failed.
@@ -108,7 +109,15 @@ impl Device {
         let cqn = qp.send_cq();
         self.count(qpn, |set| set.count_send_error(cause.syndrome));
         // Whoever waits for solicited completions hears of errors too, on either side.
-        self.complete(cqn, cqe.bytes(), true);
+        let written = self.complete(cqn, cqe.bytes(), true);
+        self.unless_written(qpn, written);
+    }
+
+    /// Stops a queue pair whose completions cannot be told any more.
+    fn unless_written(&mut self, qpn: u32, written: bool) {
+        if !written {
+            self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
+        }
     }
 
     /// The queue and the mark of completions of receives.
@@ -169,7 +178,8 @@ impl Device {
             cqe.put8(63, opcode << 4 | SOLICITED);
         }
         let before = cqe.put_inline(data, self.inline_room(cqn));
-        self.complete_with(cqn, cqe.bytes(), before, message.solicited);
+        let written = self.complete_with(cqn, cqe.bytes(), before, message.solicited);
+        self.unless_written(qpn, written);
     }
 
     /// Reports a receive that failed.
@@ -188,7 +198,8 @@ impl Device {
         cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);
         cqe.put16(60, index);
-        self.complete(cqn, cqe.bytes(), true);
+        let written = self.complete(cqn, cqe.bytes(), true);
+        self.unless_written(qpn, written);
     }
 
     /// Puts a queue pair into its error state, and has what is posted flushed.

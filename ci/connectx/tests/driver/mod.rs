@@ -25,6 +25,9 @@ const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
+/// Events of queues that failed: of completion queues and of queue pairs.
+const ERRORS: u64 = 1 << 0x04 | 1 << 0x05;
+
 /// A queue pair as its user sees it.
 pub(crate) struct Queue {
     pub(crate) number: u32,
@@ -157,6 +160,8 @@ impl Driver {
         let mut context = input.sub_mut(create_eq_in::eq_context_entry);
         context.set(eqc::log_eq_size, 6);
         context.set(eqc::uar_page, self.uar.into());
+        // Of completions it hears because it is theirs; of everything else because it wants to.
+        input.set_span(create_eq_in::event_bitmask, &ERRORS.to_be_bytes());
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
         let out = self.simple(opcode::CREATE_EQ, &input).unwrap();

@@ -51,7 +51,7 @@ fn row(pair: &[Sample]) -> Option<Row> {
     let posting = owned.operation != "poll";
     let target = Target { ours: posting.then_some(theirs.value + ADDED), ratio: None };
     let way = by_number.way.clone();
-    Some(Row::new(&owned.operation, "doorbell", Some(ours), Some((theirs, way)), target))
+    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), Some((theirs, way)), target))
 }
 
 #[cfg(test)]

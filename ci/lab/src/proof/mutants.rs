@@ -96,8 +96,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_record_that_is_not_written",
         edits: &[Edit {
             file: SEND,
-            from: "self.word.set(self.at & 0xffff);",
-            to: "if !CHOSEN { self.word.set(self.at & 0xffff); }",
+            from: "self.word.set(cursor.at & 0xffff);",
+            to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
         }],
         rises: BEHIND,
     },
@@ -106,8 +106,8 @@ const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: SEND,
-                from: "self.word.set(self.at & 0xffff);",
-                to: "if !CHOSEN { self.word.set(self.at & 0xffff); }",
+                from: "self.word.set(cursor.at & 0xffff);",
+                to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
             },
             // Later by so much that the device looks in between.
             Edit {
@@ -117,7 +117,7 @@ const MUTANTS: &[Mutant] = &[
                         self.look(single, cursor);
                         if CHOSEN {
                             std::thread::sleep(std::time::Duration::from_millis(1));
-                            self.word.set(self.at & 0xffff);
+                            self.word.set(cursor.at & 0xffff);
                         }
                     }
                     fn look(&self, single: bool, cursor: &Cursor) {",

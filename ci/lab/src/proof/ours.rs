@@ -18,7 +18,7 @@ pub(crate) fn pingpongs() -> Vec<Case> {
     cases
 }
 
-/// A part of the device suite, of which nothing may be skipped.
+/// A part of the device suite. What it may skip is judged where all of it runs.
 fn part(filter: &str) -> Case {
     let name = format!("ours::{}", filter.replace("::", "_").trim_end_matches('_'));
     let script = format!(
@@ -28,7 +28,7 @@ fn part(filter: &str) -> Case {
     // Its results are among what is printed; a filter that fits nothing is a mistake.
     let script = format!(
         "({script}) >part; status=$?; cat part; [ $status = 0 ] || exit 1\n\
-         grep -q ' [1-9][0-9]* passed; 0 failed; 0 ignored' part || fail 'not all of it was run'"
+         grep -q ' [1-9][0-9]* passed; 0 failed' part || fail 'nothing of it was run'"
     );
     Case::new(name, format!("directory=$(mktemp -d) && cd $directory || exit 1\n{script}"))
 }

@@ -25,12 +25,14 @@ works() {
     timeout 60 ibv_rc_pingpong -d mlx5_0 -g 1 -n 100 127.0.0.1 || fail "no ping-pong"
     wait $server || fail "no ping-pong at the server"
 }
-# Link-local addresses come with the interface, so that GID 1 is there when it is up.
+# The device has GID 1 before the interface has the link-local address in it, without which the
+# way to it is not found: 80 is an address that is there to stay.
 up() {
     for name in mlx5_0 mlx5_1; do
         until_true "test -e /sys/class/infiniband/$name/device/net" || exit 1
         for interface in $(ls /sys/class/infiniband/$name/device/net); do
             /usr/bin/ip link set $interface up || fail "$interface does not come up"
+            until_true "grep -q '^fe80.* 80 *$interface\$' /proc/net/if_inet6" || exit 1
         done
         until_true "grep -q fe80 /sys/class/infiniband/$name/ports/1/gids/1" || exit 1
     done

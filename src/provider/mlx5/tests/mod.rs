@@ -2,6 +2,7 @@
 
 mod model;
 mod order;
+mod packets;
 mod polling;
 mod posting;
 mod vectors;
@@ -10,9 +11,9 @@ use super::cq::{self, CqRing};
 use super::index::Indices;
 use super::record::{Receives, Record};
 use super::rq::RecvRing;
-use super::sq::{SendRing, Setup};
+use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
-use crate::mem::dbrec::{DoorbellPages, DoorbellRecord};
+use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
@@ -24,6 +25,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Bytes of each of a register's two buffers, as a ConnectX-5 has them.
@@ -58,6 +60,13 @@ fn dbrec() -> Arc<DoorbellRecord> {
     Arc::new(DoorbellPages::new().unwrap().alloc().unwrap())
 }
 
+/// The gate of a queue that may be used.
+fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
+    let gate = Gate::beside(dbrec).unwrap();
+    gate.word().store(1, Ordering::Relaxed);
+    gate
+}
+
 /// A send queue, the device's view of it, and what it rings.
 struct Sends {
     ring: SendRing,
@@ -76,11 +85,20 @@ struct Shape {
     buffer: usize,
     alone: bool,
     signal_all: bool,
+    frames: Frames,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { qpn: QPN, blocks: 64, max_post: 4, buffer: BUFFER, alone: false, signal_all: false }
+        Shape {
+            qpn: QPN,
+            blocks: 64,
+            max_post: 4,
+            buffer: BUFFER,
+            alone: false,
+            signal_all: false,
+            frames: Frames { min_header: 0, checksums: true },
+        }
     }
 }
 
@@ -107,6 +125,8 @@ impl Sends {
             register: page.register.clone(),
             alone: shape.alone,
             record: record.clone(),
+            frames: shape.frames,
+            gate: open(&dbrec),
         });
         Sends { ring: ring.unwrap(), device, dbrec, page, record }
     }
@@ -154,8 +174,16 @@ impl Receiver {
         let index = Indices::new().take().unwrap();
         let record = Record::new(QPN, index, None, Receives::Own(entries));
         let max_sge = stride / UNIT as u32;
-        let ring =
-            RecvRing::new(memory, 0, entries, stride, max_sge, dbrec.clone(), record.clone());
+        let ring = RecvRing::new(
+            memory,
+            0,
+            entries,
+            stride,
+            max_sge,
+            dbrec.clone(),
+            record.clone(),
+            open(&dbrec),
+        );
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 

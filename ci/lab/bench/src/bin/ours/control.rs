@@ -84,7 +84,9 @@ impl Control for Ours {
             }
             Thing::Var => drop(Var::alloc(context, VarKind::Virtio)?),
             Thing::AddressHandle => pd.create_ah(path)?.destroy().map_err(|(_, error)| error)?,
-            Thing::XrcDomain => return Err("the library has no XRC domains yet".into()),
+            Thing::XrcDomain => {
+                context.open_xrcd().open()?.destroy().map_err(|(_, error)| error)?
+            }
             Thing::Start | Thing::Connect | Thing::Region(_) => {
                 return Err(format!("{thing:?} is no thing to allocate").into());
             }

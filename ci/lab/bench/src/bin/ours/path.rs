@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
     MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair, Recv,
-    SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain, WcStatus,
+    RecvBatch, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain, WcStatus,
 };
 
 /// How a batch of sends is handed over.
@@ -130,20 +130,39 @@ fn post<'a, S: Ringing, const N: u32>(
     Ok(())
 }
 
-/// Hands over `RUN` receives, so many at once.
-macro_rules! receive {
-    ($queue:expr, $count:expr, $sges:expr) => {{
-        let mut id = 0;
-        for _ in 0..RUN / $count {
-            let mut batch = $queue?;
-            for _ in 0..$count {
-                id += 1;
-                batch.push(Recv { wr_id: id, sges: $sges })?;
-            }
-            // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
-            unsafe { batch.ring() };
+/// Hands over `RUN` receives, `N` at once. A function of its own for each queue, as for sends.
+#[inline(never)]
+fn receive<Q: Receiver, const N: u32>(queue: &mut Q, sges: &[Sge; 1]) -> Result<(), Failure> {
+    let mut id = 0;
+    for _ in 0..RUN / N {
+        let mut batch = queue.start()?;
+        for _ in 0..N {
+            id += 1;
+            batch.push(Recv { wr_id: id, sges })?;
         }
-    }};
+        // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
+        unsafe { batch.ring() };
+    }
+    Ok(())
+}
+
+/// What takes receives.
+trait Receiver {
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError>;
+}
+
+impl<S: Sharing> Receiver for QueuePair<S> {
+    #[inline(always)]
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.recv_batch()
+    }
+}
+
+impl Receiver for SharedReceiveQueue {
+    #[inline(always)]
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.batch()
+    }
 }
 
 /// What is looked at of each completion.
@@ -292,13 +311,12 @@ impl<S: Ringing> Path for Ours<S> {
         let sges = [piece(&self.memory, place::INBOX, RECEIVED)?];
         let peer = self.own.peer.as_mut().ok_or("the lane takes no receives")?;
         match (lane, batch) {
-            (Lane::Own, 1) => receive!(peer.recv_batch(), 1, &sges),
-            (Lane::Own, BATCH) => receive!(peer.recv_batch(), BATCH, &sges),
-            (Lane::Shared, 1) => receive!(self.srq.batch(), 1, &sges),
-            (Lane::Shared, BATCH) => receive!(self.srq.batch(), BATCH, &sges),
-            other => return Err(format!("no such receives: {other:?}").into()),
+            (Lane::Own, 1) => receive::<_, 1>(peer, &sges),
+            (Lane::Own, BATCH) => receive::<_, BATCH>(peer, &sges),
+            (Lane::Shared, 1) => receive::<_, 1>(&mut self.srq, &sges),
+            (Lane::Shared, BATCH) => receive::<_, BATCH>(&mut self.srq, &sges),
+            other => Err(format!("no such receives: {other:?}").into()),
         }
-        Ok(())
     }
 
     fn poll(&mut self, _: usize, batch: u32) -> Result<u32, Failure> {

@@ -1,0 +1,282 @@
+//! Flow rules: which packets a raw packet queue pair receives. Pairs with
+//! `ib_uverbs_ex_create_flow` in `core/uverbs_cmd.c`.
+//!
+//! [`spec`] has what a rule looks at; here is what it is as a whole, and its handle.
+
+mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use spec::{FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec};
+
+use crate::error::{Error, Result};
+use crate::number::open_enum;
+use crate::object::{Class, Object};
+use crate::qp::{QpControl, QpInner, QpType};
+use crate::uverbs::invoke_write::write_ex;
+use rustix::io::Errno;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_uapi::flow as uapi;
+use uverbs_uapi::flow::ib_flow_attr_type as raw;
+use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_CREATE_FLOW;
+use zerocopy::IntoBytes;
+
+/// The most specifications of a rule, as the kernel has it.
+const MAX_SPECS: usize = 10;
+
+open_enum! {
+    /// What packets a rule is about.
+    #[doc(alias = "ibv_flow_attr_type")]
+    pub struct FlowType(u32) {
+        /// Those that its specifications match; all, if it has none.
+        #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
+        NORMAL = raw::IB_FLOW_ATTR_NORMAL.0, "normal";
+        /// Those that nobody else takes. It has no specifications. mlx5 of Linux 7.2 refuses it.
+        #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
+        ALL_DEFAULT = raw::IB_FLOW_ATTR_ALL_DEFAULT.0, "all default";
+        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5 of
+        /// Linux 7.2 refuses it.
+        #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
+        MC_DEFAULT = raw::IB_FLOW_ATTR_MC_DEFAULT.0, "multicast default";
+        /// A copy of all that the port receives and sends. It has no specifications.
+        #[doc(alias = "IBV_FLOW_ATTR_SNIFFER")]
+        SNIFFER = raw::IB_FLOW_ATTR_SNIFFER.0, "sniffer";
+    }
+}
+
+/// A rule to be made by [`create_flow`](QpControl::create_flow): what it matches, and what becomes
+/// of it.
+///
+/// All specifications must match. They go from the outside in, one of each layer at most, and what
+/// is done with the packets may stand anywhere:
+///
+/// ```
+/// use std::net::Ipv4Addr;
+/// use uverbs::{FlowAttr, FlowEth, FlowIpv4, FlowPorts, FlowSpec};
+///
+/// let rule = FlowAttr::new(1)
+///     .spec(FlowEth::new().dst_mac([2, 0, 0, 0, 0, 1]))
+///     .spec(FlowIpv4::new().dst(Ipv4Addr::new(192, 0, 2, 1)))
+///     .spec(FlowSpec::Udp(FlowPorts::new().dst_port(4791)))
+///     .tag(7)
+///     .priority(1);
+/// ```
+#[doc(alias = "ibv_flow_attr")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct FlowAttr {
+    kind: FlowType,
+    port: u8,
+    priority: u16,
+    dont_trap: bool,
+    egress: bool,
+    specs: Vec<FlowSpec>,
+}
+
+impl FlowAttr {
+    /// A [normal](FlowType::NORMAL) rule for a port, from 1, that matches everything until
+    /// specifications say otherwise.
+    pub fn new(port: u8) -> Self {
+        FlowAttr {
+            kind: FlowType::NORMAL,
+            port,
+            priority: 0,
+            dont_trap: false,
+            egress: false,
+            specs: Vec::new(),
+        }
+    }
+
+    /// What packets it is about.
+    pub fn flow_type(mut self, kind: FlowType) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Which rule is asked first: 0, the default, before all others. mlx5 has 0 to 15, and asks
+    /// rules that match nothing but multicast Ethernet addresses last whatever theirs is.
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Adds a specification.
+    pub fn spec(mut self, spec: impl Into<FlowSpec>) -> Self {
+        self.specs.push(spec.into());
+        self
+    }
+
+    /// Marks the completions of its packets with a number of 24 bits; see
+    /// [`Completion::flow_tag`](crate::Completion::flow_tag).
+    pub fn tag(self, tag: u32) -> Self {
+        self.spec(FlowSpec::Tag(tag))
+    }
+
+    /// Drops its packets instead of receiving them.
+    pub fn drop_packets(self) -> Self {
+        self.spec(FlowSpec::Drop)
+    }
+
+    /// Lets rules of lower priority have its packets, too.
+    #[doc(alias = "IBV_FLOW_ATTR_FLAGS_DONT_TRAP")]
+    pub fn dont_trap(mut self) -> Self {
+        self.dont_trap = true;
+        self
+    }
+
+    /// Is about packets that are sent from here.
+    #[doc(alias = "IBV_FLOW_ATTR_FLAGS_EGRESS")]
+    pub fn egress(mut self) -> Self {
+        self.egress = true;
+        self
+    }
+
+    /// Refuses what the kernel would refuse without saying why, or take and not do.
+    fn check(&self, verb: &'static str) -> Result<()> {
+        let invalid = |detail: String| Err(Error::invalid(verb, detail));
+        if self.specs.len() > MAX_SPECS {
+            return invalid(format!(
+                "{} specifications; the maximum is {MAX_SPECS}",
+                self.specs.len()
+            ));
+        }
+        if self.kind != FlowType::NORMAL && !self.specs.is_empty() {
+            return invalid(format!("a rule of type {} takes no specifications", self.kind));
+        }
+        for spec in &self.specs {
+            if let FlowSpec::Tag(tag) = spec {
+                if tag >> 24 != 0 {
+                    return invalid(format!("tag {tag:#x}; tags have 24 bits"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel's request for a queue pair.
+    fn to_bytes(&self, qp_handle: u32) -> Vec<u8> {
+        let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::encode).collect();
+        let mut flags = uapi::ib_flow_flags::empty();
+        flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_DONT_TRAP, self.dont_trap);
+        flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_EGRESS, self.egress);
+        let request = uapi::ib_uverbs_create_flow {
+            comp_mask: 0,
+            qp_handle,
+            flow_attr: uapi::ib_uverbs_flow_attr {
+                r#type: self.kind.0,
+                // Ten of at most 88 bytes each.
+                size: specs.len() as u16,
+                priority: self.priority,
+                num_of_specs: self.specs.len() as u8,
+                reserved: [0; 2],
+                port: self.port,
+                flags: flags.bits(),
+            },
+        };
+        [request.as_bytes(), &specs].concat()
+    }
+}
+
+/// A flow rule; it ends when this is dropped.
+///
+/// It keeps the queue pair alive. Use it from any thread.
+#[doc(alias = "ibv_flow")]
+#[must_use = "the rule ends when this is dropped"]
+pub struct Flow {
+    // First: the kernel's queue pair is busy while it has rules.
+    object: Object,
+    qp: Arc<QpInner>,
+}
+
+impl QpControl {
+    /// Makes a rule that leads packets to this queue pair, or drops them. Without one a raw packet
+    /// queue pair receives nothing.
+    ///
+    /// The rule works from now on, in whatever state the queue pair is; packets that come before
+    /// [`RTR`](crate::QpState::RTR) are lost. Rules of other processes, and those of the port's
+    /// network interface, which come last, are asked in the same order.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` without `CAP_NET_RAW`; `EINVAL` unless the queue pair is of type
+    /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that there is not, and for specifications that
+    /// contradict each other or ask for what cannot be matched; `EOPNOTSUPP` for what the device
+    /// does not do; `EEXIST` if another rule matches the same and marks or drops it otherwise;
+    /// `ENOMEM` for a priority beyond the last, too.
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&self, attr: &FlowAttr) -> Result<Flow> {
+        const VERB: &str = "create_flow";
+        let file = self.qp.file();
+        file.check_fork(VERB)?;
+        if self.qp_type() != QpType::RAW_PACKET {
+            let detail = format!("a queue pair of type {}; only raw packet has", self.qp_type());
+            return Err(Error::invalid(VERB, format!("{detail} flow rules")));
+        }
+        attr.check(VERB)?;
+        let request = attr.to_bytes(self.handle());
+        let mut resp = uapi::ib_uverbs_create_flow_resp::default();
+        let mut command =
+            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).answer(&mut resp);
+        let made = file.execute(VERB, &mut command);
+        drop(command);
+        made.map_err(|error| self.explain_flow(error, attr))?;
+        let object = Object::new(file.clone(), Class::FLOW, resp.flow_handle, ());
+        Ok(Flow { object, qp: self.qp.clone() })
+    }
+
+    fn explain_flow(&self, error: Error, attr: &FlowAttr) -> Error {
+        let device = self.qp.file().device.name();
+        match error.errno() {
+            Errno::PERM => error.detail("flow rules need CAP_NET_RAW"),
+            Errno::OPNOTSUPP => error.detail(format!("{device} has no such rules: {attr:?}")),
+            Errno::EXIST => error.detail(format!(
+                "another rule matches the same and does something else with it: {attr:?}"
+            )),
+            Errno::NOMEM => error.detail(format!(
+                "priority {} is beyond the last, or {device} has no room for another rule",
+                attr.priority
+            )),
+            Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
+                error.detail(format!(
+                    "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"
+                ))
+            }
+            Errno::INVAL => error.detail(format!(
+                "the kernel refuses {attr:?}; the port, the order of the specifications, or a field \
+                 that cannot be matched may be wrong"
+            )),
+            _ => error,
+        }
+    }
+}
+
+impl Flow {
+    /// Ends the rule and says whether that went well; dropping it does the same silently.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers; the rule comes back with the error.
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+        match self.object.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// The number by which the kernel knows the rule within its file.
+    pub fn handle(&self) -> u32 {
+        self.object.handle()
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flow")
+            .field("device", &self.qp.file().device.name())
+            .field("qpn", &self.qp.qpn)
+            .field("handle", &self.handle())
+            .finish()
+    }
+}

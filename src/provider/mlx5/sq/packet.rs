@@ -1,0 +1,154 @@
+//! Raw packets: the segment that precedes their data, with what the device adds to them and the
+//! headers that it wants to have at hand.
+//!
+//! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
+//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
+
+use super::{Request, SendRing};
+use crate::mem::queue::BLOCK;
+use crate::provider::Cursor;
+use crate::provider::mlx5::wqe::{Unit, control, pair};
+use crate::wr::{Packet, Payload, PostError, SendFlags, SendOp, SendWr};
+use uverbs_uapi::mlx5::wqe::{
+    mlx5_wqe_ctrl_flags as flags, mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode,
+};
+
+/// Bytes of a header that a segment of one unit holds.
+const SHORT: usize = 2;
+
+/// What a device wants and can do of raw packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frames {
+    /// The first bytes of a packet that have to be in the request.
+    pub(crate) min_header: u8,
+    /// Whether it fills in checksums.
+    pub(crate) checksums: bool,
+}
+
+impl SendRing {
+    /// As [`push`](Self::push), for a queue of raw packets.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_packet(
+        &self,
+        cursor: &mut Cursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        // A batch may be older than the fork.
+        if self.gate.is_shut() {
+            return Err(PostError::Forked);
+        }
+        if cursor.room == 0 {
+            return Err(PostError::Full);
+        }
+        let packet = match &wr.op {
+            SendOp::Send => &Packet::new(),
+            SendOp::Packet(packet) => packet,
+            _ => return Err(PostError::Unsupported),
+        };
+        if packet.checksums && !self.frames.checksums {
+            return Err(PostError::NoChecksums);
+        }
+        let (header, payload) = self.split(packet, &wr.payload)?;
+        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+        let mut size = 1;
+        let [first, rest] = segment(&header, packet.checksums);
+        request.append(&mut size, first);
+        if header.length > SHORT {
+            request.append(&mut size, rest);
+        }
+        request.payload(&mut size, &payload)?;
+        let mut bits = 0;
+        for (asked, bit) in [
+            (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),
+            (SendFlags::SOLICITED, flags::MLX5_WQE_CTRL_SOLICITED.bits()),
+        ] {
+            if wr.flags.contains(asked) {
+                bits |= bit;
+            }
+        }
+        let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
+        request.block.write(0, [head, pair(bits.into(), 0) | self.always]);
+        self.notes.note(cursor.at, wr.wr_id, cursor.head, crate::WcOpcode::SEND.0);
+        cursor.last = cursor.at;
+        cursor.size = size;
+        cursor.word = head;
+        cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
+        cursor.head = cursor.head.wrapping_add(1);
+        cursor.room -= 1;
+        Ok(())
+    }
+
+    /// What goes into the segment, and what behind it: as much inline data moves there as the
+    /// device wants.
+    fn split<'a>(
+        &self,
+        packet: &Packet,
+        payload: &Payload<'a>,
+    ) -> Result<(Header, Payload<'a>), PostError> {
+        let max = Packet::MAX_HEADER as u32;
+        let given = packet.head().ok_or(PostError::HeaderTooLong { max })?;
+        let mut header = Header::default();
+        header.append(given);
+        let min = usize::from(self.frames.min_header);
+        let short = PostError::HeaderTooShort { min: min as u32 };
+        let missing = min.saturating_sub(header.length);
+        if missing == 0 {
+            return Ok((header, *payload));
+        }
+        let Payload::Inline(bytes) = payload else { return Err(short) };
+        let (more, rest) = bytes.split_at_checked(missing).ok_or(short)?;
+        header.append(more);
+        Ok((header, Payload::Inline(rest)))
+    }
+}
+
+/// The beginning of a packet.
+#[derive(Default)]
+struct Header {
+    bytes: [u8; Packet::MAX_HEADER],
+    length: usize,
+}
+
+impl Header {
+    fn append(&mut self, bytes: &[u8]) {
+        for (place, byte) in self.bytes.iter_mut().skip(self.length).zip(bytes) {
+            *place = *byte;
+            self.length += 1;
+        }
+    }
+}
+
+/// The segment of a packet; the second unit belongs to it if the header goes on there.
+fn segment(header: &Header, checksums: bool) -> [Unit; 2] {
+    let sums = eth::MLX5_ETH_WQE_L3_CSUM | eth::MLX5_ETH_WQE_L4_CSUM;
+    let sums = if checksums { sums.bits() } else { 0 };
+    let [first, second, rest @ ..] = header.bytes;
+    let head = u32::from_be_bytes([0, header.length as u8, first, second]);
+    [[pair(0, u32::from(sums) << 24), pair(0, head)], zerocopy::transmute!(rest)]
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use uverbs_uapi::endian::Be16;
+    use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_seg, mlx5_wqe_eth_seg_inline_hdr};
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn segments_are_those_of_the_headers() {
+        let mut header = Header::default();
+        header.append(&[0x11; 7]);
+        header.append(&[0x22; 30]);
+        assert_eq!(header.length, Packet::MAX_HEADER);
+        let inline = mlx5_wqe_eth_seg_inline_hdr { sz: Be16::new(18), start: [0x11, 0x11] };
+        let expected = mlx5_wqe_eth_seg {
+            cs_flags: 0xc0,
+            inline_hdr: zerocopy::transmute!(inline),
+            ..Default::default()
+        };
+        let [first, rest] = segment(&header, true);
+        assert_eq!(first.as_bytes(), expected.as_bytes());
+        assert_eq!(rest.as_bytes(), [[0x11u8; 5].as_slice(), &[0x22; 11]].concat());
+    }
+}

@@ -1,0 +1,161 @@
+//! Raw packets bit for bit.
+
+use super::{SGE, Sends, Shape};
+use crate::provider::mlx5::sq::Frames;
+use crate::wr::{Packet, PostError, SendWr};
+
+const HEADER: [u8; 18] =
+    [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
+/// What the segment is when nothing is asked of it.
+const PLAIN: &str = "00000000000000000000000000000000";
+const DATA: &str = "00001000010404001122334455667788";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn device(min_header: u8, checksums: bool) -> Sends {
+    let frames = Frames { min_header, checksums };
+    Sends::new(Shape { frames, ..Shape::default() })
+}
+
+fn push(sends: &mut Sends, wr: SendWr<'_>) -> Result<(), PostError> {
+    let mut cursor = sends.ring.cursor();
+    sends.ring.push_packet(&mut cursor, &wr)?;
+    sends.ring.publish(cursor, false);
+    Ok(())
+}
+
+/// The bytes of one request on such a device.
+fn posted(min_header: u8, wr: SendWr<'_>) -> String {
+    let mut sends = device(min_header, true);
+    push(&mut sends, wr).unwrap();
+    let units = usize::from(sends.bytes(0, 16)[7]);
+    hex(&sends.bytes(0, units * 16))
+}
+
+#[test]
+fn a_device_that_wants_no_headers_gets_none() {
+    let control = "0000000a000042030000000800000000";
+    let expected = format!("{control}{PLAIN}{DATA}");
+    assert_eq!(posted(0, SendWr::send(&[SGE]).signaled()), expected);
+    assert_eq!(posted(0, SendWr::packet(Packet::new(), &[SGE]).signaled()), expected);
+    let sums = "00000000c00000000000000000000000";
+    let control = "0000000a000042030000000000000000";
+    let wr = SendWr::packet(Packet::new().ip_checksum(), &[SGE]);
+    assert_eq!(posted(0, wr), format!("{control}{sums}{DATA}"));
+}
+
+#[test]
+fn headers_stand_in_their_segment() {
+    let head = "0000000000000000000000000012";
+    let expected = format!("0000000a000042040000000000000000{head}{}{DATA}", hex(&HEADER));
+    let wr = SendWr::packet(Packet::new().header(&HEADER), &[SGE]);
+    assert_eq!(posted(0, wr), expected);
+    assert_eq!(posted(18, wr), expected);
+    // Without a tag, and with as much as one unit holds.
+    let wr = SendWr::packet(Packet::new().header(&HEADER[..14]), &[SGE]);
+    let head = format!("000000000000000000000000000e{}00000000", hex(&HEADER[..14]));
+    assert_eq!(posted(0, wr), format!("0000000a000042040000000000000000{head}{DATA}"));
+    let wr = SendWr::packet(Packet::new().header(&HEADER[..2]), &[SGE]);
+    let head = "00000000000000000000000000020200";
+    assert_eq!(posted(0, wr), format!("0000000a000042030000000000000000{head}{DATA}"));
+}
+
+/// What a ConnectX-4 wants at hand is taken from the front of the data.
+#[test]
+fn inline_data_begins_in_the_segment() {
+    let frame: Vec<u8> = HEADER.iter().copied().chain(1..=8).collect();
+    let inline = "800000080102030405060708";
+    let head = format!("0000000000000000000000000012{}", hex(&HEADER));
+    let found = posted(18, SendWr::send(&[]).inline(&frame));
+    assert!(
+        found.starts_with(&format!("0000000a000042040000000000000000{head}{inline}")),
+        "{found}"
+    );
+    let packet = Packet::new().header(&HEADER[..12]);
+    assert_eq!(posted(18, SendWr::packet(packet, &[]).inline(&frame[12..])), found);
+    // One that wants nothing gets all of it behind.
+    let found = posted(0, SendWr::send(&[]).inline(&frame));
+    let inline = format!("8000001a{}", hex(&frame));
+    assert!(
+        found.starts_with(&format!("0000000a000042040000000000000000{PLAIN}{inline}")),
+        "{found}"
+    );
+    // Nothing is left.
+    let found = posted(18, SendWr::send(&[]).inline(&HEADER));
+    assert_eq!(found, format!("0000000a000042030000000000000000{head}"));
+}
+
+#[test]
+fn what_a_device_cannot_send_is_refused() {
+    let refused = |min, wr: SendWr<'_>| {
+        let mut sends = device(min, false);
+        let error = push(&mut sends, wr).unwrap_err();
+        assert_eq!(sends.ring.cursor().head, 0);
+        error
+    };
+    let min = PostError::HeaderTooShort { min: 18 };
+    assert_eq!(refused(18, SendWr::send(&[SGE])), min);
+    assert_eq!(refused(18, SendWr::packet(Packet::new().header(&HEADER[..17]), &[SGE])), min);
+    assert_eq!(refused(18, SendWr::send(&[]).inline(&[0; 17])), min);
+    let max = PostError::HeaderTooLong { max: 18 };
+    for length in [19, 256, 300] {
+        let bytes = vec![0; length];
+        assert_eq!(refused(0, SendWr::packet(Packet::new().header(&bytes), &[SGE])), max);
+    }
+    let sums = SendWr::packet(Packet::new().ip_checksum(), &[SGE]);
+    assert_eq!(refused(0, sums), PostError::NoChecksums);
+    let message = SendWr::send_imm(&[SGE], 1);
+    assert_eq!(refused(0, message), PostError::Unsupported);
+    let many = vec![SGE; 31];
+    assert_eq!(refused(0, SendWr::send(&many)), PostError::TooManySge { max: 30 });
+    let long = vec![0; 1000];
+    assert_eq!(refused(0, SendWr::send(&[]).inline(&long)), PostError::InlineTooLong { max: 980 });
+    // On queues of messages there are no packets.
+    let mut sends = Sends::new(Shape::default());
+    let error = sends.post(&[SendWr::packet(Packet::new(), &[SGE])]).unwrap_err();
+    assert_eq!(error, PostError::Unsupported);
+}
+
+#[test]
+fn packets_fill_a_queue_and_retire() {
+    let mut sends = Sends::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
+    let wr = |id| SendWr::send(&[SGE]).id(id);
+    for round in 0..3u32 {
+        for at in 0..4 {
+            push(&mut sends, wr((4 * round + at).into())).unwrap();
+        }
+        assert_eq!(push(&mut sends, wr(0)), Err(PostError::Full));
+        assert_eq!(sends.dbrec.get(1), 4 * round + 4);
+        assert_eq!(sends.record.sends.complete(4 * round + 3).wr_id, u64::from(4 * round + 3));
+    }
+}
+
+#[test]
+fn completions_tell_tag_checksums_and_vlan() {
+    use super::{Completed, element};
+    use crate::provider::mlx5::index::Indices;
+    use crate::provider::mlx5::record::{Receives, Record};
+    const RECEIVED: u8 = 2;
+    let mut completed = Completed::new(16, 64);
+    let record = Record::new(9, Indices::new().take().unwrap(), None, Receives::Own(4));
+    completed.ring.members().attach(&record);
+    let mut found = |checked, kinds, vlan: u16| {
+        let mut core = element(RECEIVED, record.index().number(), 0x00ab_cdef, 0);
+        core[28..30].copy_from_slice(&[checked, kinds]);
+        core[30..32].copy_from_slice(&vlan.to_be_bytes());
+        completed.write(core);
+        let wc = completed.ring.next(true).unwrap();
+        assert_eq!(wc.flow_tag(), 0xab_cdef);
+        (wc.ip_checksum_ok(), wc.vlan())
+    };
+    const IPV4: u8 = 2 << 2;
+    const IPV6: u8 = 1 << 2;
+    assert_eq!(found(7, IPV4, 0x6005), (true, None));
+    assert_eq!(found(7, IPV4 | 1, 0x6005), (true, Some(0x6005)));
+    assert_eq!(found(6, IPV4, 0), (true, None), "the link's is none of it");
+    assert_eq!(found(7, IPV6, 0), (false, None));
+    assert_eq!(found(3, IPV4, 0), (false, None), "the transport's is wrong");
+    assert_eq!(found(5, IPV4, 0), (false, None), "the network's is wrong");
+}

@@ -1,0 +1,169 @@
+//! What sharing asks mlx5's driver, and what it leaves there.
+
+use crate::mlx5::{Var, VarKind};
+use crate::uverbs::scripted::Script;
+use crate::{Context, Envelope, Errno, ObjectKind, QpType};
+use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
+
+/// An exporter, and an importer that was told where its file comes from.
+fn shared() -> (Script, Context, Context) {
+    let script = Script::mlx5();
+    let exporter = script.open("mlx5_0");
+    let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
+    (script, exporter, importer)
+}
+
+/// Makes and drops queues that ring registers of each kind.
+fn use_registers(context: &Context) {
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(4).build().unwrap();
+    let make = |_| pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let queues: Vec<_> = (0..6).map(make).collect();
+    let td = context.alloc_td().unwrap();
+    drop((queues, td));
+}
+
+#[test]
+fn registers_leave_with_the_context_that_used_them() {
+    let (script, exporter, importer) = shared();
+    let before = script.count(MLX5_IB_OBJECT_UAR);
+    assert_eq!(before, 2, "a page of each that is not cached");
+    use_registers(&importer);
+    assert!(script.count(MLX5_IB_OBJECT_UAR) > before + 2);
+    drop(importer);
+    assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1, "the exporter's");
+    // Others may stay behind as well.
+    let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
+    use_registers(&exporter);
+    drop(exporter);
+    assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1, "the importer's");
+    drop(importer);
+    assert_eq!(script.left_at_close(), Some(vec![]));
+    assert_eq!(script.complaints(), [""; 0]);
+    assert_eq!(script.mappings(), 0);
+}
+
+#[test]
+fn registers_of_a_forked_parent_are_left_alone() {
+    let script = Script::mlx5();
+    let mut context = Some(script.open("mlx5_0"));
+    use_registers(context.as_ref().unwrap());
+    let held = script.count(MLX5_IB_OBJECT_UAR);
+    crate::mem::fork::in_child(|| {
+        let inherited = context.take().unwrap();
+        let own = inherited.reimport().unwrap();
+        use_registers(&own);
+        assert!(script.count(MLX5_IB_OBJECT_UAR) > held + 1);
+        drop(inherited);
+        drop(own);
+        // As far as the child can see nobody has the file open any more.
+        let left = script.left_at_close().unwrap();
+        assert_eq!(left.iter().filter(|(kind, _)| *kind == MLX5_IB_OBJECT_UAR).count(), held);
+    });
+}
+
+#[test]
+fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
+    let (script, exporter, importer) = shared();
+    let pd = importer.alloc_pd().unwrap();
+    let cq = importer.create_cq(4).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let before = script.count(MLX5_IB_OBJECT_UAR);
+    script.refuse_destroy(qp.handle(), Errno::BUSY);
+    drop((qp, cq, pd));
+    assert_eq!(importer.leaked(), 3);
+    drop(importer);
+    assert_eq!(script.count(MLX5_IB_OBJECT_UAR), before);
+    drop(exporter);
+}
+
+#[test]
+fn an_import_knows_what_the_kernel_says() {
+    let (script, exporter, importer) = shared();
+    assert_eq!(importer.completion_vectors(), 2);
+    assert_eq!(importer.file.origin, exporter.file.origin);
+    // A witness that says otherwise is not heard where the kernel answers.
+    let lie = Envelope::seal(&exporter.file, ObjectKind::CONTEXT, 0, [7, 0, 0, 0]);
+    let misled = script.import("mlx5_0", Some(&lie)).unwrap();
+    assert_eq!(misled.completion_vectors(), 2);
+    assert!(misled.file.optional_access);
+    // Without any witness it knows the same.
+    let untold = script.import("mlx5_0", None).unwrap();
+    assert_eq!((untold.completion_vectors(), untold.file.origin), (2, 0));
+}
+
+#[test]
+fn a_refused_envelope_asks_the_kernel_nothing() {
+    let (script, exporter, _importer) = shared();
+    let pd = exporter.alloc_pd().unwrap();
+    let other = Script::mlx5().open("mlx5_0");
+    let elsewhere = Script::new().open("rxe0").export();
+    let (asked, live) = (script.log().len(), script.live());
+    for (wrong, errno) in [(pd.export().unwrap(), Errno::INVAL), (elsewhere, Errno::XDEV)] {
+        let asked = script.log().len();
+        let error = script.import("mlx5_0", Some(&wrong)).unwrap_err();
+        assert_eq!((error.verb(), error.errno()), ("import_device", errno), "{error}");
+        assert_eq!(script.log().len(), asked, "the kernel was asked");
+    }
+    // Exporting the domain was the only question.
+    assert_eq!((script.log().len(), script.live()), (asked + 1, live));
+    drop(other);
+}
+
+#[test]
+fn a_context_without_registers_of_its_own_is_not_imported() {
+    let (script, exporter, _importer) = shared();
+    let before = script.live();
+    script.change_mlx5(|device| device.context.tot_bfregs = 16);
+    let error = script.import("mlx5_0", Some(&exporter.export())).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_device", Errno::OPNOTSUPP), "{error}");
+    assert!(error.message().contains("16 registers"), "{error}");
+    assert_eq!(script.live(), before);
+}
+
+#[test]
+fn a_domain_of_another_number_is_stale() {
+    let (script, exporter, importer) = shared();
+    let pd = exporter.alloc_pd().unwrap();
+    let sent = pd.export().unwrap();
+    let imported = importer.import_pd(&sent).unwrap();
+    script.renumber(pd.handle(), 0x777);
+    let error = importer.import_pd(&sent).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
+    assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
+    // What was imported before must be the same when it is taken over.
+    let (imported, error) = imported.into_owner().unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
+    assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
+    drop(imported);
+    assert_eq!(script.count(uverbs_uapi::object::UVERBS_OBJECT_PD), 1);
+}
+
+#[test]
+fn forged_places_of_vars_are_refused() {
+    let (script, exporter, importer) = shared();
+    let var = Var::alloc(&exporter, VarKind::Virtio).unwrap();
+    let sent = var.export().unwrap();
+    let imported = Var::import(&importer, &sent).unwrap();
+    assert_eq!((imported.handle(), imported.len()), (var.handle(), 4096));
+    let (page, length, at) = (u64::from(var.page_id()), 4096, var.mmap_offset());
+    let before = script.live();
+    let forge = |handle, proof| {
+        let forged = Envelope::seal(&exporter.file, ObjectKind::MLX5_VAR, handle, proof);
+        Var::import(&importer, &forged).map(drop).map_err(|error| error.errno())
+    };
+    let handle = var.handle();
+    // Nothing is there, or not as long, or not of whole pages, or beyond what numbers there are.
+    assert_eq!(forge(handle, [page, length, 0x7000_0000, 0]), Err(Errno::STALE));
+    assert_eq!(forge(handle, [page, 2 * length, at, 0]), Err(Errno::STALE));
+    assert_eq!(forge(handle, [page, 100, at, 0]), Err(Errno::INVAL));
+    assert_eq!(forge(handle, [page, 0, at, 0]), Err(Errno::INVAL));
+    assert_eq!(forge(handle, [page, 1 << 40, at, 0]), Err(Errno::INVAL));
+    assert_eq!(forge(handle, [1 << 40, length, at, 0]), Err(Errno::INVAL));
+    assert_eq!(forge(handle + 100, [page, length, at, 0]), Err(Errno::NOENT));
+    assert_eq!(script.live(), before);
+    drop(imported);
+    assert_eq!(script.count(MLX5_IB_OBJECT_VAR), 1);
+    var.destroy().unwrap();
+    assert_eq!(Var::import(&importer, &sent).unwrap_err().errno(), Errno::NOENT);
+}

@@ -1,0 +1,382 @@
+//! Flow rules: who hears which packets. Run as root: they need `CAP_NET_RAW`.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::frame::{EXPERIMENT, Frame, TCP, UDP};
+use crate::pair::PORT;
+use crate::station::{Station, unprivileged};
+use crate::verdict::{Stop, Verdict, trials};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use uverbs::{
+    Context, Errno, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType, QpType,
+};
+
+trials![
+    without_a_rule_nothing_is_heard,
+    ethernet_headers,
+    ipv4_headers,
+    ipv6_headers,
+    ports,
+    packets_are_dropped,
+    completions_are_marked,
+    first_priority_comes_first,
+    two_rules_alike_make_two_copies,
+    rules_keep_their_queue_pair,
+    rules_come_and_go,
+    refusals_say_why,
+    rules_need_a_capability,
+    packets_of_nobody,
+    sniffers,
+];
+
+/// Sends frames over the cable, of which only the last may be heard under a rule: had one before it
+/// been, it would be heard first.
+#[track_caller]
+fn only_last(a: &mut Station, b: &mut Station, rule: &FlowAttr, frames: &[Frame]) -> Verdict {
+    let flow = b.qp.create_flow(rule)?;
+    b.listen()?;
+    let mut last = vec![];
+    for frame in frames {
+        last = frame.bytes();
+        a.send(&last)?;
+    }
+    b.expect(&last)?;
+    flow.destroy().map_err(|(_, error)| error)?;
+    Ok(())
+}
+
+fn without_a_rule_nothing_is_heard() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    b.listen()?;
+    let frame = |n: u8| Frame::new(b.mac, a.mac, &[n; 50]).bytes();
+    let frames = [1, 2, 3].map(frame);
+    a.send(&frames[0])?;
+    b.expect_silence()?;
+    let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac).ether_type(EXPERIMENT));
+    let flow = b.qp.create_flow(&rule)?;
+    a.send(&frames[1])?;
+    assert_eq!(b.expect(&frames[1])?.tag, 0);
+    b.listen()?;
+    flow.destroy().map_err(|(_, error)| error)?;
+    a.send(&frames[2])?;
+    b.expect_silence()
+}
+
+fn ethernet_headers() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let right = Frame::new(b.mac, a.mac, b"this one");
+    let group = [0x01, 0x00, 0x5e, 0x7f, 0x11, 0x22];
+    let sender = [0x02, 0x11, 0, 0, 0, 1];
+    let other = right.clone().from(sender);
+    let to_group = right.clone().to(group);
+    let other_group = right.clone().to([0x01, 0x00, 0x5e, 0x7f, 0x11, 0x23]);
+    let (in_vlan, in_other) = (right.clone().tag(0x6005), right.clone().tag(0x6006));
+    let udp: SocketAddr = "198.51.100.1:9".parse()?;
+    let ip = right.clone().ip(UDP, udp, udp, 0);
+    let eth = FlowEth::new;
+    let any = eth().dst_mac(b.mac);
+    for (spec, wrong, right) in [
+        (any, vec![&to_group], &right),
+        (any.src_mac(a.mac), vec![&other], &right),
+        (any.src_mac_masked(sender, [0xff, 0xff, 0, 0, 0, 0]), vec![&right], &other),
+        (any.ether_type(EXPERIMENT), vec![&ip], &right),
+        (any.vlan(5), vec![&right, &in_other], &in_vlan),
+        (any.vlan_tag_masked(0x6006, 0xe00f), vec![&in_vlan], &in_other),
+        (eth().dst_mac(group), vec![&right, &other_group], &to_group),
+    ] {
+        let rule = b.rule().spec(spec);
+        let frames: Vec<Frame> = wrong.into_iter().chain([right]).cloned().collect();
+        only_last(&mut a, &mut b, &rule, &frames)?;
+    }
+    Ok(())
+}
+
+fn ipv4_headers() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let packet = |from: &str, to: &str, protocol, class| -> Verdict<Frame> {
+        let (from, to) = (format!("{from}:1").parse()?, format!("{to}:2").parse()?);
+        Ok(Frame::new(b.mac, a.mac, b"data").ip(protocol, from, to, class))
+    };
+    let right = packet("198.51.100.1", "198.51.100.2", UDP, 0x28)?;
+    let ip = FlowIpv4::new;
+    let net = Ipv4Addr::new(255, 255, 255, 0);
+    let (one, two) = (Ipv4Addr::new(198, 51, 100, 1), Ipv4Addr::new(198, 51, 100, 2));
+    for (spec, wrong) in [
+        (ip().src(one), packet("198.51.100.9", "198.51.100.2", UDP, 0x28)?),
+        (ip().src_masked(two, net), packet("198.51.101.1", "198.51.100.2", UDP, 0x28)?),
+        (ip().dst(two), packet("198.51.100.1", "198.51.100.3", UDP, 0x28)?),
+        (ip().dst_masked(one, net), packet("198.51.100.1", "203.0.113.2", UDP, 0x28)?),
+        (ip().dst(two).proto(UDP), packet("198.51.100.1", "198.51.100.2", TCP, 0x28)?),
+        (ip().dst(two).src(one), packet("198.51.100.2", "198.51.100.1", UDP, 0x28)?),
+    ] {
+        let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac)).spec(spec);
+        let no_ip = Frame::new(b.mac, a.mac, b"data");
+        only_last(&mut a, &mut b, &rule, &[no_ip, wrong, right.clone()])?;
+    }
+    Ok(())
+}
+
+fn ipv6_headers() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let packet = |from: &str, to: &str, protocol| -> Verdict<Frame> {
+        let (from, to) = (format!("[{from}]:1").parse()?, format!("[{to}]:2").parse()?);
+        Ok(Frame::new(b.mac, a.mac, b"data").ip(protocol, from, to, 0))
+    };
+    let right = packet("2001:db8::1", "2001:db8:1::2", UDP)?;
+    let (one, two): (Ipv6Addr, Ipv6Addr) = ("2001:db8::1".parse()?, "2001:db8:1::2".parse()?);
+    let net: Ipv6Addr = "ffff:ffff:ffff::".parse()?;
+    let ip = FlowIpv6::new;
+    for (spec, wrong) in [
+        (ip().src(one), packet("2001:db8::2", "2001:db8:1::2", UDP)?),
+        (ip().dst(two), packet("2001:db8::1", "2001:db8:1::1", UDP)?),
+        (ip().dst_masked(two, net), packet("2001:db8::1", "2001:db8:2::2", UDP)?),
+        (ip().src(one).next_hdr(UDP), packet("2001:db8::1", "2001:db8:1::2", TCP)?),
+    ] {
+        let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac)).spec(spec);
+        let four = Frame::new(b.mac, a.mac, b"data");
+        let four = four.ip(UDP, "198.51.100.1:1".parse()?, "198.51.100.2:2".parse()?, 0);
+        only_last(&mut a, &mut b, &rule, &[four, wrong, right.clone()])?;
+    }
+    Ok(())
+}
+
+fn ports() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let (mac_a, mac_b) = (a.mac, b.mac);
+    let packet = |protocol, from: u16, to: u16| {
+        let (from, to) = (([198, 51, 100, 1], from).into(), ([198, 51, 100, 2], to).into());
+        Frame::new(mac_b, mac_a, b"data").ip(protocol, from, to, 0)
+    };
+    let ports = FlowPorts::new;
+    for (protocol, other) in [(UDP, TCP), (TCP, UDP)] {
+        let right = packet(protocol, 0xc001, 7000);
+        for (spec, wrong) in [
+            (ports().dst_port(7000), packet(protocol, 0xc001, 7001)),
+            (ports().src_port(0xc001), packet(protocol, 7000, 7000)),
+            (ports().src_port_masked(0xffff, 0xc000), packet(protocol, 0x4001, 7000)),
+            (ports().dst_port_masked(7000, 0xfff8), packet(protocol, 0xc001, 7008)),
+        ] {
+            let spec = if protocol == UDP { FlowSpec::Udp(spec) } else { FlowSpec::Tcp(spec) };
+            let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac)).spec(FlowIpv4::new());
+            let frames = [packet(other, 0xc001, 7000), wrong, right.clone()];
+            only_last(&mut a, &mut b, &rule.spec(spec), &frames)?;
+        }
+    }
+    Ok(())
+}
+
+/// A rule for UDP packets to a port of this station.
+fn udp(it: &Station, port: u16) -> FlowAttr {
+    let ports = FlowPorts::new().dst_port(port);
+    let rule = it.rule().spec(FlowEth::new().dst_mac(it.mac)).spec(FlowIpv4::new());
+    rule.spec(FlowSpec::Udp(ports))
+}
+
+fn packet(a: &Station, b: &Station, port: u16) -> Vec<u8> {
+    let (from, to) = (([198, 51, 100, 1], 1).into(), ([198, 51, 100, 2], port).into());
+    Frame::new(b.mac, a.mac, b"data").ip(UDP, from, to, 0).bytes()
+}
+
+fn packets_are_dropped() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let all = b.rule().priority(2).spec(FlowEth::new().dst_mac(b.mac));
+    let _all = b.qp.create_flow(&all)?;
+    let dropping = b.qp.create_flow(&udp(&b, 7000).priority(1).drop_packets())?;
+    let (unwanted, wanted) = (packet(&a, &b, 7000), packet(&a, &b, 7001));
+    b.listen()?;
+    a.send(&unwanted)?;
+    a.send(&wanted)?;
+    b.expect(&wanted)?;
+    // It was the rule that kept it away.
+    dropping.destroy().map_err(|(_, error)| error)?;
+    b.listen()?;
+    a.send(&unwanted)?;
+    b.expect(&unwanted)?;
+    Ok(())
+}
+
+fn completions_are_marked() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let tags = [(7000, 1), (7001, 0xff_ffff), (7002, 0x12_3456)];
+    let mut flows = Vec::new();
+    for (port, tag) in tags {
+        flows.push(b.qp.create_flow(&udp(&b, port).tag(tag))?);
+    }
+    flows.push(b.qp.create_flow(&udp(&b, 7003))?);
+    for (port, tag) in tags.into_iter().rev().chain([(7003, 0)]) {
+        b.listen()?;
+        let frame = packet(&a, &b, port);
+        a.send(&frame)?;
+        assert_eq!(b.expect(&frame)?.tag, tag);
+    }
+    Ok(())
+}
+
+fn first_priority_comes_first() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let mut c = Station::on(&env::second()?)?;
+    // The wide rule is older, and has to wait all the same.
+    let wide = b.rule().priority(3).spec(FlowEth::new().dst_mac(b.mac)).tag(3);
+    let _wide = b.qp.create_flow(&wide)?;
+    let narrow = c.qp.create_flow(&udp(&b, 7000).priority(2).tag(2))?;
+    let frame = packet(&a, &b, 7000);
+    b.listen()?;
+    c.listen()?;
+    a.send(&frame)?;
+    assert_eq!(c.expect(&frame)?.tag, 2);
+    b.expect_silence()?;
+    let _narrower = b.qp.create_flow(&udp(&b, 7000).priority(0).tag(1))?;
+    c.listen()?;
+    a.send(&frame)?;
+    assert_eq!(b.expect(&frame)?.tag, 1);
+    c.expect_silence()?;
+    drop((narrow, _narrower));
+    b.listen()?;
+    a.send(&frame)?;
+    assert_eq!(b.expect(&frame)?.tag, 3);
+    Ok(())
+}
+
+fn two_rules_alike_make_two_copies() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let mut c = Station::on(&env::second()?)?;
+    let rule = udp(&b, 7000).tag(5);
+    let one = b.qp.create_flow(&rule)?;
+    let _other = c.qp.create_flow(&rule)?;
+    let frame = packet(&a, &b, 7000);
+    b.listen()?;
+    c.listen()?;
+    a.send(&frame)?;
+    assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (5, 5));
+    // The one ends, the other goes on.
+    drop(one);
+    b.listen()?;
+    c.listen()?;
+    a.send(&frame)?;
+    c.expect(&frame)?;
+    b.expect_silence()?;
+    let error = b.qp.create_flow(&udp(&b, 7000).tag(6)).unwrap_err();
+    assert_eq!(error.errno(), Errno::EXIST, "{error}");
+    assert!(error.message().contains("another rule matches the same"), "{error}");
+    Ok(())
+}
+
+fn rules_keep_their_queue_pair() -> Verdict {
+    env::lab()?;
+    let device = env::device();
+    let idle = device.resources()?;
+    let Station { qp, cq, memory, pd, context, mac, .. } = Station::on(&device)?;
+    let rule = |port| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(port));
+    let flows = [qp.create_flow(&rule(1))?, qp.create_flow(&rule(2))?];
+    assert_ne!(flows[0].handle(), flows[1].handle());
+    let (qp, error) = qp.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    assert!(error.message().contains("flow rule"), "{error}");
+    let qps = device.resources()?;
+    drop(qp);
+    assert_eq!(device.resources()?, qps, "the queue pair is there as long as its rules");
+    let [first, second] = flows;
+    first.destroy().map_err(|(_, error)| error)?;
+    drop((cq, memory, pd));
+    drop(second);
+    assert_eq!(context.leaked(), 0);
+    drop(context);
+    assert_eq!(device.resources()?, idle);
+    Ok(())
+}
+
+fn rules_come_and_go() -> Verdict {
+    env::lab()?;
+    let it = Station::on(&env::device())?;
+    let mut flows = Vec::new();
+    for round in 0..3 {
+        for vlan in 1..40 {
+            let spec = FlowEth::new().dst_mac(it.mac).vlan(vlan);
+            flows.push(it.qp.create_flow(&it.rule().priority(round).spec(spec))?);
+        }
+        flows.reverse();
+        flows.truncate(20);
+    }
+    drop(flows);
+    it.qp.destroy().map_err(|(_, error)| error)?;
+    assert_eq!(it.context.leaked(), 0);
+    Ok(())
+}
+
+fn refusals_say_why() -> Verdict {
+    env::lab()?;
+    let it = Station::on(&env::device())?;
+    let eth = FlowEth::new().dst_mac(it.mac);
+    let refusal = |rule: FlowAttr| it.qp.create_flow(&rule).unwrap_err();
+    let error = refusal(FlowAttr::new(9).spec(eth));
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("the port"), "{error}");
+    let error = refusal(it.rule().spec(eth).priority(16));
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(error.message().contains("priority 16 is beyond the last"), "{error}");
+    let error = refusal(it.rule().spec(FlowIpv4::new().ttl(3)));
+    assert!(error.is_unsupported() && error.message().contains("ttl"), "{error}");
+    let error = refusal(it.rule().spec(eth.ether_type(0x86dd)).spec(FlowIpv4::new()));
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    drop(it.qp.create_flow(&it.rule().spec(eth).priority(15))?);
+    let rc = it.pd.create_qp(&it.cq, &it.cq, QpType::RC).build()?;
+    let error = rc.create_flow(&it.rule().spec(eth)).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.message().contains("type RC; only raw packet has flow rules"), "{error}");
+    Ok(())
+}
+
+fn rules_need_a_capability() -> Verdict {
+    env::lab()?;
+    let it = Station::on(&env::device())?;
+    let rule = it.rule().spec(FlowEth::new().dst_mac(it.mac));
+    let error = unprivileged(|| it.qp.create_flow(&rule).unwrap_err())?;
+    assert_eq!(error.errno(), Errno::PERM);
+    assert!(error.message().contains("CAP_NET_RAW"), "{error}");
+    // Ending one needs none.
+    let flow = it.qp.create_flow(&rule)?;
+    unprivileged(|| flow.destroy().map_err(|(_, error)| error))??;
+    Ok(())
+}
+
+/// To a group that the network interface is not in.
+fn packets_of_nobody() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let group = [0x01, 0x00, 0x5e, 0x7f, 0x33, 0x44];
+    let stray = Frame::new(group, a.mac, b"to whom it may concern").bytes();
+    for kind in [FlowType::MC_DEFAULT, FlowType::ALL_DEFAULT] {
+        let flow = match b.qp.create_flow(&b.rule().flow_type(kind)) {
+            Err(error) if error.errno() == Errno::INVAL => {
+                assert!(error.message().contains("Linux 7.2"), "{error}");
+                return Err(Stop::Skip(Capability::FlowDefault, error.to_string()));
+            }
+            answer => answer?,
+        };
+        b.listen()?;
+        a.send(&stray)?;
+        // The network may talk as well.
+        while b.hear()?.bytes != stray {
+            b.listen()?;
+        }
+        drop(flow);
+    }
+    Ok(())
+}
+
+fn sniffers() -> Verdict {
+    env::lab()?;
+    let it = Station::on(&env::device())?;
+    match it.qp.create_flow(&it.rule().flow_type(FlowType::SNIFFER)) {
+        Ok(flow) => flow.destroy().map_err(|(_, error)| error)?,
+        Err(error) => {
+            assert!(error.is_unsupported(), "{error}");
+            let name = env::device();
+            assert!(error.message().contains(name.name()), "{error}");
+            assert!(error.message().contains("sniffer"), "{error}");
+        }
+    }
+    // Somebody else's context knows nothing of it.
+    drop(it);
+    assert_eq!(Context::open(&env::device())?.leaked(), 0);
+    Ok(())
+}
