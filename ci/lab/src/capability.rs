@@ -75,7 +75,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("cq_moderation", Has::Never, Has::Always),
     ("masked_atomic", Has::Never, Has::Always),
     ("device_memory", Has::Never, Has::Always),
-    ("dmabuf", Has::Never, Has::Always),
+    // With the emulated device the driver registers none, whatever the reason.
+    ("dmabuf", Has::Never, Has::Never),
     ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
     // With the rules that they are received by.
     ("raw_packet", Has::Never, Has::Always),
