@@ -112,7 +112,8 @@ impl Recvs {
         let unit = UNIT as u32;
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
-        let ring = rq::RecvRing::new(memory, 0, requests, unit, 1, dbrec, record.clone(), gate);
+        let place = rq::Place { offset: 0, entries: requests, stride: unit, max_sge: 1 };
+        let ring = rq::RecvRing::new(memory, place, dbrec, record.clone(), gate);
         Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
     }
 

@@ -156,7 +156,7 @@ impl Register {
         }
         let offset = self.take_turn();
         // One burst moves one block.
-        let bursts = (count + (BLOCK - 1)) / BLOCK;
+        let bursts = (count + (BLOCK - 1)) >> BLOCK.ilog2();
         // Pairs with the device reading the doorbell record, and the ring where the copy does not
         // suffice.
         mmio_wc_start();

@@ -6,7 +6,7 @@
 use super::cq::CqRing;
 use super::index::Index;
 use super::record::{Receives, Record};
-use super::rq::RecvRing;
+use super::rq::{self, RecvRing};
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::SrqRing;
@@ -438,10 +438,10 @@ impl QpPlan {
             (0, _) | (_, None) => None,
             (entries, Some(memory)) => {
                 let stride = 1 << self.receives.stride_log;
-                let sge = self.receives.max_sge;
+                let place =
+                    rq::Place { offset: 0, entries, stride, max_sge: self.receives.max_sge };
                 let (record, gate) = (self.record, self.gate.clone());
-                let ring =
-                    RecvRing::new(memory, 0, entries, stride, sge, record, member.clone(), gate)?;
+                let ring = RecvRing::new(memory, place, record, member.clone(), gate)?;
                 Some(crate::provider::RecvRing::Mlx5(ring))
             }
         };

@@ -31,19 +31,27 @@ pub(crate) struct RecvRing {
     record: Arc<Record>,
 }
 
+/// Where a queue stands in its memory, and how large its receives are.
+pub(crate) struct Place {
+    /// In bytes.
+    pub(crate) offset: usize,
+    pub(crate) entries: u32,
+    /// Bytes of an entry.
+    pub(crate) stride: u32,
+    pub(crate) max_sge: u32,
+}
+
 impl RecvRing {
-    /// `entries` of `stride` bytes, both powers of two, at byte `offset` of `memory`; `None` if
-    /// they do not fit there, or if `max_sge` pieces do not fit into one.
+    /// `None` if the entries do not fit into the memory, if they or their size are no powers of
+    /// two, or if an entry does not take so many pieces.
     pub(crate) fn new(
         memory: Arc<QueueMemory>,
-        offset: usize,
-        entries: u32,
-        stride: u32,
-        max_sge: u32,
+        place: Place,
         dbrec: Arc<DoorbellRecord>,
         record: Arc<Record>,
         gate: Gate,
     ) -> Option<RecvRing> {
+        let Place { offset, entries, stride, max_sge } = place;
         let units = stride / UNIT as u32;
         if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
         {

@@ -259,7 +259,7 @@ impl SendRing {
         cursor.size = size;
         cursor.word = head;
         cursor.flags = self.always | pair(fence.into(), 0);
-        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) / BLOCK);
+        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
         Ok(())

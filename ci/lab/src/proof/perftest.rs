@@ -45,7 +45,6 @@ pub(crate) fn programs() -> Vec<Case> {
         plain("ib_write_bw_inline", "ib_write_bw", "-n 1000 -s 64 -I 64"),
         plain("ib_send_bw_events", "ib_send_bw", "-n 500 -s 4096 -e"),
         plain("ib_send_lat_events", "ib_send_lat", "-n 500 -s 64 -e"),
-        plain("ib_write_bw_events", "ib_write_bw", "-n 500 -s 4096 -e"),
         managed("ib_send_lat_events_cm", "ib_send_lat", "-n 200 -s 64 -e"),
         plain("ib_send_bw_both_ways", "ib_send_bw", "-n 500 -s 4096 -b"),
         plain("ib_write_bw_both_ways", "ib_write_bw", "-n 500 -s 4096 -b -q 2"),

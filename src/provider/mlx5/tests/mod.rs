@@ -10,7 +10,7 @@ mod vectors;
 use super::cq::{self, CqRing};
 use super::index::Indices;
 use super::record::{Receives, Record};
-use super::rq::RecvRing;
+use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
@@ -173,17 +173,8 @@ impl Receiver {
         let dbrec = dbrec();
         let index = Indices::new().take().unwrap();
         let record = Record::new(QPN, index, None, Receives::Own(entries));
-        let max_sge = stride / UNIT as u32;
-        let ring = RecvRing::new(
-            memory,
-            0,
-            entries,
-            stride,
-            max_sge,
-            dbrec.clone(),
-            record.clone(),
-            open(&dbrec),
-        );
+        let place = rq::Place { offset: 0, entries, stride, max_sge: stride / UNIT as u32 };
+        let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 
