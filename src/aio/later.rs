@@ -40,7 +40,9 @@ impl Later {
     /// Does everything, and says nothing of panics.
     pub(super) fn run_quietly(&mut self) {
         // What a panic carries may panic in turn when it is dropped.
-        self.run_all().map(std::mem::forget);
+        if let Some(panic) = self.run_all() {
+            std::mem::forget(panic);
+        }
     }
 
     fn run_all(&mut self) -> Option<Box<dyn std::any::Any + Send>> {
