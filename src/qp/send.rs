@@ -78,6 +78,18 @@ impl<S: Sharing> SendQueue<S> {
         if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
+    /// Writes a request that has to be looked at first, and answers where the next one goes.
+    #[inline(never)]
+    fn push_checked(&self, mut cursor: Cursor, wr: SendWr<'_>) -> Result<Cursor, PostError> {
+        check(&self.qp, &wr)?;
+        if self.qp.qp_type == QpType::RAW_PACKET {
+            self.ring.push_packet(&mut cursor, &wr)?;
+        } else {
+            self.ring.push(&mut cursor, &wr)?;
+        }
+        Ok(cursor)
+    }
+
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
@@ -117,15 +129,10 @@ impl<S: Sharing> SendBatch<'_, S> {
             Some(_) => 0,
         };
         if wr.op.bit() & known == 0 || wr.srq.is_some() {
-            check(&self.queue.qp, &wr)?;
-            if self.queue.qp.qp_type == QpType::RAW_PACKET {
-                // Copies, lest all others are kept in memory for this.
-                let mut cursor = self.cursor;
-                self.queue.ring.push_packet(&mut cursor, &{ wr })?;
-                self.cursor = cursor;
-                self.count += 1;
-                return Ok(());
-            }
+            // Copies, lest all others are kept in memory for this.
+            self.cursor = self.queue.push_checked(self.cursor, wr)?;
+            self.count += 1;
+            return Ok(());
         }
         self.queue.ring.push(&mut self.cursor, &wr)?;
         self.count += 1;
