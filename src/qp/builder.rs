@@ -126,7 +126,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
-    /// Creates the queue pair, in state [`RESET`](QpState::RESET).
+    /// Creates the queue pair, in state [`RESET`](crate::QpState::RESET).
     ///
     /// # Errors
     ///
