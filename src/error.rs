@@ -38,11 +38,14 @@ impl Error {
             Errno::PROTONOSUPPORT | Errno::NOTTY | Errno::NOSYS => Errno::OPNOTSUPP,
             other => other,
         };
+        // What everything answers once the device was taken away, and a command that it failed.
+        let detail =
+            if errno == Errno::IO { "the device is gone, or failed the command" } else { "" };
         Error(Box::new(Inner {
             verb,
             errno: normalised,
             kernel: Some(errno),
-            detail: Cow::Borrowed(""),
+            detail: Cow::Borrowed(detail),
         }))
     }
 
