@@ -20,10 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use uverbs_uapi::context::ib_uverbs_core_support;
 use uverbs_uapi::device::{
-    UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
-    UVERBS_METHOD_INFO_HANDLES, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
+    UVERBS_METHOD_QUERY_GID_TABLE, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
 };
-use uverbs_uapi::object::{UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_PD};
+use uverbs_uapi::gid::{
+    UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES,
+    UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, ib_uverbs_gid_entry,
+};
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
 use zerocopy::FromZeros;
 
@@ -137,15 +140,16 @@ impl File {
         })
     }
 
-    /// Whether the kernel took the device away from this file. A question that the driver has no
-    /// part in fails for no other reason with `EIO`.
+    /// Whether the kernel took the device away from this file. A question about the device that its
+    /// driver has no part in fails for no other reason with `EIO`; whether the room for the answer
+    /// suffices does not matter.
     pub(crate) fn is_disassociated(&self) -> bool {
-        let mut total = 0u32;
-        let mut list = [0u32; 1];
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INFO_HANDLES)
-            .u64(UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_OBJECT_PD.into())
-            .output(UVERBS_ATTR_INFO_TOTAL_HANDLES, &mut total)
-            .output(UVERBS_ATTR_INFO_HANDLES_LIST, &mut list);
+        let mut count = 0u64;
+        let mut entry = [ib_uverbs_gid_entry::default(); 1];
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE)
+            .u64(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, size_of::<ib_uverbs_gid_entry>() as u64)
+            .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES, &mut entry)
+            .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &mut count);
         self.kernel.execute(&mut command) == Err(Errno::IO)
     }
 

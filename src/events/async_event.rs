@@ -4,7 +4,7 @@
 use super::keys::{Kind, ObjectKey, Resolved};
 use super::wait::{Read, read_record, wait_readable};
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::number::open_enum;
 use rustix::io::Errno;
@@ -122,7 +122,8 @@ impl Context {
     /// never waits for one. May be called from several threads; each event reaches one of them.
     ///
     /// A device that goes away is an event, too:
-    /// [`DEVICE_FATAL`](EventType::DEVICE_FATAL), once, and the last one.
+    /// [`DEVICE_FATAL`](EventType::DEVICE_FATAL), and the last one. A driver may say the same of a
+    /// device that failed and is still there.
     ///
     /// # Errors
     ///
@@ -136,6 +137,13 @@ impl Context {
         loop {
             let mut record = ib_uverbs_async_event_desc::new_zeroed();
             match read_record(VERB, file.events.as_fd(), &mut record) {
+                // The kernel tells of a device that goes away after it cut it off, and leaves the
+                // file open: whoever asks again must not wait for ever.
+                Ok(Read::Empty)
+                    if file.fatal.load(Ordering::Relaxed) && file.is_disassociated() =>
+                {
+                    return Err(Error::new(VERB, Errno::IO).detail("the device is gone"));
+                }
                 Ok(Read::Empty) => return Ok(None),
                 Ok(Read::Record) => {}
                 Err(error) if error.errno() == Errno::IO => {

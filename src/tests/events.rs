@@ -83,6 +83,21 @@ fn a_device_that_is_gone_says_so_once_and_is_an_error_then() {
 }
 
 #[test]
+fn after_the_last_event_nobody_waits() {
+    let bench = Bench::new();
+    let (context, fatal) = (&bench.context, EventType::DEVICE_FATAL.0);
+    // A device that failed, which is still there.
+    bench.script.raise(1, fatal);
+    assert!(context.try_next_event().unwrap().is_some());
+    assert_eq!(context.try_next_event().unwrap(), None);
+    bench.script.vanish();
+    bench.script.raise(1, fatal);
+    assert!(context.next_event(None).unwrap().is_some());
+    let error = context.next_event(None).unwrap_err();
+    assert_eq!((error.errno(), error.message()), (Errno::IO, "the device is gone"));
+}
+
+#[test]
 fn half_an_event_is_an_error() {
     let bench = Bench::new();
     bench.script.raise_garbage(&[1, 2, 3]);

@@ -166,12 +166,15 @@ fn events(device: &Device) -> Verdict {
     let context = Context::open(device)?;
     while let Some(event) = context.next_event(None)? {
         if event.kind == EventType::DEVICE_FATAL {
-            // The driver says so when the device has failed, and the kernel when it is gone.
-            match context.next_event(None) {
-                Ok(Some(event)) if event.kind == EventType::DEVICE_FATAL => {}
-                other => gone("next_event after the first", other)?,
+            // The driver says so as often as it finds that the device failed, and the kernel when
+            // it is gone.
+            loop {
+                match context.next_event(None) {
+                    Ok(Some(event)) if event.kind == EventType::DEVICE_FATAL => {}
+                    other => break gone("next_event", other)?,
+                }
             }
-            gone("next_event", context.next_event(Some(Duration::from_secs(20))))?;
+            gone("next_event again", context.next_event(Some(Duration::from_secs(20))))?;
             return none_leaked(&context);
         }
     }
@@ -212,7 +215,8 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         assert!(cq.poll()?.next().is_none());
         gone("query_device", context.query_device())?;
         gone("query_port", context.query_port(PORT))?;
-        gone("handles", context.handles(ObjectKind::PD))?;
+        // The kernel goes on listing, and nothing is there.
+        assert_eq!(context.handles(ObjectKind::PD)?, []);
         gone("modify", qp.modify(&QpAttr::new().state(QpState::ERR)))?;
         gone("query", qp.query())?;
         gone("resize", cq.resize(32))?;

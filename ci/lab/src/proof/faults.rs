@@ -48,6 +48,8 @@ const TESTS: &[(&str, Test)] = &[
     ("a_link_that_flaps", a_link_that_flaps),
     ("sickness", sickness),
     ("surprise_removal", surprise_removal),
+    ("our_program_and_surprise_removal", our_program_and_surprise_removal),
+    ("our_program_and_removal", our_program_and_removal),
 ];
 
 /// Those that wait for the driver's patience with a command to end, which is a minute.
@@ -56,19 +58,11 @@ const SLOW: &[(&str, Test)] = &[
     ("a_lost_interrupt", a_lost_interrupt),
 ];
 
-/// Under our programs; by name only.
-const OURS: &[(&str, Test)] = &[
-    ("our_program_and_surprise_removal", our_program_and_surprise_removal),
-    ("our_program_and_removal", our_program_and_removal),
-];
-
 /// Runs what the scope asks for in one machine.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let slow = if proof.full || proof.scope.filter.is_some() { SLOW } else { &[] };
-    let ours = if proof.scope.filter.is_some() { OURS } else { &[] };
     let name = |test: &str| format!("{GROUP}::{test}");
-    let tests: Vec<_> =
-        TESTS.iter().chain(slow).chain(ours).filter(|(n, _)| proof.wanted(&name(n))).collect();
+    let tests: Vec<_> = TESTS.iter().chain(slow).filter(|(n, _)| proof.wanted(&name(n))).collect();
     if tests.is_empty() {
         return Vec::new();
     }
