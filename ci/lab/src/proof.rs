@@ -77,16 +77,12 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if proof.kernel == KernelName::Newest {
         let mut cases = vec![verbs::devinfo(Addressing::Lid)];
         cases.extend(verbs::pingpongs(Addressing::Lid));
-        if proof.scope.filter.is_some() {
-            cases.extend(ours::over_infiniband());
-        }
+        cases.extend(ours::over_infiniband());
         let infiniband = Emulation { infiniband: true, ..Emulation::default() };
         reports.extend(proof.group("infiniband", infiniband, cases));
         let no_wc = Emulation { no_wc: true, ..Emulation::default() };
         let mut cases = verbs::pingpongs(Addressing::Gid);
-        if proof.scope.filter.is_some() {
-            cases.extend(ours::without_combining());
-        }
+        cases.extend(ours::without_combining());
         reports.extend(proof.group("no_wc", no_wc, cases));
         let minimal = Emulation { minimal: true, ..Emulation::default() };
         reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
