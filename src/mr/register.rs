@@ -350,7 +350,8 @@ impl RegionBuilder {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the driver has no such registration, rxe's for one; `EINVAL` for zero
+    /// `EOPNOTSUPP` if the driver has no such registration, rxe's for one, or only for devices that
+    /// page on demand, as mlx5's of Linux 7.2; `EINVAL` for zero
     /// bytes, a range that overflows, or an `offset` whose bits below the page size differ from
     /// those of the address; `EBADF` or `EINVAL` for a file that is no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
@@ -381,7 +382,8 @@ impl RegionBuilder {
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::OPNOTSUPP => error.detail(format!(
-                "the driver of {} registers no dma-bufs, or not with access {:?}",
+                "the driver of {} registers no dma-bufs, not with access {:?}, or only for a \
+                 device that pages on demand",
                 file.device.name(),
                 self.access
             )),

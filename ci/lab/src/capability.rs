@@ -75,8 +75,8 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("cq_moderation", Has::Never, Has::Always),
     ("masked_atomic", Has::Never, Has::Always),
     ("device_memory", Has::Never, Has::Always),
-    // With the emulated device the driver registers none, whatever the reason.
-    ("dmabuf", Has::Never, Has::Never),
+    // Later drivers register them only where the device pages on demand, which this one does not.
+    ("dmabuf", Has::Never, Has::Until(KernelName::V6_12)),
     ("dmabuf_queues", Has::Never, Has::Since(KernelName::Newest)),
     // With the rules that they are received by.
     ("raw_packet", Has::Never, Has::Always),
