@@ -102,14 +102,20 @@ pub(crate) fn run(args: &XsrqArgs) -> Result<()> {
     Ok(())
 }
 
-/// The domain that all such programs of this machine share, or one of its own where the file cannot
-/// be had.
-fn domain(context: &Context) -> Result<XrcDomain> {
+/// The domain that all such programs of this machine share, or, for one client, one of its own where
+/// the file cannot be had.
+fn domain(context: &Context, clients: u32) -> Result<XrcDomain> {
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    Ok(match open(DOMAIN, flags, Mode::RUSR | Mode::RGRP) {
-        Ok(file) => context.open_xrcd().file(&file).create().open()?,
-        Err(_) => context.open_xrcd().open()?,
-    })
+    match open(DOMAIN, flags, Mode::RUSR | Mode::RGRP) {
+        Ok(file) => Ok(context.open_xrcd().file(&file).create().open()?),
+        Err(errno) if clients > 1 => {
+            Err(run_failed(format!("{DOMAIN}, the domain of {clients} clients: {errno}")))
+        }
+        Err(errno) => {
+            eprintln!("uverbs: {DOMAIN}: {errno}; the XRC domain is this program's alone");
+            Ok(context.open_xrcd().open()?)
+        }
+    }
 }
 
 fn run_failed(error: impl Display) -> Failure {
@@ -126,7 +132,7 @@ impl<'a> Side<'a> {
         let pd = context.alloc_pd()?;
         let memory = pd.try_allocate::<u8>(args.size() as usize)?;
         let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
-        let xrcd = domain(context)?;
+        let xrcd = domain(context, count)?;
         let mut receives = context.create_cq(count);
         if let Some(channel) = &channel {
             receives = receives.channel(channel);
