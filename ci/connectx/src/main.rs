@@ -92,9 +92,10 @@ impl log::Log for Log {
 }
 
 /// How often the rest of a BlueFlame copy is looked for before a write was a doorbell alone, and how
-/// long after the last look.
-const LOOKS: u32 = 2;
-const GATHER: Duration = Duration::from_micros(10);
+/// long after the last look. In all this has to be longer than the writer may have to wait for a
+/// processor, or the driver finds at its trial that nothing is combined.
+const LOOKS: u32 = 5;
+const GATHER: Duration = Duration::from_micros(20);
 
 /// A function's socket, and who is connected to it.
 struct Place {
