@@ -14,6 +14,7 @@ mod census;
 mod context;
 mod cq;
 mod device;
+mod endings;
 mod env;
 #[cfg(feature = "tokio")]
 mod epoll;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
     let modules = [
         #[cfg(feature = "tokio")]
         r#async::trials(),
+        endings::trials(),
         atomics::trials(),
         context::trials(),
         cq::trials(),

@@ -1,0 +1,184 @@
+//! How futures end that do not simply complete: by deadlines, by aborts, and because the peer or the
+//! driver is gone.
+
+use crate::env;
+use crate::helper::Helper;
+use crate::lent::{FAR_BYTES, far};
+use crate::pair::{PATIENCE, SILENCE};
+use crate::tasks::{BUFFERS, DEPTH, Half, connected, pair, run};
+use crate::verdict::{Stop, Verdict, trials};
+use uverbs::aio::tokio::within;
+use uverbs::aio::{Cause, CompletionQueue};
+use uverbs::{QpType, WcStatus};
+
+trials![
+    deadlines_leave_the_request_alone,
+    aborted_requests_give_back,
+    receives_that_meet_an_abort_end,
+    a_peer_that_is_gone_is_missed,
+    a_peer_that_is_killed,
+    a_dropped_driver_ends_everything,
+    an_idle_driver_ends_with_its_users,
+];
+
+fn deadlines_leave_the_request_alone() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = within(SILENCE, recv).await.map(drop).expect_err("nobody sent anything");
+        assert!(recv.is_posted());
+        b.qp.send(b.pool.copy(b"late").expect("a buffer")).await?;
+        let got = within(PATIENCE, recv).await.expect("it was sent")?;
+        assert_eq!(&got.memory[..4], b"late");
+        // Dropped after its deadline, the receive keeps its buffer and takes the next message.
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        drop(within(SILENCE, recv).await);
+        assert_eq!((a.pool.idle(), a.qp.under_way()), (BUFFERS - 2, 1));
+        b.qp.send(b.pool.copy(b"unheard").expect("a buffer")).await?;
+        while a.qp.under_way() > 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(got);
+        assert_eq!(a.pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+fn aborted_requests_give_back() -> Verdict {
+    run(0, async {
+        let (a, _b) = pair()?;
+        let recvs: Vec<_> = (0..5)
+            .map(|_| a.qp.recv(a.pool.take().expect("a buffer")))
+            .map(|recv| tokio::spawn(async move { recv.await.map(drop) }))
+            .collect();
+        tokio::task::yield_now().await;
+        a.qp.abort()?;
+        for recv in recvs {
+            let error = recv.await?.expect_err("it was called off");
+            assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+            assert!(error.memory.is_some());
+        }
+        let late = a.qp.send(a.pool.take().expect("a buffer")).await.expect_err("it is broken");
+        assert_eq!(late.cause, Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+        assert!(late.memory.is_some());
+        drop(late);
+        assert_eq!(a.pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+/// Receives that are posted while the connection is broken off: the device may have flushed before.
+fn receives_that_meet_an_abort_end() -> Verdict {
+    run(2, async {
+        for _ in 0..20 {
+            let (a, _b) = pair()?;
+            let recvs: Vec<_> = (0..DEPTH)
+                .map(|_| a.qp.recv(a.pool.take().expect("a buffer")))
+                .map(|recv| tokio::spawn(async move { recv.await.map(drop) }))
+                .collect();
+            a.qp.abort()?;
+            for recv in recvs {
+                let error = recv.await?.expect_err("it was called off");
+                let (posted, not) =
+                    (Cause::Status(WcStatus::WR_FLUSH_ERR), Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+                assert!(error.cause == posted || error.cause == not, "{}", error.cause);
+                assert!(error.memory.is_some());
+            }
+            assert_eq!(a.pool.idle(), BUFFERS);
+        }
+        Ok(())
+    })
+}
+
+/// With what queue pairs are connected by unless told otherwise: on soft-RoCE one repetition more
+/// would be repetition without end.
+fn a_peer_that_is_gone_is_missed() -> Verdict {
+    run(0, async {
+        let (a, b) = pair()?;
+        drop(b);
+        let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
+        let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
+        let error = error.map(drop).expect_err("nobody is there");
+        assert_eq!(error.cause, Cause::Status(WcStatus::RETRY_EXC_ERR));
+        assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
+        Ok(())
+    })
+}
+
+fn a_peer_that_is_killed() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let a = Half::on(context, cq)?;
+        let pool = a.pd.buffer_pool(FAR_BYTES / 8).count(8).build()?;
+        let mut peer = Helper::start()?;
+        let remote = far(&mut peer, &a.context, &a.qp)?;
+        let first = a.qp.read(remote, pool.take().expect("a buffer")).await?;
+        assert!(first.memory.iter().all(|byte| *byte == 7));
+        drop(first);
+        let reads: Vec<_> = (0..8)
+            .map(|_| a.qp.read(remote, pool.take().expect("a buffer")))
+            .map(|read| tokio::spawn(async move { read.await.map(drop).map_err(|e| e.cause) }))
+            .collect();
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        tokio::task::yield_now().await;
+        peer.kill()?;
+        // Some may have been quicker than the signal; another finds nobody there.
+        for read in reads {
+            let _ = read.await?;
+        }
+        let late = a.qp.read(remote, a.pool.take().expect("a buffer")).await;
+        let cause = late.map(drop).expect_err("nobody is there").cause;
+        // Its memory, its queue pair or its answers: which of them is missed first is chance.
+        let failed = |status| {
+            let gone = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_OP_ERR, WcStatus::RETRY_EXC_ERR];
+            gone.contains(&status)
+        };
+        assert!(
+            matches!(cause, Cause::Status(status) | Cause::Earlier(status) if failed(status)),
+            "{cause}"
+        );
+        // A receive that waits for the dead ends as well.
+        assert_eq!(recv.await?, Err(Cause::Status(WcStatus::WR_FLUSH_ERR)));
+        assert_eq!((pool.idle(), a.pool.idle()), (8, BUFFERS));
+        Ok(())
+    })
+}
+
+fn a_dropped_driver_ends_everything() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let a = Half::on(context, cq)?;
+        let b = Half::new()?;
+        connected(&a, &b)?;
+        let recv = a.qp.recv(a.pool.take().expect("a buffer"));
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        tokio::task::yield_now().await;
+        driver.abort();
+        assert_eq!(recv.await?, Err(Cause::Undriven));
+        let late = a.qp.recv(a.pool.take().expect("a buffer")).await;
+        assert_eq!(late.expect_err("nobody looks").cause, Cause::Undriven);
+        let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
+        assert!(made.unwrap_err().to_string().contains("driver is gone"));
+        // What the device may still write stays lent until the queue pair is gone.
+        assert_eq!(a.pool.idle(), BUFFERS - 1);
+        let Half { qp, pool, .. } = a;
+        drop(qp);
+        assert_eq!(pool.idle(), BUFFERS);
+        Ok(())
+    })
+}
+
+fn an_idle_driver_ends_with_its_users() -> Verdict {
+    run(0, async {
+        let context = env::open()?;
+        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let half = Half::on(context, cq)?;
+        tokio::time::sleep(SILENCE).await;
+        assert!(!driver.is_finished());
+        drop(half);
+        Ok(driver.await??)
+    })
+}
