@@ -240,34 +240,39 @@ impl SendRing {
                 return Err(PostError::Unsupported);
             }
         };
-        let mut bits = 0;
-        for (asked, bit) in [
-            (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),
-            (SendFlags::SOLICITED, flags::MLX5_WQE_CTRL_SOLICITED.bits()),
-            (SendFlags::FENCE, FENCE),
-        ] {
-            if wr.flags.contains(asked) {
-                bits |= bit;
-            }
-        }
-        let waits = if wr.flags.contains(SendFlags::FENCE) { self.always } else { cursor.flags };
+        let fenced = wr.flags.contains(SendFlags::FENCE);
+        let waits = if fenced { self.always } else { cursor.flags };
+        let bits = announced(wr.flags) | if fenced { FENCE } else { 0 };
         let head = control(cursor.at, code.0, size) | self.qpn | modifier;
         let tail = pair(bits.into(), immediate) | waits;
-        request.block.write(0, [head, tail]);
-        self.notes.note(cursor.at, wr.wr_id, cursor.head, kind.0);
-        cursor.last = cursor.at;
-        cursor.size = size;
-        cursor.word = head;
+        self.finish(cursor, &request, [head, tail], size, wr.wr_id, kind);
         cursor.flags = self.always | pair(fence.into(), 0);
-        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
-        cursor.head = cursor.head.wrapping_add(1);
-        cursor.room -= 1;
         Ok(())
     }
 
+    /// Writes the first unit of a request whose others are written, and moves on behind it.
+    #[inline(always)]
+    fn finish(
+        &self,
+        cursor: &mut Cursor,
+        request: &Request<'_>,
+        control: Unit,
+        size: u32,
+        wr_id: u64,
+        kind: WcOpcode,
+    ) {
+        request.block.write(0, control);
+        self.notes.note(cursor.at, wr_id, cursor.head, kind.0);
+        cursor.last = cursor.at;
+        cursor.size = size;
+        cursor.word = control[0];
+        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
+        cursor.head = cursor.head.wrapping_add(1);
+        cursor.room -= 1;
+    }
+
     /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
-    /// request. Not to be called in a forked
-    /// child, whose registers are its parent's.
+    /// request. Not to be called in a forked child, whose registers are its parent's.
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor, single: bool) {
         self.at = cursor.at;
@@ -299,6 +304,21 @@ impl SendRing {
         self.record.sends.reset();
         self.word.set(0);
     }
+}
+
+/// What a request asks for when it completes.
+#[inline(always)]
+fn announced(asked: SendFlags) -> u8 {
+    let mut bits = 0;
+    for (flag, bit) in [
+        (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),
+        (SendFlags::SOLICITED, flags::MLX5_WQE_CTRL_SOLICITED.bits()),
+    ] {
+        if asked.contains(flag) {
+            bits |= bit;
+        }
+    }
+    bits
 }
 
 /// A request in the making. Its first block is at hand, and takes all of most requests.

@@ -3,7 +3,7 @@
 //!
 //! Living objects and lent pages are the emulator's to tell, over its control socket.
 
-use super::{Proof, case, failed};
+use super::{Proof, case, failed, witness};
 use crate::device::Emulation;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
@@ -118,13 +118,9 @@ struct Census {
 
 impl Census {
     fn of(vm: &Vm) -> Result<Self> {
+        let mut census = Self { objects: witness::living(vm)?, pages: [0; 2] };
         let mut control = vm.control()?;
-        let mut census = Self { objects: Default::default(), pages: [0; 2] };
         for function in 0..2 {
-            match control.ask(&Request::Objects { function })? {
-                Reply::Objects { counts } => census.objects[function] = counts,
-                other => bail!("objects of function {function}: {other:?}"),
-            }
             match control.ask(&Request::Pages { function })? {
                 Reply::Pages { held } => census.pages[function] = held,
                 other => bail!("pages of function {function}: {other:?}"),

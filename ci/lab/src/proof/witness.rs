@@ -64,17 +64,22 @@ impl Doorbells {
     }
 }
 
-/// Living objects of both functions, but for memory keys: the driver keeps those for later.
-pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
+/// Living objects of both functions.
+pub(crate) fn living(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     let mut control = vm.control()?;
     let mut of = |function| match control.ask(&Request::Objects { function })? {
-        Reply::Objects { mut counts } => {
-            counts.remove("mkey");
-            Ok(counts)
-        }
+        Reply::Objects { counts } => Ok(counts),
         other => bail!("objects of function {function}: {other:?}"),
     };
     Ok([of(0)?, of(1)?])
+}
+
+/// The same but for memory keys: the driver keeps those for later.
+pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
+    Ok(living(vm)?.map(|mut counts| {
+        counts.remove("mkey");
+        counts
+    }))
 }
 
 /// What there was before a suite ran.

@@ -4,14 +4,11 @@
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
-use super::{Request, SendRing};
-use crate::mem::queue::BLOCK;
+use super::{Request, SendRing, announced};
 use crate::provider::Cursor;
 use crate::provider::mlx5::wqe::{Unit, control, pair};
-use crate::wr::{Packet, Payload, PostError, SendFlags, SendOp, SendWr};
-use uverbs_uapi::mlx5::wqe::{
-    mlx5_wqe_ctrl_flags as flags, mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode,
-};
+use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
+use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode};
 
 /// Bytes of a header that a segment of one unit holds.
 const SHORT: usize = 2;
@@ -58,24 +55,9 @@ impl SendRing {
             request.append(&mut size, rest);
         }
         request.payload(&mut size, &payload)?;
-        let mut bits = 0;
-        for (asked, bit) in [
-            (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),
-            (SendFlags::SOLICITED, flags::MLX5_WQE_CTRL_SOLICITED.bits()),
-        ] {
-            if wr.flags.contains(asked) {
-                bits |= bit;
-            }
-        }
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
-        request.block.write(0, [head, pair(bits.into(), 0) | self.always]);
-        self.notes.note(cursor.at, wr.wr_id, cursor.head, crate::WcOpcode::SEND.0);
-        cursor.last = cursor.at;
-        cursor.size = size;
-        cursor.word = head;
-        cursor.at = cursor.at.wrapping_add(size.div_ceil(BLOCK));
-        cursor.head = cursor.head.wrapping_add(1);
-        cursor.room -= 1;
+        let tail = pair(announced(wr.flags).into(), 0) | self.always;
+        self.finish(cursor, &request, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }
 
