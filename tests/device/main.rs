@@ -14,6 +14,7 @@ mod census;
 mod context;
 mod cq;
 mod device;
+#[cfg(feature = "tokio")]
 mod endings;
 mod env;
 #[cfg(feature = "tokio")]
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
     let modules = [
         #[cfg(feature = "tokio")]
         r#async::trials(),
+        #[cfg(feature = "tokio")]
         endings::trials(),
         atomics::trials(),
         context::trials(),

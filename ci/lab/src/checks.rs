@@ -31,24 +31,18 @@ pub(crate) fn run(workspace: &Workspace, filter: Option<&str>) -> Result<Place> 
             cargo(workspace, &["fmt", "--version"]),
             cargo(workspace, &["fmt", "--all", "--check"]),
         )?);
-        reports.push(check(
-            "clippy",
-            "clippy",
-            cargo(workspace, &["clippy", "--version"]),
-            cargo(
-                workspace,
-                &[
-                    "clippy",
-                    "--quiet",
-                    "--workspace",
-                    "--all-targets",
-                    "--all-features",
-                    "--",
-                    "-D",
-                    "warnings",
-                ],
-            ),
-        )?);
+        reports.push(lint(workspace, "clippy", &["--workspace", "--all-features"])?);
+        // All features together hide what one of them needs and does not name.
+        let mut alone: Vec<_> = workspace.features("uverbs").collect();
+        alone.push("");
+        for feature in alone {
+            let name = match feature {
+                "" => "clippy without features".to_owned(),
+                _ => format!("clippy with {feature} alone"),
+            };
+            let arguments = ["--package", "uverbs", "--no-default-features", "--features", feature];
+            reports.push(lint(workspace, &name, &arguments)?);
+        }
         let mut docs =
             cargo(workspace, &["doc", "--quiet", "--workspace", "--no-deps", "--all-features"]);
         docs.env("RUSTDOCFLAGS", "-D warnings");
@@ -58,6 +52,13 @@ pub(crate) fn run(workspace: &Workspace, filter: Option<&str>) -> Result<Place> 
     reports.extend(tests(workspace, filter)?);
     let note = format!("{} s", start.elapsed().as_secs());
     Ok(Place { name: "host".into(), reports, note })
+}
+
+/// Clippy on what the arguments choose, where a warning is an error.
+fn lint(workspace: &Workspace, name: &str, arguments: &[&str]) -> Result<Report> {
+    let mut command = cargo(workspace, &["clippy", "--quiet", "--all-targets"]);
+    command.args(arguments).args(["--", "-D", "warnings"]);
+    check(name, "clippy", cargo(workspace, &["clippy", "--version"]), command)
 }
 
 /// One check that passes or fails as a whole; skipped where its tool is not installed.

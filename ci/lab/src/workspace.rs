@@ -138,6 +138,13 @@ impl Workspace {
         Ok(logs)
     }
 
+    /// The features that a package declares.
+    pub(crate) fn features(&self, package: &str) -> impl Iterator<Item = &str> {
+        self.package(package)
+            .into_iter()
+            .flat_map(|package| package.features.keys().map(String::as_str))
+    }
+
     fn package(&self, name: &str) -> Option<&Package> {
         self.metadata.packages.iter().find(|package| package.name == name)
     }
@@ -160,7 +167,7 @@ impl Workspace {
         profile: Profile,
     ) -> Result<PathBuf> {
         let mut arguments = vec!["build".to_owned(), "--bin".into(), program.into()];
-        if self.package(package).is_some_and(|package| package.features.contains_key("cli")) {
+        if self.features(package).any(|name| name == "cli") {
             arguments.extend(["--features".into(), "cli".into()]);
         }
         self.build(package, &arguments, program, profile)
@@ -194,7 +201,7 @@ impl Workspace {
         let mut arguments =
             vec!["test".to_owned(), "--no-run".into(), "--test".into(), test.into()];
         for feature in ["cli", "tokio"] {
-            if self.package(package).is_some_and(|package| package.features.contains_key(feature)) {
+            if self.features(package).any(|name| name == feature) {
                 arguments.extend(["--features".into(), feature.into()]);
             }
         }
