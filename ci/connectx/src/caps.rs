@@ -156,7 +156,6 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_current_uc_list, 7),
         (general::log_max_current_mc_list, 7),
         (general::log_max_vlan_list, 5),
-        (general::log_max_l2_table, 8),
     ] {
         cap.set(field, value);
     }
@@ -206,9 +205,7 @@ fn flow_tables() -> Vec<u8> {
     let mut cap = Bits::<flow_table_nic_cap, _>::new(vec![0; GROUP]);
     for table in [
         flow_table_nic_cap::flow_table_properties_nic_receive,
-        flow_table_nic_cap::flow_table_properties_nic_receive_rdma,
         flow_table_nic_cap::flow_table_properties_nic_transmit,
-        flow_table_nic_cap::flow_table_properties_nic_transmit_rdma,
     ] {
         let mut table = cap.sub_mut(table);
         for (field, value) in [

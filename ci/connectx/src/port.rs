@@ -9,7 +9,7 @@ use uverbs_uapi::mlx5::prm::vport::{
     query_hca_vport_gid_out, query_hca_vport_pkey_in, query_nic_vport_context_in,
     query_nic_vport_context_out, query_roce_address_in, query_roce_address_out,
     query_vport_counter_in, query_vport_counter_out, query_vport_state_in, query_vport_state_out,
-    roce_addr_layout, set_l2_table_entry_in, set_roce_address_in, traffic_counter,
+    roce_addr_layout, set_roce_address_in, traffic_counter,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
@@ -370,25 +370,5 @@ impl Device {
         let mut out = Bits::<query_roce_address_out, _>::new(vec![0; query_roce_address_out::SIZE]);
         out.set_sub(query_roce_address_out::roce_address, entry.bytes());
         Ok(out.into_inner())
-    }
-
-    pub(crate) fn set_l2_table_entry(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<set_l2_table_entry_in, _>::new(input);
-        let index = input.get32(set_l2_table_entry_in::table_index);
-        if index >= 256 {
-            return refuse!(BadIndex, "L2 table entry {index}, 256 exist");
-        }
-        let mac = input.get(set_l2_table_entry_in::mac_address);
-        self.l2_table.insert(index, mac);
-        Ok(vec![])
-    }
-
-    pub(crate) fn delete_l2_table_entry(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<set_l2_table_entry_in, _>::new(input);
-        let index = input.get32(set_l2_table_entry_in::table_index);
-        if self.l2_table.remove(&index).is_none() {
-            return refuse!(BadIndex, "L2 table entry {index} is not set");
-        }
-        Ok(vec![])
     }
 }

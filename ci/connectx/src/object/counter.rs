@@ -114,10 +114,10 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_q_counter(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn query_q_counter(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<query_q_counter_in, _>::new(input);
         let number = input.get32(query_q_counter_in::counter_set_id);
-        let set = self.objects.counters.get_mut(number)?;
+        let set = self.objects.counters.own(uid, number)?;
         let mut out = Bits::<query_q_counter_out, _>::new(vec![0; query_q_counter_out::SIZE]);
         set.fill(&mut out);
         if input.is_set(query_q_counter_in::clear) {

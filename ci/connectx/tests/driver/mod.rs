@@ -38,6 +38,18 @@ pub(crate) struct Queue {
     received: u16,
 }
 
+impl Queue {
+    /// One whose receives and sends lie there.
+    pub(crate) fn new(number: u32, receives: u64, sends: u64, record: u64) -> Self {
+        Self { number, receives, sends, record, posted: 0, received: 0 }
+    }
+
+    /// Says that more blocks are posted than there are.
+    pub(crate) fn post_blocks(&mut self, count: u16) {
+        self.posted += count;
+    }
+}
+
 /// One function and who drives it.
 pub(crate) struct Driver {
     pub(crate) fabric: Fabric,
@@ -66,6 +78,9 @@ impl Driver {
         function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
         let mut driver =
             Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
+        for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
+            driver.simple(op, &[0; 16]).unwrap();
+        }
         let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
         let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
@@ -312,7 +327,7 @@ impl Driver {
         input.extend(page.to_be_bytes());
         let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
-        Ok(Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 })
+        Ok(Queue::new(number, page, page + 256, record))
     }
 
     pub(crate) fn modify(
