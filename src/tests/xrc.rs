@@ -102,7 +102,7 @@ fn foreign_domains_are_closed_by_their_handle() {
     let importer = script.import("rxe0", Some(&context.export())).unwrap();
     let domain = context.open_xrcd().open().unwrap();
     let found = importer.foreign(&domain.export()).unwrap();
-    found.destroy().unwrap();
+    super::sharing::destroy(found).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
     assert_eq!(importer.foreign(&domain.export()).unwrap_err().errno(), Errno::NOENT);
 }

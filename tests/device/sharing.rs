@@ -4,6 +4,7 @@
 use crate::capability::Capability;
 use crate::census::{census, registers};
 use crate::env;
+use crate::heir::{self, take_over};
 use crate::pair::{PATIENCE, PORT, SILENCE, gid};
 use crate::partner::{Loop, Partner, parse, print};
 use crate::verdict::{Stop, Verdict, trials};
@@ -382,7 +383,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         for handle in exporter.context.handles(kind)? {
             // SAFETY: the exporter has no queues, so these are the partner's, which is dead.
             let object = unsafe { exporter.context.foreign_raw(kind, handle) }?;
-            object.destroy().map_err(|(_, error)| error)?;
+            heir::destroy(object).map_err(|(_, error)| error)?;
         }
     }
     assert_eq!(census(&exporter.context)?, before);
@@ -390,7 +391,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         if !doorbells.contains(&handle) {
             // SAFETY: these came with the partner, whose queues are gone.
             let page = unsafe { exporter.context.foreign_raw(ObjectKind::MLX5_UAR, handle) }?;
-            page.destroy().map_err(|(_, error)| error)?;
+            heir::destroy(page).map_err(|(_, error)| error)?;
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
@@ -438,7 +439,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         own.copy_to(0, &mut back)?;
         crate::pattern::check(&back, 3);
         // The heir destroys it.
-        region.into_owner().map_err(|(_, error)| error)?;
+        take_over(region).map_err(|(_, error)| error)?;
         assert_eq!(context.handles(ObjectKind::MR)?, [own.handle()]);
     }
     env::settles(&idle)

@@ -2,6 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::heir::take_over;
 use crate::pair::{Config, Pair};
 use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
@@ -278,7 +279,7 @@ fn registered_memory_is_not_freed() -> Verdict {
     // Who does not know of the region here is told by the kernel.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = context.import_dm(&envelope)?.into_owner().map_err(|(_, error)| error)?;
+    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
     let (own, error) = own.destroy().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     own.release().map_err(|(_, error)| error)?;
@@ -386,7 +387,7 @@ impl Desk {
             }
             ("own", ..) => {
                 let memory = self.imported.take().ok_or_else(|| missing("device memory"))?;
-                match memory.into_owner() {
+                match take_over(memory) {
                     Ok(memory) => {
                         self.own = Some(memory);
                         "owned".into()
