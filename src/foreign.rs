@@ -182,25 +182,48 @@ impl fmt::Debug for ForeignObject {
     }
 }
 
+/// Seals an object of which the kernel tells nothing that could be compared.
+pub(crate) fn seal(
+    file: &File,
+    verb: &'static str,
+    kind: ObjectKind,
+    handle: u32,
+) -> Result<Envelope> {
+    file.check_fork(verb)?;
+    Ok(Envelope::seal(file, kind, handle, [0; 4]))
+}
+
 impl QpControl {
     /// The exported form, for [`Context::foreign`]: others can query and destroy the queue pair, not
     /// post to it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.qp.file(), ObjectKind::QP, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.qp.file(), "export_qp", ObjectKind::QP, self.handle())
     }
 }
 
 impl CompletionQueue {
     /// The exported form, for [`Context::foreign`]: others can destroy the queue, not poll it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.inner.file(), ObjectKind::CQ, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_cq", ObjectKind::CQ, self.handle())
     }
 }
 
 impl SharedReceiveQueue {
     /// The exported form, for [`Context::foreign`]: others can query and destroy the queue, not post
     /// to it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.inner.file(), ObjectKind::SRQ, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_srq", ObjectKind::SRQ, self.handle())
     }
 }

@@ -244,7 +244,7 @@ fn a_region_of_another_place_is_stale() {
 fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     let (bench, importer) = shared();
     let cq = bench.context.create_cq(4).build().unwrap();
-    let found = importer.foreign(&cq.export()).unwrap();
+    let found = importer.foreign(&cq.export().unwrap()).unwrap();
     // Whatever is asked before, the kernel may find nothing at the very end.
     bench.script.steal(cq.handle());
     let asked = bench.script.log().len();
@@ -261,7 +261,7 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let region = other.pd.allocate::<u8>(64).unwrap();
     let (alien_pd, alien) = (other.pd.export().unwrap(), region.export().unwrap());
-    let cq = bench.cq.export();
+    let cq = bench.cq.export().unwrap();
     let asked = bench.script.log().len();
     assert_eq!(importer.import_pd(&alien_pd).unwrap_err().errno(), Errno::XDEV);
     assert_eq!(pd.import_mr(&alien).unwrap_err().errno(), Errno::XDEV);
@@ -328,19 +328,19 @@ fn foreign_queues_are_asked_about_and_destroyed() {
     let (bench, importer) = shared();
     let qp = bench.qp(QpType::RC);
     let srq = bench.pd.create_srq(8).build().unwrap();
-    let found = importer.foreign(&qp.export()).unwrap();
+    let found = importer.foreign(&qp.export().unwrap()).unwrap();
     assert_eq!((found.kind(), found.handle()), (ObjectKind::QP, qp.handle()));
     assert_eq!(found.query_qp().unwrap().state, crate::QpState::RTS);
     assert_eq!(found.query_srq().unwrap_err().errno(), Errno::INVAL);
-    let shared_queue = importer.foreign(&srq.export()).unwrap();
+    let shared_queue = importer.foreign(&srq.export().unwrap()).unwrap();
     assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
     // Something stands on it.
-    let cq = importer.foreign(&bench.cq.export()).unwrap();
+    let cq = importer.foreign(&bench.cq.export().unwrap()).unwrap();
     let (cq, error) = destroy(cq).unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(cq);
     drop(shared_queue);
-    let again = importer.foreign(&qp.export()).unwrap();
+    let again = importer.foreign(&qp.export().unwrap()).unwrap();
     destroy(found).unwrap();
     assert_eq!(destroy(again).unwrap_err().1.errno(), Errno::NOENT);
     // The owner finds it gone and is content.

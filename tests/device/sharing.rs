@@ -331,9 +331,9 @@ fn foreign_queues_are_destroyed() -> Verdict {
     let srq = exporter.pd.create_srq(8).build()?;
     let mut partner = exporter.partner()?;
     // They are looked at first.
-    let sent_srq = print(&srq.export());
+    let sent_srq = print(&srq.export()?);
     let state = |state: uverbs::QpState| state.0.to_string();
-    let ask = format!("foreign-state {}", print(&qp.export()));
+    let ask = format!("foreign-state {}", print(&qp.export()?));
     assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::RESET));
     let init = uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0);
     qp.modify(&init.access(Access::empty()))?;
@@ -348,7 +348,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
     partner.ask(&format!("foreign {sent_srq}"), "destroyed")?;
     assert_eq!(partner.ask(&ask, "refused find_foreign")?, refusal(Errno::NOENT));
     drop(srq);
-    let (sent_cq, sent_qp) = (print(&cq.export()), print(&qp.export()));
+    let (sent_cq, sent_qp) = (print(&cq.export()?), print(&qp.export()?));
     let busy = partner.ask(&format!("foreign {sent_cq}"), "refused destroy_cq")?;
     assert_eq!(busy, refusal(Errno::BUSY));
     let before = census(&exporter.context)?;

@@ -516,7 +516,7 @@ fn busy_domains_are_not_closed() -> Verdict {
     let file = name.create()?;
     let xrcd = context.open_xrcd().file(&file).create_new().open()?;
     let Receiver { target, srq, cq, memory, xrcd, pd } = Receiver::new(&context, xrcd)?;
-    let envelope = xrcd.export();
+    let envelope = xrcd.export()?;
     let (xrcd, error) = xrcd.destroy().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // The kernel says so, too.
