@@ -3,11 +3,11 @@
 mod mlx5;
 
 use super::Bench;
-use crate::uverbs::scripted::{Op, Script};
 use crate::import::Importable;
+use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind, QpType,
-    Rereg,
+    Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind,
+    QpType, Rereg,
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
 
@@ -364,6 +364,51 @@ fn events_go_to_whoever_made_the_object() {
     }
     assert_eq!(bench.script.object(bench.cq.handle()).events, fd(&bench.context));
     assert_ne!(fd(&importer), fd(&bench.context));
+}
+
+/// Of a region that is addressed from 0 the kernel may tell another beginning.
+#[test]
+fn a_region_that_counts_from_nothing_is_taken_over() {
+    let (bench, importer) = shared();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
+    let region = builder.zero_based().allocate::<u8>(64).unwrap();
+    bench.script.resize(region.handle(), 64, 0x9000);
+    let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+    assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
+    bench.script.resize(region.handle(), 64, 0x9040);
+    let (imported, error) = own(imported).unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    bench.script.resize(region.handle(), 64, 0x9000);
+    region.release().unwrap();
+    own(imported).unwrap().destroy().unwrap();
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn nothing_is_exported_in_a_forked_child() {
+    let bench = Bench::new();
+    bench.script.allow_xrc();
+    let domain = bench.context.open_xrcd().open().unwrap();
+    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.create_srq(8).build().unwrap());
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let exports = || {
+        [
+            ("export_xrcd", domain.export()),
+            ("export_qp", qp.export()),
+            ("export_srq", srq.export()),
+            ("export_cq", bench.cq.export()),
+            ("export_pd", bench.pd.export()),
+            ("export_mr", region.export()),
+        ]
+    };
+    assert!(exports().iter().all(|(_, sealed)| sealed.is_ok()));
+    crate::mem::fork::in_child(|| {
+        for (verb, sealed) in exports() {
+            let error = sealed.expect_err(verb);
+            assert!(error.is_forked() && error.verb() == verb, "{verb}: {error}");
+        }
+    });
 }
 
 #[test]
