@@ -29,7 +29,7 @@ pub(crate) enum Hold {
     /// The queues are the kernel's.
     #[default]
     None,
-    Mlx5(mlx5::create::Hold),
+    Mlx5(mlx5::hold::Hold),
 }
 
 /// What a completion queue is asked to be.
@@ -447,6 +447,14 @@ impl ResizePlan {
                 Ok(before)
             }
             _ => Err(Errno::BADMSG),
+        }
+    }
+
+    /// What follows a failure: memory that the device may have moved to stays with the kernel's object
+    /// until that is gone, like the memory that it may not have left.
+    pub(crate) fn abandon(&self, error: &Error, hold: Option<&Hold>) {
+        if let (ResizePlan::Mlx5(plan), Some(Hold::Mlx5(hold))) = (self, hold) {
+            plan.abandon(error, hold);
         }
     }
 }
