@@ -132,9 +132,9 @@ impl<S: Sharing> QueuePairBuilder<S> {
     ///
     /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
     /// if the queues belong to another context, and for [`QpType::XRC_TGT`], which
-    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) makes; `EOPNOTSUPP` for a type that the device does
-    /// not have; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
-    /// `CAP_NET_RAW`.
+    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) makes; `EOPNOTSUPP` for a type
+    /// that the device does not have; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw
+    /// packets without `CAP_NET_RAW`.
     pub fn build(mut self) -> Result<QueuePair<S>> {
         const VERB: &str = "create_qp";
         let file = self.pd.file().clone();

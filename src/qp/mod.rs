@@ -273,8 +273,8 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
-    /// the error.
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it
+    /// comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str =
