@@ -36,7 +36,6 @@ mod pd;
 mod port;
 mod provider;
 mod qp;
-mod retired;
 mod share;
 mod srq;
 mod td;

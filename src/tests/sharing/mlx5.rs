@@ -226,7 +226,8 @@ fn a_region_of_device_memory_is_not_changed() {
     assert!(names(&error), "{error}");
     let refused = region.exchange(vec![0u8; 64]).unwrap_err();
     assert!(names(&refused.error), "{}", refused.error);
-    assert!(!refused.region.unwrap().is_dead());
+    let region = refused.region.unwrap();
+    assert!(!region.is_dead());
     assert_eq!(script.log().len(), asked, "the kernel was asked");
 }
 
