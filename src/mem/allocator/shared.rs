@@ -37,9 +37,9 @@ struct Lending {
     dmabuf: Option<OwnedFd>,
 }
 
-/// A buffer of a [`SharedMemory`].
+/// The file that a buffer of a [`SharedMemory`] is in.
 #[derive(Debug)]
-pub struct SharedBuffer {
+pub struct QueueFile {
     /// What it is for.
     pub resource: ResourceType,
     /// Bytes, whole pages.
@@ -75,12 +75,12 @@ impl SharedMemory {
     /// # Errors
     ///
     /// `EMFILE` if the process has no descriptor left.
-    pub fn buffers(&self) -> Result<Vec<SharedBuffer>> {
+    pub fn buffers(&self) -> Result<Vec<QueueFile>> {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let duplicate = |file: &Lending| {
             let fd = rustix::io::fcntl_dupfd_cloexec(file.fd.as_fd(), 0)
                 .map_err(|errno| Error::new("list_buffers", errno))?;
-            Ok(SharedBuffer { resource: file.resource, length: file.length, file: fd })
+            Ok(QueueFile { resource: file.resource, length: file.length, file: fd })
         };
         files.iter().map(duplicate).collect()
     }
@@ -145,7 +145,7 @@ unsafe impl QueueAllocator for SharedMemory {
         self.lent.take_back(memory);
     }
 
-    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
         let address = memory.as_ptr().addr();
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let file = files.iter().find(|file| file.address == address)?.dmabuf.as_ref()?;
