@@ -121,6 +121,8 @@ pub(crate) struct QpAsk<'a> {
     pub(crate) qp_type: QpType,
     pub(crate) cap: ib_uverbs_qp_cap,
     pub(crate) signal_all: bool,
+    /// Whether short data shall come in completions.
+    pub(crate) scatter: bool,
     /// Where receives come from, if they come from elsewhere.
     pub(crate) shared: Option<&'a SharedSlots>,
     pub(crate) register: Option<&'a ThreadRegister>,
@@ -141,6 +143,10 @@ impl QpPlan {
         kernel: &dyn Kernel,
     ) -> Result<QpPlan> {
         Ok(match provider {
+            Provider::Rxe if ask.scatter => {
+                return Err(Error::new(source.verb, Errno::OPNOTSUPP)
+                    .detail("only mlx5 has completions that bring data"));
+            }
             Provider::Rxe => QpPlan::Rxe {
                 cap: ask.cap,
                 recv: ask.shared.is_none(),

@@ -82,6 +82,8 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: Tracked,
+    /// Whether its completions may bring data that is then not in memory.
+    pub(crate) scatters: bool,
     /// What the peer was told of it.
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,

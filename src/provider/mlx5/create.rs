@@ -313,13 +313,19 @@ impl QpPlan {
             Some(memory) if memory.dmabuf().is_none() => memory.addr(),
             _ => 0,
         };
+        let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
+        if ask.scatter {
+            // The second is for what requests bring back where not all of them have completions.
+            flags |= mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
+                | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
+        }
         let request = abi::mlx5_ib_create_qp {
             buf_addr: addr(&memory),
             db_addr: if buffers[2].is_some() { 0 } else { record.addr() },
             sq_wqe_count: sends.blocks,
             rq_wqe_count: receives.entries,
             rq_wqe_shift: receives.stride_log,
-            flags: mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX.bits(),
+            flags: flags.bits(),
             uidx: index.number(),
             bfreg_index: page_id,
             sq_buf_addr: addr(&send_memory),
