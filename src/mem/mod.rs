@@ -11,6 +11,7 @@ pub(crate) mod barrier;
 pub(crate) mod dbrec;
 pub(crate) mod element;
 pub(crate) mod fork;
+pub(crate) mod gated;
 pub(crate) mod inbox;
 pub(crate) mod mapping;
 pub(crate) mod masked;
