@@ -2,6 +2,7 @@
 
 use crate::mem::dbrec::Gate;
 use crate::number::open_enum;
+use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
@@ -66,7 +67,7 @@ impl Tracked {
     /// `RESET`.
     pub(super) fn new(gate: Option<Gate>) -> Tracked {
         let tracked = Tracked { gate, own: AtomicU8::new(0) };
-        tracked.word().store(QpState::RESET.opening(), Ordering::Release);
+        tracked.word().store(QpState::RESET.opening().get(), Ordering::Release);
         tracked
     }
 
@@ -81,28 +82,21 @@ impl Tracked {
 
     /// What a fork has shut stays shut.
     pub(super) fn set(&self, state: QpState) {
-        let open = |now| (now > 0).then(|| state.opening());
+        let open = |now| (now > 0).then(|| state.opening().get());
         let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
     }
 
     /// Changes it unless it is no longer `before`.
     pub(super) fn change(&self, before: QpState, after: QpState) {
-        let (before, after) = (before.opening(), after.opening());
+        let (before, after) = (before.opening().get(), after.opening().get());
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
 impl QpState {
     /// As a gate says it.
-    const fn opening(self) -> u8 {
-        self.0.saturating_add(1)
-    }
-
-    /// Whether a gate is open for what may be done from this state on: in a state of this process,
-    /// and one that is as far.
-    #[inline(always)]
-    pub(super) fn opens(self, gate: &Gate) -> bool {
-        gate.word().load(Ordering::Acquire) >= self.opening()
+    pub(super) const fn opening(self) -> NonZeroU8 {
+        NonZeroU8::MIN.saturating_add(self.0)
     }
 
     /// Whether a send may be posted. In an error state it completes at once, flushed.

@@ -431,10 +431,10 @@ impl QpPlan {
                     rq::Place { offset: 0, entries, stride, max_sge: self.receives.max_sge };
                 let (record, gate) = (self.record, self.gate.clone());
                 let ring = RecvRing::new(memory, place, record, member.clone(), gate)?;
-                Some(crate::provider::RecvRing::Mlx5(ring))
+                Some(crate::provider::RecvRing::mlx5(ring))
             }
         };
-        let send = crate::provider::SendRing::Mlx5(send);
+        let send = crate::provider::SendRing::mlx5(send);
         Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
     }
 }
@@ -478,6 +478,7 @@ fn queues(
 pub(crate) struct SrqPlan {
     size: SrqSize,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     memory: Arc<QueueMemory>,
     units: Units,
     /// Of a queue of an XRC domain, whose completions bear it.
@@ -500,6 +501,7 @@ impl SrqPlan {
         let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
         let units = units.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
         let request = abi::mlx5_ib_create_srq {
             buf_addr: memory.addr(),
@@ -508,7 +510,8 @@ impl SrqPlan {
             uidx: index.as_ref().map_or(0, |index| index.number()),
             ..Default::default()
         };
-        Ok(SrqPlan { size, memory, units, record, index, request, response: Default::default() })
+        let response = Default::default();
+        Ok(SrqPlan { size, memory, units, record, gate, index, request, response })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -534,7 +537,7 @@ impl SrqPlan {
     pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
         let stride = 1 << self.size.stride_log;
         let sge = self.size.max_sge;
-        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record);
+        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
         let record = self.index.map(|index| Record::new(number, index, None, receives));
         (ring, record)
