@@ -3,7 +3,7 @@
 use super::completion::{Done, Outcome};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{Entry, Route, Routes};
+use super::route::{Entry, RECV, Route, Routes, SEND};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
@@ -112,8 +112,8 @@ impl<T> OwnedCompletionQueue<T> {
             Err(error) => return Err(AdoptError { qp, error }),
         };
         let caps = qp.caps();
-        let sends = Desk::new(caps.max_send_wr, &domain);
-        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, &domain));
+        let sends = Desk::new(caps.max_send_wr, SEND, &domain);
+        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, RECV, &domain));
         let recv = match (&recvs, srq) {
             (Some(recvs), _) => recvs.lent().clone(),
             (None, Some(srq)) => srq.lent().clone(),
@@ -168,7 +168,7 @@ impl<T> OwnedCompletionQueue<T> {
         let mut needed = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
         for route in self.routes.iter() {
             needed += route.depth;
-            if !tables.iter().any(|table| Arc::ptr_eq(table, &route.recv)) {
+            if !tables.iter().any(|table| table.is(&route.recv)) {
                 tables.push(&route.recv);
             }
         }
@@ -270,12 +270,10 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
             let wr_id = completion.wr_id();
             let route = self.routes.find(completion.qpn());
             match route.and_then(|route| route.settle(wr_id)) {
-                Some(Entry { memory, tag: Some(tag) }) => {
+                Some(Entry::Owned(memory, tag)) => {
                     return Some(Done { memory, tag, outcome: Outcome::of(&completion) });
                 }
-                Some(Entry { tag: None, .. }) => {
-                    self.scoped.push((wr_id, Outcome::of(&completion)));
-                }
+                Some(Entry::Scoped) => self.scoped.push((wr_id, Outcome::of(&completion))),
                 None => *self.strays += 1,
             }
         }
