@@ -79,8 +79,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset). What the kernel refused may be done
+    /// by half: a queue pair on a shared receive queue may be in state `RESET` then, where nothing
+    /// but another `reset` helps.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
         if self.recvs.is_none() {
             // Now, or what arrives between looking and resetting would be discarded, and with it the
             // place in the shared receive queue. Should it fail, so does what follows.

@@ -120,7 +120,18 @@ impl QpInner {
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        self.state.change(before, told);
+        self.state.learn(before, told, matches!(self.base, Base::Domain { .. }));
+    }
+
+    /// Notes that the device began anew, and the rings did not: nothing is posted, and nobody moves
+    /// the queue pair on, before a [`reset`](QueuePair::reset) that brings them back, too.
+    pub(crate) fn set_stale(&self) {
+        self.state.set_stale();
+    }
+
+    /// See [`set_stale`](Self::set_stale).
+    pub(crate) fn is_stale(&self) -> bool {
+        self.state.is_stale()
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold

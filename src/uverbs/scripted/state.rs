@@ -57,7 +57,8 @@ pub(crate) struct Object {
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
-    /// Of a memory region: where it starts, here and for peers, its length and access.
+    /// Of a memory region: where it starts, here and for peers, its length and access. Of a queue
+    /// pair of mlx5: where its queues and its doorbell record are.
     pub(crate) start: u64,
     pub(crate) iova: u64,
     pub(crate) length: u64,
