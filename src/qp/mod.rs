@@ -89,6 +89,8 @@ pub(crate) struct QpInner {
     pub(crate) base: Base,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Whether they were told that it is gone.
+    retired: bool,
 }
 
 /// What a queue pair stands on.
@@ -137,10 +139,11 @@ impl QpInner {
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
     /// of it concerns nobody.
     pub(crate) fn destroy(&mut self) -> Result<()> {
-        if self.object.is_gone() {
+        if self.retired {
             return Ok(());
         }
         self.object.destroy()?;
+        self.retired = true;
         self.each_cq(|cq| cq.members.retire(&self.member));
         Ok(())
     }

@@ -96,8 +96,8 @@ impl QpControl {
             Err(error) => match error.kernel_errno() {
                 // Somebody who shares the file destroyed it.
                 Some(Errno::NOENT) => true,
-                // As when an object is destroyed: the device may be gone.
-                Some(Errno::IO) => self.qp.file().is_disassociated(),
+                // The device may be gone, or going: then only the destruction is an answer.
+                Some(Errno::IO) => self.qp.object.is_gone_with_its_device(),
                 _ => false,
             },
         }

@@ -290,6 +290,37 @@ fn a_device_that_is_gone_reaches_nothing() {
     assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
 }
 
+/// The kernel says that there is no device before it takes the device away from its objects.
+#[test]
+fn a_device_that_is_going_may_still_write() {
+    for (errno, patient) in [(Errno::NOMEM, false), (Errno::BUSY, false), (Errno::BUSY, true)] {
+        let mut owned = Owned::new();
+        owned.recv("one");
+        let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+        script.begin_to_vanish();
+        script.refuse_destroy(handle, errno);
+        let kernel = patient.then(|| {
+            std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                script.permit_destroy(handle);
+            })
+        });
+        drop(owned.qp);
+        let seen = (owned.pool.idle(), owned.bench.context.leaked());
+        // What was lent, and the queue pair.
+        assert_eq!(seen, if patient { (8, 0) } else { (7, 2) }, "{errno}");
+        assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
+        kernel.into_iter().for_each(|kernel| kernel.join().unwrap());
+    }
+    let mut owned = Owned::new();
+    owned.recv("one");
+    owned.bench.script.begin_to_vanish();
+    drop(owned.qp);
+    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
+    assert_eq!(owned.bench.script.count(uverbs_uapi::object::UVERBS_OBJECT_QP), 0);
+    assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
+}
+
 #[test]
 fn a_forgotten_queue_pair_keeps_its_memory() {
     let mut owned = Owned::new();

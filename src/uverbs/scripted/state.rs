@@ -197,6 +197,9 @@ impl State {
             let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
         }
+        if self.deviations.leaving && doomed(command).is_none() {
+            return Err(Errno::IO);
+        }
         let short = self.deviations.short.iter().find(|(other, _)| *other == op);
         let limit = short.map_or(usize::MAX, |(_, limit)| *limit);
         if op != Op::GET_CONTEXT && !self.has_context {
