@@ -8,7 +8,7 @@ use super::route::{Entry, Lent, Route, recv_id, send_id};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, Recv, SendWr, Sge};
+use crate::wr::{Payload, PostError, Recv, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -181,7 +181,8 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// # Errors
     ///
     /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if the request names memory by
-    /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
+    /// number, as that which [binds](SendWr::bind_mw) a window does;
+    /// [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
     /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
     /// with the error.
     #[inline(always)]
@@ -278,6 +279,10 @@ pub(super) fn append<S: Sharing>(
     ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
+    if let SendOp::BindMw(_) = wr.op {
+        // By a key that may be that of other memory by now.
+        return Err(PostError::NamesMemory);
+    }
     let mut wr = wr.id(send_id(ticket)).signaled();
     match wr.payload {
         Payload::Inline(_) => {}

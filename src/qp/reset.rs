@@ -49,6 +49,7 @@ impl<S: Sharing> QueuePair<S> {
             if let Some(recv) = &mut self.recv {
                 recv.reset();
             }
+            self.qp.set_state(QpState::RESET);
         }
         Ok(())
     }

@@ -7,7 +7,10 @@ use crate::owned::{
     RegionSlice,
 };
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, CompletionQueue, Errno, PostError, QpType, Remote, Rkey, SendWr, WcStatus};
+use crate::{
+    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
+    WindowType,
+};
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -182,10 +185,17 @@ fn what_a_request_may_not_work_on_is_refused() {
     let foreign = other.buffer_pool(64).build().unwrap();
     let sge = owned.pool.take().unwrap().sge();
     let shared = owned.pool.take().unwrap().share();
+    let control = QpControl { qp: (*owned.qp).qp.clone() };
     let mut batch = owned.qp.send_batch().unwrap();
     let refused = batch.push(SendWr::send(&[]), foreign.take().unwrap(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ForeignMemory));
     let refused = batch.push(SendWr::send(&[sge]), (), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::NamesMemory));
+    let mut window = owned.bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let region = owned.bench.pd.register(vec![0u8; 64], access).unwrap();
+    let binding = window.bind(&control, &region, .., Access::REMOTE_READ).unwrap();
+    let refused = batch.push(SendWr::bind_mw(binding), (), "x").map_err(error);
     assert_eq!(refused, Err(PostError::NamesMemory));
     let refused = batch.push(SendWr::read(REMOTE, &[]), shared.clone(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ReadOnly));
