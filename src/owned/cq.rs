@@ -162,6 +162,7 @@ impl<T> OwnedCompletionQueue<T> {
         if qp.state() != QpState::RESET {
             return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
         }
+        qp.check_fresh(VERB)?;
         // Receives of a shared queue count once, whoever takes them.
         let caps = qp.caps();
         let mut tables: Vec<_> = srq.map(|srq| srq.lent()).into_iter().collect();

@@ -238,6 +238,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 pd: self.pd,
             },
             member,
+            retired: false,
         });
         // Before anything can be posted: who polls must know what it completes.
         qp.each_cq(|cq| cq.members.attach(&qp.member));
