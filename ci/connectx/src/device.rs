@@ -39,13 +39,22 @@ pub struct Options {
     /// Whether keys are only made and destroyed by commands, as on a function with the smallest
     /// set of capabilities.
     pub minimal: bool,
+    /// Whether the guest maps VAR pages and device memory. Each other write then waits for its
+    /// answer.
+    pub mapped: bool,
     /// Its number on the switch, from which addresses are made.
     pub number: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { port_type: PortType::Ethernet, write_combining: true, minimal: false, number: 0 }
+        Self {
+            port_type: PortType::Ethernet,
+            write_combining: true,
+            minimal: false,
+            mapped: false,
+            number: 0,
+        }
     }
 }
 
