@@ -195,6 +195,26 @@ impl Device {
         let chosen = input.sub(modify_nic_vport_context_in::field_select);
         let new = input.sub(modify_nic_vport_context_in::nic_vport_context);
         use nic_vport_context as nic;
+        // Everything is looked at before anything changes.
+        if chosen.is_set(select::affiliation) {
+            return refuse!(BadParam, "affiliation with another function is not modelled");
+        }
+        if chosen.is_set(select::addresses_list) {
+            let kind = new.get(nic::allowed_list_type);
+            let count = new.get(nic::allowed_list_size) as usize;
+            let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
+            let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
+            let Some(to) = self.port.lists.get_mut(kind as usize) else {
+                return refuse!(BadParam, "address list {kind}");
+            };
+            if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
+                return refuse!(LimitExceeded, "{count} entries in address list {kind}");
+            }
+            let Some(list) = list.get(..count * entry) else {
+                return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
+            };
+            *to = list.to_vec();
+        }
         let own = &mut self.port.context;
         for (choice, fields) in [
             (select::node_guid, &[nic::node_guid][..]),
@@ -223,25 +243,6 @@ impl Device {
                     own.set(*field, new.get(*field));
                 }
             }
-        }
-        if chosen.is_set(select::affiliation) {
-            return refuse!(BadParam, "affiliation with another function is not modelled");
-        }
-        if chosen.is_set(select::addresses_list) {
-            let kind = new.get(nic::allowed_list_type);
-            let count = new.get(nic::allowed_list_size) as usize;
-            let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
-            let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
-            let Some(to) = self.port.lists.get_mut(kind as usize) else {
-                return refuse!(BadParam, "address list {kind}");
-            };
-            if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
-                return refuse!(LimitExceeded, "{count} entries in address list {kind}");
-            }
-            let Some(list) = list.get(..count * entry) else {
-                return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
-            };
-            *to = list.to_vec();
         }
         Ok(vec![])
     }
@@ -370,5 +371,34 @@ impl Device {
         let mut out = Bits::<query_roce_address_out, _>::new(vec![0; query_roce_address_out::SIZE]);
         out.set_sub(query_roce_address_out::roce_address, entry.bytes());
         Ok(out.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
+
+    #[test]
+    fn a_refused_change_of_the_context_changes_nothing() {
+        use nic_vport_context as nic;
+        let mut device = Device::new(Options::default(), 1);
+        let before = device.port.context.bytes().to_vec();
+        for wrong in ["affiliation", "list"] {
+            let mut input = Bits::<modify_nic_vport_context_in, _>::new(vec![
+                0;
+                modify_nic_vport_context_in::SIZE
+            ]);
+            let mut chosen = input.sub_mut(modify_nic_vport_context_in::field_select);
+            chosen.set(select::promisc, 1);
+            chosen.set(select::affiliation, u64::from(wrong == "affiliation"));
+            chosen.set(select::addresses_list, u64::from(wrong == "list"));
+            let mut context = input.sub_mut(modify_nic_vport_context_in::nic_vport_context);
+            context.set(nic::promisc_all, 1);
+            context.set(nic::allowed_list_size, 1);
+            let input = input.into_inner();
+            assert!(device.modify_nic_vport_context(&input).is_err(), "{wrong}");
+            assert_eq!(device.port.context.bytes(), before, "{wrong}");
+        }
     }
 }

@@ -40,6 +40,21 @@ fn what_is_torn_down_is_gone_until_it_is_initialised_again() {
     }
 }
 
+/// What such a command made, nobody could end: its number went nowhere.
+#[test]
+fn a_command_whose_answer_has_no_place_does_nothing() {
+    const ABSENT: u64 = 1 << 40;
+    let mut driver = Driver::new();
+    let before = living(&mut driver);
+    let mut slot = [0; 64];
+    (slot[0], slot[7], slot[59], slot[63]) = (7, 16, 64, 1);
+    slot[16..18].copy_from_slice(&opcode::ALLOC_PD.to_be_bytes());
+    slot[48..56].copy_from_slice(&ABSENT.to_be_bytes());
+    driver.slot(&slot);
+    assert_ne!(driver.slot_bytes()[63] >> 1, 0, "delivered");
+    assert_eq!(living(&mut driver), before);
+}
+
 #[test]
 fn without_bus_mastering_memory_stays_as_it_is() {
     let mut p = Pair::new();

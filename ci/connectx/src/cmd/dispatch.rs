@@ -4,8 +4,7 @@
 //! refused as firmware refuses what it does not know, and logged by name the first time.
 
 use uverbs_uapi::mlx5::prm::cmd::{
-    query_adapter_out, query_adapter_param_block, query_issi_out, query_special_contexts_out,
-    set_issi_in,
+    query_adapter_out, query_adapter_param_block, query_issi_out, set_issi_in,
 };
 use uverbs_uapi::mlx5::prm::opcode::*;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
@@ -120,14 +119,6 @@ fn run(
             block.set(query_adapter_param_block::ieee_vendor_id, 0x2c9);
             block.set(query_adapter_param_block::vsd_vendor_id, 0x15b3);
             block.set_span(query_adapter_param_block::vsd_contd_psid, b"EMU0000000001\0\0\0");
-            Ok(out.into_inner())
-        }
-        QUERY_SPECIAL_CONTEXTS => {
-            let mut out = Bits::<query_special_contexts_out, _>::new(vec![
-                0;
-                query_special_contexts_out::SIZE
-            ]);
-            out.set(query_special_contexts_out::resd_lkey, 0x100);
             Ok(out.into_inner())
         }
         ACCESS_REG => device.access_register(input),

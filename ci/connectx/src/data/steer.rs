@@ -75,8 +75,10 @@ impl Device {
 mod tests {
     use uverbs_uapi::mlx5::prm::flow::{
         create_flow_group_in, create_flow_table_in, create_flow_table_out, delete_fte_in,
-        flow_context, fte_match_param, fte_match_set_lyr_2_4, set_flow_table_root_in, set_fte_in,
+        flow_context, fte_match_param, fte_match_set_lyr_2_4, query_flow_counter_in,
+        set_flow_table_root_in, set_fte_in,
     };
+    use uverbs_uapi::mlx5::prm::vport::traffic_counter;
     use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
     use super::*;
@@ -160,6 +162,25 @@ mod tests {
         assert!(device.cost() > 0);
         assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
         assert_eq!(device.cost(), ENTRY_STEPS);
+    }
+
+    #[test]
+    fn counters_are_cleared_all_or_none() {
+        let (mut device, _, counter) = device();
+        device.steer(NIC_TRANSMIT, &headers(7), 60);
+        let mut query = |count: u64, clear: u64| {
+            let mut input =
+                Bits::<query_flow_counter_in, _>::new(vec![0; query_flow_counter_in::SIZE]);
+            input.set(query_flow_counter_in::flow_counter_id, counter.into());
+            input.set(query_flow_counter_in::num_of_counters, count);
+            input.set(query_flow_counter_in::clear, clear);
+            let out = device.query_flow_counter(USER, &input.into_inner()).ok()?;
+            let entry = Bits::<traffic_counter, _>::new(&out[16..]);
+            Some(entry.get(traffic_counter::packets))
+        };
+        assert_eq!(query(2, 1), None);
+        assert_eq!(query(1, 1), Some(1));
+        assert_eq!(query(1, 0), Some(0));
     }
 
     #[test]

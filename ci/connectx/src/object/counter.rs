@@ -161,6 +161,10 @@ impl Device {
         let input = Bits::<query_flow_counter_in, _>::new(input);
         let first = input.get32(query_flow_counter_in::flow_counter_id);
         let count = input.get32(query_flow_counter_in::num_of_counters).max(1);
+        // All or none: what is cleared and not told would be lost.
+        for number in (0..count).map(|step| first.wrapping_add(step)) {
+            self.objects.flow_counters.own(uid, number)?;
+        }
         let mut out = vec![0; query_flow_counter_out::SIZE];
         for number in (0..count).map(|step| first.wrapping_add(step)) {
             let counter = self.objects.flow_counters.own(uid, number)?;
