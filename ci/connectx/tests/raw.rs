@@ -245,7 +245,7 @@ fn steering_that_is_not_modelled_is_refused() {
     let mut input = Bits::<create_tir_in, _>::new(vec![0; create_tir_in::SIZE]);
     let mut context = input.sub_mut(create_tir_in::ctx);
     context.set(tirc::disp_type, 1);
-    context.set(tirc::rx_hash_fn, 1);
+    context.set(tirc::rx_hash_fn, 3);
     let refused = driver.simple(opcode::CREATE_TIR, &input.into_inner()).unwrap_err();
     assert_eq!(refused.0, BAD_PARAMETER);
 }

@@ -14,7 +14,7 @@ use crate::object::eq::event;
 use crate::object::flow::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
 use crate::object::raw::State;
-use crate::object::steering::Tis;
+use crate::object::steering::{Tis, hash};
 use crate::record::{self, Entry, Source};
 
 /// The longest frame, and the most data of a request that is cut into frames.
@@ -319,7 +319,11 @@ impl Device {
             .sub(tirc::rx_hash_field_selector_outer)
             .get(rx_hash_field_select::selected_fields);
         let key = tir.context.span(tirc::rx_hash_toeplitz_key);
-        let hash = parts.hash(frame, fields, key, tir.context.is_set(tirc::rx_hash_symmetric));
+        let symmetric = tir.context.is_set(tirc::rx_hash_symmetric);
+        let hash = match tir.context.get(tirc::rx_hash_fn) {
+            hash::INVERTED_XOR8 => parts.xor_hash(frame, fields, symmetric),
+            _ => parts.hash(frame, fields, key, symmetric),
+        };
         queues.get(hash as usize % queues.len().max(1)).copied()
     }
 

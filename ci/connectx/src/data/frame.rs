@@ -310,8 +310,8 @@ impl Parts {
         transport << 4 | network << 2
     }
 
-    /// The Toeplitz hash of the chosen header fields: source and destination address, then ports.
-    pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8], symmetric: bool) -> u32 {
+    /// The chosen header fields: source and destination address, then ports.
+    fn hashed(&self, frame: &[u8], fields: u64, symmetric: bool) -> Vec<u8> {
         let mut input: Vec<u8> = Vec::new();
         // Both directions of a flow come to the same if the order of its ends does not count.
         let order = |input: &mut Vec<u8>, from: usize, len: usize| {
@@ -343,6 +343,18 @@ impl Parts {
             }
             order(&mut input, ports, 2);
         }
+        input
+    }
+
+    /// The inverted sum of the bytes of the chosen header fields, without carries.
+    pub(crate) fn xor_hash(&self, frame: &[u8], fields: u64, symmetric: bool) -> u32 {
+        let bytes = self.hashed(frame, fields, symmetric);
+        (!bytes.into_iter().fold(0, |sum, byte| sum ^ byte)).into()
+    }
+
+    /// The Toeplitz hash of the chosen header fields.
+    pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8], symmetric: bool) -> u32 {
+        let input = self.hashed(frame, fields, symmetric);
         let bit_of_key =
             |at: usize| key.get(at / 8).is_some_and(|byte| byte << (at % 8) & 0x80 != 0);
         let mut window = (0..32).fold(0u32, |sum, at| sum << 1 | u32::from(bit_of_key(at)));
@@ -447,6 +459,9 @@ mod tests {
         let parts = Parts::find(&frame);
         assert_eq!(parts.hash(&frame, 0b1111, &KEY, false), 0x51cc_c178);
         assert_eq!(parts.hash(&frame, 0b0011, &KEY, false), 0x323e_8fc2);
+        // 66 ^ 9 ^ 149 ^ 187 ^ 161 ^ 142 ^ 100 ^ 80.
+        assert_eq!(parts.xor_hash(&frame, 0b0011, false), 0xff ^ 0x7e);
+        assert_eq!(parts.xor_hash(&frame, 0, true), 0xff);
     }
 
     #[test]

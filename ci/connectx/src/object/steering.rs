@@ -37,10 +37,16 @@ pub struct Rqt {
     pub(crate) queues: Vec<u32>,
 }
 
+/// Functions that spread frames over the queues of a table, `MLX5_RX_HASH_FN_*`. mlx5e names the first
+/// for tables of one queue.
+pub(crate) mod hash {
+    pub(crate) const INVERTED_XOR8: u64 = 1;
+    pub(crate) const TOEPLITZ: u64 = 2;
+}
+
 fn hash_function(number: u64) -> Result<(), Refused> {
-    const TOEPLITZ: u64 = 2;
     match number {
-        TOEPLITZ => Ok(()),
+        hash::INVERTED_XOR8 | hash::TOEPLITZ => Ok(()),
         other => refuse!(BadParam, "receive hash function {other} is not modelled"),
     }
 }
