@@ -11,6 +11,7 @@ pub(crate) mod barrier;
 pub(crate) mod dbrec;
 pub(crate) mod element;
 pub(crate) mod fork;
+pub(crate) mod gated;
 pub(crate) mod inbox;
 pub(crate) mod lock;
 pub(crate) mod mapping;

@@ -12,7 +12,7 @@ mod queue;
 pub(crate) mod rxe;
 
 pub(crate) use mlx5::dm::Place as DmPlace;
-pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvRing, SendRing};
+pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvKind, RecvRing, SendRing};
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};

@@ -524,7 +524,7 @@ unsafe impl QueueAllocator for Parts {
         unsafe { self.memory.free(view, memory, kind) }
     }
 
-    fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {
         let file = std::fs::File::open("/dev/null").unwrap().into();
         Some(DmaBufPart { file, offset: self.offset })
     }

@@ -38,9 +38,9 @@ struct Lending {
     dmabuf: Option<OwnedFd>,
 }
 
-/// A buffer of a [`SharedMemory`].
+/// The file that a buffer of a [`SharedMemory`] is in.
 #[derive(Debug)]
-pub struct SharedBuffer {
+pub struct QueueFile {
     /// What it is for.
     pub resource: ResourceType,
     /// Bytes, whole pages.
@@ -77,13 +77,13 @@ impl SharedMemory {
     ///
     /// `EMFILE` if the process has no descriptor left; [`Error::is_forked`] in a child of the process
     /// that made the allocator.
-    pub fn buffers(&self) -> Result<Vec<SharedBuffer>> {
+    pub fn buffers(&self) -> Result<Vec<QueueFile>> {
         const VERB: &str = "list_buffers";
         let files = self.files.lock().ok_or_else(|| forked(VERB))?;
         let duplicate = |file: &Lending| {
             let fd = rustix::io::fcntl_dupfd_cloexec(file.fd.as_fd(), 0)
                 .map_err(|errno| Error::new(VERB, errno))?;
-            Ok(SharedBuffer { resource: file.resource, length: file.length, file: fd })
+            Ok(QueueFile { resource: file.resource, length: file.length, file: fd })
         };
         files.iter().map(duplicate).collect()
     }
@@ -150,7 +150,7 @@ unsafe impl QueueAllocator for SharedMemory {
         self.lent.take_back(memory);
     }
 
-    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
         let address = memory.as_ptr().addr();
         let files = self.files.lock()?;
         let file = files.iter().find(|file| file.address == address)?.dmabuf.as_ref()?;

@@ -313,13 +313,19 @@ impl QpPlan {
             Some(memory) if memory.dmabuf().is_none() => memory.addr(),
             _ => 0,
         };
+        let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
+        if ask.scatter {
+            // The second is for what requests bring back where not all of them have completions.
+            flags |= mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
+                | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
+        }
         let request = abi::mlx5_ib_create_qp {
             buf_addr: addr(&memory),
             db_addr: if buffers[2].is_some() { 0 } else { record.addr() },
             sq_wqe_count: sends.blocks,
             rq_wqe_count: receives.entries,
             rq_wqe_shift: receives.stride_log,
-            flags: mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX.bits(),
+            flags: flags.bits(),
             uidx: index.number(),
             bfreg_index: page_id,
             sq_buf_addr: addr(&send_memory),
@@ -425,10 +431,10 @@ impl QpPlan {
                     rq::Place { offset: 0, entries, stride, max_sge: self.receives.max_sge };
                 let (record, gate) = (self.record, self.gate.clone());
                 let ring = RecvRing::new(memory, place, record, member.clone(), gate)?;
-                Some(crate::provider::RecvRing::Mlx5(ring))
+                Some(crate::provider::RecvRing::mlx5(ring))
             }
         };
-        let send = crate::provider::SendRing::Mlx5(send);
+        let send = crate::provider::SendRing::mlx5(send);
         Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
     }
 }
@@ -472,6 +478,7 @@ fn queues(
 pub(crate) struct SrqPlan {
     size: SrqSize,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     memory: Arc<QueueMemory>,
     units: Units,
     /// Of a queue of an XRC domain, whose completions bear it.
@@ -494,6 +501,7 @@ impl SrqPlan {
         let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
         let units = units.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
         let request = abi::mlx5_ib_create_srq {
             buf_addr: memory.addr(),
@@ -502,7 +510,8 @@ impl SrqPlan {
             uidx: index.as_ref().map_or(0, |index| index.number()),
             ..Default::default()
         };
-        Ok(SrqPlan { size, memory, units, record, index, request, response: Default::default() })
+        let response = Default::default();
+        Ok(SrqPlan { size, memory, units, record, gate, index, request, response })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -528,7 +537,7 @@ impl SrqPlan {
     pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
         let stride = 1 << self.size.stride_log;
         let sge = self.size.max_sge;
-        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record);
+        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
         let record = self.index.map(|index| Record::new(number, index, None, receives));
         (ring, record)

@@ -206,6 +206,7 @@ impl State {
             // Which page its doorbells are in.
             max_wr: driver.bfreg_index,
             start,
+            iova: driver.db_addr,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

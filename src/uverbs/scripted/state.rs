@@ -57,7 +57,8 @@ pub(crate) struct Object {
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
-    /// Of a memory region: where it starts, here and for peers, its length and access.
+    /// Of a memory region: where it starts, here and for peers, its length and access. Of a queue
+    /// pair of mlx5: where its queues and its doorbell record are.
     pub(crate) start: u64,
     pub(crate) iova: u64,
     pub(crate) length: u64,
@@ -195,6 +196,9 @@ impl State {
             // The kernel still lets go of what a file held.
             let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
+        }
+        if self.deviations.leaving && doomed(command).is_none() {
+            return Err(Errno::IO);
         }
         let short = self.deviations.short.iter().find(|(other, _)| *other == op);
         let limit = short.map_or(usize::MAX, |(_, limit)| *limit);

@@ -3,6 +3,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::heir::take_over;
+use crate::leaks::rounds;
 use crate::pair::{Config, Pair};
 use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
@@ -27,6 +28,7 @@ trials![
     ownership_crosses,
     ownership_of_a_region_crosses,
     stale_envelopes_are_refused,
+    memory_leaves_nothing,
 ];
 
 const BYTES: usize = 4096;
@@ -423,4 +425,22 @@ impl Desk {
             _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
         })
     }
+}
+
+/// Allocated, mapped, registered, and imported.
+fn memory_leaves_nothing() -> Verdict {
+    open()?;
+    rounds(&[ObjectKind::DM, ObjectKind::MR, ObjectKind::PD], |context| {
+        let context = context.clone();
+        let pd = context.alloc_pd()?;
+        Ok(Box::new(move || {
+            let memory = alloc(&context, 256)?;
+            memory.copy_from(0, &1u64)?;
+            let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
+            drop(context.import_dm(&memory.export()?)?);
+            region.destroy().map_err(|(_, error)| error)?;
+            memory.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }
