@@ -65,12 +65,11 @@ pub(super) struct Routes<T> {
     /// A hash table with open addressing, at most half full and of a power of two; kernels number
     /// queue pairs one after the other, so that the number itself is as good as a hash.
     table: Vec<Option<Arc<Route<T>>>>,
-    len: usize,
 }
 
 impl<T> Routes<T> {
     pub(super) fn new() -> Self {
-        Routes { table: vec![None, None], len: 0 }
+        Routes { table: vec![None] }
     }
 
     #[inline(always)]
@@ -86,15 +85,30 @@ impl<T> Routes<T> {
         }
     }
 
-    /// Adds a queue pair, and forgets those that are dead.
+    /// The numbers of those that are dead.
+    pub(super) fn dead(&self) -> Vec<Qpn> {
+        self.iter().filter(|route| route.is_dead()).map(|route| route.qpn).collect()
+    }
+
+    /// Adds a queue pair.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        let mut all: Vec<Arc<Route<T>>> = std::mem::take(&mut self.table)
+        let gone = route.qpn;
+        self.rebuild(&[gone], Some(route));
+    }
+
+    /// Forgets queue pairs, of which nothing is left in the completion queue.
+    pub(super) fn forget(&mut self, gone: &[Qpn]) {
+        self.rebuild(gone, None);
+    }
+
+    fn rebuild(&mut self, without: &[Qpn], with: Option<Arc<Route<T>>>) {
+        let all: Vec<Arc<Route<T>>> = std::mem::take(&mut self.table)
             .into_iter()
             .flatten()
-            .filter(|old| !old.is_dead() && old.qpn != route.qpn)
+            .filter(|route| !without.contains(&route.qpn))
+            .chain(with)
             .collect();
-        all.push(route);
-        self.len = all.len();
+        // At least one place stays free, where a search ends.
         self.table = vec![None; (2 * all.len()).next_power_of_two()];
         let mask = self.table.len() - 1;
         for route in all {
@@ -109,7 +123,7 @@ impl<T> Routes<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Route<T>>> {
-        self.table.iter().flatten().filter(|route| !route.is_dead())
+        self.table.iter().flatten()
     }
 }
 
@@ -148,7 +162,10 @@ mod tests {
         routes.add(old.clone());
         routes.add(route(6));
         old.close();
-        assert_eq!(routes.iter().count(), 1);
+        assert_eq!((routes.dead(), routes.iter().count()), (vec![Qpn(5)], 2), "it still counts");
+        routes.forget(&[Qpn(5)]);
+        assert!(routes.find(Qpn(5)).is_none() && routes.find(Qpn(6)).is_some());
+        routes.add(old.clone());
         let new = route(5);
         routes.add(new.clone());
         assert_eq!(routes.iter().count(), 2);
