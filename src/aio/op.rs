@@ -97,7 +97,7 @@ pub enum Cause {
     Status(WcStatus),
     /// An earlier request ended like this, so that this one was not posted.
     Earlier(WcStatus),
-    /// The driver of the completion queue was dropped, or failed.
+    /// The driver of the completion queue was dropped, or failed, as when the device went away.
     Undriven,
 }
 

@@ -100,7 +100,12 @@ impl<S: Doorbell> Queue for Inner<S> {
                     Ok(()) => Ok(()),
                     Err(PostError::Kernel(_)) => {
                         // It stays in the queue, and nobody looks there: let it be flushed.
-                        let _ = self.control.modify(&QpAttr::new().state(QpState::ERR));
+                        let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
+                        drop(posting);
+                        if flush.is_err() {
+                            // The device is gone, or as good as that, and completes nothing.
+                            self.table.give_up();
+                        }
                         Ok(())
                     }
                     Err(error) => Err((None, error)),

@@ -339,6 +339,13 @@ impl Table {
         }
     }
 
+    /// As [`undrive`](Self::undrive), for one queue pair that the device has given up.
+    pub(super) fn give_up(&self) {
+        let mut later = Later::default();
+        self.undrive(&mut later);
+        later.run();
+    }
+
     /// Requests under way, abandoned ones included.
     pub(super) fn under_way(&self) -> usize {
         let state = self.state();

@@ -1,0 +1,103 @@
+//! Requests as futures, on a kernel and in an event loop that the test plays.
+
+use super::{Bench, wc};
+use crate::aio::{Cause, CompletionQueue, Driver, Message, OpError, QueuePair, Watch};
+use crate::owned::BufferPool;
+use crate::uverbs::scripted::{Op, Role};
+use crate::{Errno, ParentDomain, QpState, QpType, Result, WcStatus};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uverbs_uapi::object::UVERBS_OBJECT_CQ;
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+/// An event loop in which the file is readable when the test says so.
+struct Watched(Arc<AtomicBool>);
+
+impl Watch for Watched {
+    fn poll_read(
+        &mut self,
+        _: &mut Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        if self.0.swap(false, Ordering::Relaxed) { Poll::Ready(read()) } else { Poll::Pending }
+    }
+}
+
+struct Futures {
+    bench: Bench,
+    pool: BufferPool,
+    driver: Driver<Watched>,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    /// The kernel's completion queue.
+    handle: u32,
+}
+
+fn cx() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+impl Futures {
+    fn new() -> Futures {
+        let bench = Bench::new();
+        let pool = bench.pd.buffer_pool(64).count(64).build().unwrap();
+        let (cq, driver) =
+            CompletionQueue::new(&bench.context, 64, |_| Ok(Watched(Arc::default()))).unwrap();
+        let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
+        let (_, handle) = cqs.next_back().unwrap();
+        let qp =
+            cq.create_qp(&bench.pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4)).unwrap();
+        qp.qp.set_state(QpState::RTS);
+        bench.script.set_qp_state(qp.handle(), QpState::RTS.0);
+        Futures { bench, pool, driver, cq, qp, handle }
+    }
+
+    /// Completes the oldest request of a queue, and lets the driver find that.
+    fn complete(&mut self, role: Role, status: WcStatus) {
+        let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        let wc = ib_uverbs_wc { status: status.0, ..wc(self.qp.qpn().0, wr_id) };
+        assert!(self.bench.script.complete(self.handle, wc));
+        assert!(Pin::new(&mut self.driver).poll(&mut cx()).is_pending());
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_ends_what_was_posted() {
+    let futures = Futures::new();
+    let (mut sent, mut received) = (
+        futures.qp.send(futures.pool.take().unwrap()),
+        futures.qp.recv(futures.pool.take().unwrap()),
+    );
+    assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+    futures.bench.script.refuse(Op::POST_SEND, Errno::IO);
+    futures.bench.script.refuse(Op::MODIFY_QP, Errno::IO);
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending(), "it stays in the queue");
+    for op in [sent, received] {
+        let Poll::Ready(end) = Pin::new(&mut { op }).poll(&mut cx()) else { panic!("it waits") };
+        let OpError { memory, cause } = end.unwrap_err();
+        assert_eq!((memory.is_none(), cause), (true, Cause::Undriven));
+    }
+    let mut late = futures.qp.send(futures.pool.take().unwrap());
+    let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
+    assert_eq!((error.memory.is_some(), error.cause), (true, Cause::Undriven));
+}
+
+#[test]
+fn a_refused_kick_is_flushed() {
+    let mut futures = Futures::new();
+    futures.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
+    let mut sent = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    futures.complete(Role::Send, WcStatus::WR_FLUSH_ERR);
+    let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("it waits") };
+    assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+    assert!(error.memory.is_some());
+}
