@@ -143,6 +143,11 @@ impl<'a, L: Lend> Op<'a, L> {
         matches!(self.stage, Stage::Posted(_))
     }
 
+    /// Whether it waits to be posted.
+    pub(super) fn is_new(&self) -> bool {
+        matches!(self.stage, Stage::New(..))
+    }
+
     /// Posts the request if there is room; what it comes to is left for later.
     pub(super) fn poll_post(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.stage, Stage::Posted(_) | Stage::Failed(..)) {

@@ -101,3 +101,21 @@ fn a_refused_kick_is_flushed() {
     assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
     assert!(error.memory.is_some());
 }
+
+#[test]
+fn an_inbox_deeper_than_the_queue_keeps_it_full() {
+    let mut futures = Futures::new();
+    let room = futures.qp.caps().max_recv_wr as usize;
+    let mut inbox = futures.qp.inbox(&futures.pool, 2 * room);
+    assert_eq!(inbox.refill(&mut cx()), room);
+    for round in 0..4 * room {
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("{round}") };
+        let pending = futures.bench.script.pending(futures.qp.handle(), Role::Recv);
+        assert_eq!(pending as usize, room, "after {round}");
+    }
+    assert!(inbox.poll_next(&mut cx()).is_pending());
+    // Nobody is so deep.
+    drop(inbox);
+    drop(futures.qp.inbox(&futures.pool, usize::MAX));
+}
