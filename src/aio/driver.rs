@@ -201,7 +201,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// As [`create_qp`](Self::create_qp).
+    /// As [`create_qp`](Self::create_qp), and `EINVAL` if `td` is not the thread domain of `pd`.
     pub fn create_exclusive_qp(
         &self,
         pd: &ProtectionDomain<crate::Exclusive>,
@@ -220,6 +220,10 @@ impl CompletionQueue {
         srq: Option<&SharedReceiveQueue>,
         describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
     ) -> Result<QueuePair<S>> {
+        if !S::rings(&token, pd) {
+            let detail = format!("the token is not that of the thread domain of {pd:?}");
+            return Err(Error::invalid("create_qp", detail));
+        }
         let core = &self.hub.core;
         let cq = core.cq();
         let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);

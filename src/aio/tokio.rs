@@ -168,7 +168,10 @@ pub async fn handshake(
     read_all(stream, &mut bytes).await?;
     let remote = Endpoint::from_bytes(&bytes)
         .ok_or_else(|| Error::new(VERB, Errno::PROTO).detail("the peer sent no endpoint"))?;
-    qp.handshake_with(&remote, options)?;
+    // The kernel may ask the network for the peer's hardware address, and the runtime goes on.
+    let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
+    let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
+    moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
     write_all(stream, b"R").await?;
     let mut ready = [0];
     read_all(stream, &mut ready).await?;

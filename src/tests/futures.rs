@@ -67,6 +67,7 @@ impl Futures {
     }
 }
 
+/// A kernel that neither looks at what was posted nor flushes it: nobody waits for that.
 #[test]
 fn a_device_that_is_gone_ends_what_was_posted() {
     let futures = Futures::new();
@@ -88,6 +89,7 @@ fn a_device_that_is_gone_ends_what_was_posted() {
     assert_eq!((error.memory.is_some(), error.cause), (true, Cause::Undriven));
 }
 
+/// While it is only the kick that fails, the device flushes what was posted.
 #[test]
 fn a_refused_kick_is_flushed() {
     let mut futures = Futures::new();
@@ -102,6 +104,7 @@ fn a_refused_kick_is_flushed() {
     assert!(error.memory.is_some());
 }
 
+/// An inbox that is deeper than the queue keeps the queue full.
 #[test]
 fn an_inbox_deeper_than_the_queue_keeps_it_full() {
     let mut futures = Futures::new();
@@ -118,4 +121,37 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
     // Nobody is so deep.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
+}
+
+#[test]
+fn a_queue_pair_of_another_thread_domain_is_refused() {
+    let futures = Futures::new();
+    let Futures { bench, cq, .. } = &futures;
+    let (td, other) = (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
+    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let make = |td| cq.create_exclusive_qp(&domain, &Arc::new(Mutex::new(td)), QpType::RC, |qp| qp);
+    let error = make(other).unwrap_err();
+    assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
+    make(td).unwrap();
+}
+
+/// A system call under the completion queue's lock would keep everybody else from posting, and the
+/// last handle of a queue pair that goes there might drop what the program lent.
+#[test]
+fn a_failure_is_flushed_after_the_completion_queue_was_let_go() {
+    let mut futures = Futures::new();
+    let mut sent = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    let (cq, calls) = (futures.cq.clone(), Arc::new(AtomicBool::new(false)));
+    let seen = calls.clone();
+    futures.bench.script.before(Op::MODIFY_QP, move || {
+        let (cq, (told, heard)) = (cq.clone(), channel());
+        // This waits as long as somebody holds the queue.
+        std::thread::spawn(move || told.send(cq.strays()));
+        assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(0), "the queue is held");
+        seen.store(true, Ordering::Relaxed);
+    });
+    futures.complete(Role::Send, WcStatus::RETRY_EXC_ERR);
+    assert!(calls.load(Ordering::Relaxed));
+    assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
 }
