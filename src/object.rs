@@ -145,16 +145,16 @@ impl<M> Object<M> {
     }
 
     /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
-    /// struct in either case; see [`leak`](Self::leak).
+    /// struct in either case; see [`give_away`](Self::give_away).
     pub(crate) fn set_owned(&self, owned: bool) {
         self.owned.store(owned, Ordering::Relaxed);
     }
 
-    /// Gives the object away for good together with its memory, which the device may reach until
-    /// the new owner has destroyed it: nobody will hear of that here.
-    pub(crate) fn leak(mut self) {
+    /// Gives the object away for good, and answers its memory, which the device may reach until the
+    /// new owner has destroyed it: nobody will hear of that here.
+    pub(crate) fn give_away(mut self) -> Option<M> {
         self.set_owned(false);
-        std::mem::forget(self.memory.take());
+        self.memory.take()
     }
 
     /// Whether the kernel confirmed that the object is gone.

@@ -4,7 +4,7 @@ use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
-use super::route::{Entry, Lent, Route, recv_id, send_id};
+use super::route::{Entry, Lent, Route};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
@@ -94,8 +94,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         self.qp.reset(&mut [&mut cq.cq])?;
         let qpn = self.qp.qpn();
         for lent in self.tables() {
-            lent.reclaim(|Entry { memory, tag }| {
-                if let Some(tag) = tag {
+            lent.reclaim(|entry| {
+                if let Entry::Owned(memory, tag) = entry {
                     cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
                 }
             });
@@ -124,7 +124,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     }
 
     /// Everything lent to queues of this queue pair alone.
-    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Lent<T>>> {
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Lent<T>> {
         std::iter::once(self.sends.lent()).chain(self.recvs.as_ref().map(Desk::lent))
     }
 }
@@ -204,7 +204,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         };
         match append(batch, wr, place.ticket(), named(&memory)) {
             Ok(()) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                place.lend(Entry::Owned(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),
@@ -284,7 +284,7 @@ pub(super) fn append<S: Sharing>(
         // By a key that may be that of other memory by now.
         return Err(PostError::NamesMemory);
     }
-    let mut wr = wr.id(send_id(ticket)).signaled();
+    let mut wr = wr.id(ticket).signaled();
     match wr.payload {
         Payload::Inline(_) => {}
         Payload::Sges([]) => wr.payload = Payload::Sges(sge.as_slice()),
@@ -332,9 +332,9 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             Err(error) => return Err(Refused { memory, tag, error }),
         };
         let sge = named(&memory);
-        match batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() }) {
+        match batch.push(Recv { wr_id: place.ticket(), sges: sge.as_slice() }) {
             Ok(()) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                place.lend(Entry::Owned(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),

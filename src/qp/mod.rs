@@ -82,6 +82,8 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: Tracked,
+    /// Whether its completions may bring data that is then not in memory.
+    pub(crate) scatters: bool,
     /// What the peer was told of it.
     local: Mutex<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
@@ -287,8 +289,8 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
-    /// the error.
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it
+    /// comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str =

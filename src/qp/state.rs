@@ -2,6 +2,7 @@
 
 use crate::mem::dbrec::Gate;
 use crate::number::open_enum;
+use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
@@ -66,7 +67,7 @@ impl Tracked {
     /// `RESET`.
     pub(super) fn new(gate: Option<Gate>) -> Tracked {
         let tracked = Tracked { gate, own: AtomicU8::new(0) };
-        tracked.word().store(QpState::RESET.opening(), Ordering::Release);
+        tracked.word().store(QpState::RESET.opening().get(), Ordering::Release);
         tracked
     }
 
@@ -76,12 +77,12 @@ impl Tracked {
 
     /// In a forked child it may be `RESET` whatever it was.
     pub(super) fn get(&self) -> QpState {
-        QpState(self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.opening()))
+        QpState(self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.opening().get()))
     }
 
     /// What a fork has shut stays shut.
     pub(super) fn set(&self, state: QpState) {
-        self.open(state.opening());
+        self.open(state.opening().get());
     }
 
     /// `RESET`, while the rings are as they were before: the device begins anew, and would come upon
@@ -103,8 +104,8 @@ impl Tracked {
     /// If others reset it meanwhile its rings, if it `has_rings`, are stale, however far it is again.
     pub(super) fn learn(&self, before: QpState, told: QpState, has_rings: bool) {
         let stale = has_rings && told.is_past_reset_of(before);
-        let after = if stale { STALE } else { told.opening() };
-        let before = before.opening();
+        let after = if stale { STALE } else { told.opening().get() };
+        let before = before.opening().get();
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -114,8 +115,8 @@ const STALE: u8 = 1;
 
 impl QpState {
     /// As a gate says it.
-    const fn opening(self) -> u8 {
-        self.0.saturating_add(2)
+    pub(super) const fn opening(self) -> NonZeroU8 {
+        NonZeroU8::MIN.saturating_add(1).saturating_add(self.0)
     }
 
     /// Whether a queue pair that was in state `before` and is in this one was reset in between: no
@@ -128,13 +129,6 @@ impl QpState {
             _ if running(self) => false,
             _ => self < before,
         }
-    }
-
-    /// Whether a gate is open for what may be done from this state on: in a state of this process,
-    /// and one that is as far.
-    #[inline(always)]
-    pub(super) fn opens(self, gate: &Gate) -> bool {
-        gate.word().load(Ordering::Acquire) >= self.opening()
     }
 
     /// Whether a send may be posted. In an error state it completes at once, flushed.

@@ -124,6 +124,7 @@ impl XrcDomain {
             qp_type: QpType::XRC_TGT,
             caps: QpCaps::new(&uapi::ib_uverbs_qp_cap::default()),
             state: Tracked::new(None),
+            scatters: false,
             local: Mutex::default(),
             groups: Groups::default(),
             registration,

@@ -110,7 +110,7 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     let send = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
     // Another queue pair, another slot, another table, another time; then the right one twice.
-    let strays = [wc(qpn + 1, send), wc(qpn, send + 1), wc(qpn, send | 1 << 56), wc(qpn, 0)];
+    let strays = [wc(qpn + 1, send), wc(qpn, send + 4), wc(qpn, send ^ 2), wc(qpn, send ^ 1 << 56)];
     for stray in strays {
         owned.complete_as(stray);
     }

@@ -164,7 +164,7 @@ impl State {
                 Ok(())
             }
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp_mlx5(to),
-            _ => Err(Errno::PROTONOSUPPORT),
+            _ => self.run_dm(object, method, to),
         }
     }
 

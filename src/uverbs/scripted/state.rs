@@ -468,11 +468,16 @@ impl State {
 
     /// A page of an object, which is at the answered offset.
     pub(super) fn add_page(&mut self, handle: u32, name: &str) -> u64 {
+        let offset = self.next_offset;
+        self.add_page_at(handle, name, offset);
+        offset
+    }
+
+    pub(super) fn add_page_at(&mut self, handle: u32, name: &str, offset: u64) {
         // Of zeros and garbage, for doorbells to go to.
         let (_, place) = self.add_ring(handle, Role::Cq, name, 63, 64);
         self.unclaimed.remove(&place.offset);
-        self.pages.insert(place.offset, handle);
-        place.offset
+        self.pages.insert(offset, handle);
     }
 
     /// A handle that a command names must exist and be of the right kind.
