@@ -91,14 +91,30 @@ impl<T> Routes<T> {
         }
     }
 
-    /// Adds a queue pair, and forgets those that are dead.
+    /// The numbers of those that are dead.
+    pub(super) fn dead(&self) -> Vec<Qpn> {
+        self.iter().filter(|route| route.is_dead()).map(|route| route.qpn).collect()
+    }
+
+    /// Adds a queue pair.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        let mut all: Vec<Known<T>> = std::mem::take(&mut self.table)
+        let gone = route.qpn;
+        self.rebuild(&[gone], Some(route));
+    }
+
+    /// Forgets queue pairs, of which nothing is left in the completion queue.
+    pub(super) fn forget(&mut self, gone: &[Qpn]) {
+        self.rebuild(gone, None);
+    }
+
+    fn rebuild(&mut self, without: &[Qpn], with: Option<Arc<Route<T>>>) {
+        let all: Vec<Known<T>> = std::mem::take(&mut self.table)
             .into_iter()
             .flatten()
-            .filter(|old| !old.route.is_dead() && old.qpn != route.qpn)
+            .filter(|old| !without.contains(&old.qpn))
+            .chain(with.map(Known::new))
             .collect();
-        all.push(Known::new(route));
+        // At least one place stays free, where a search ends.
         self.table.resize_with((2 * all.len()).next_power_of_two(), || None);
         let mask = self.table.len() - 1;
         for known in all {
@@ -113,8 +129,7 @@ impl<T> Routes<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Route<T>> {
-        let routes = self.table.iter().flatten().map(|known| &*known.route);
-        routes.filter(|route| !route.is_dead())
+        self.table.iter().flatten().map(|known| &*known.route)
     }
 }
 
@@ -153,7 +168,10 @@ mod tests {
         routes.add(old.clone());
         routes.add(route(6));
         old.close();
-        assert_eq!(routes.iter().count(), 1);
+        assert_eq!((routes.dead(), routes.iter().count()), (vec![Qpn(5)], 2), "it still counts");
+        routes.forget(&[Qpn(5)]);
+        assert!(routes.find(Qpn(5)).is_none() && routes.find(Qpn(6)).is_some());
+        routes.add(old.clone());
         let new = route(5);
         routes.add(new.clone());
         assert_eq!(routes.iter().count(), 2);
