@@ -207,7 +207,25 @@ mod model {
         position: u64,
     }
 
+    /// Polls once in a thread of its own.
+    fn poll(mut poller: Poller) -> thread::JoinHandle<(Poller, Vec<u32>)> {
+        thread::spawn(move || {
+            let mut seen = Vec::new();
+            poller.poll(&mut seen);
+            (poller, seen)
+        })
+    }
+
     impl Poller {
+        fn new(ring: &Ring, retirements: &Arc<Retirements<Ring>>) -> Poller {
+            Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            }
+        }
+
         fn poll(&mut self, seen: &mut Vec<u32>) {
             self.poll_some(usize::MAX, seen);
         }
@@ -241,19 +259,13 @@ mod model {
         loom::model(|| {
             let ring = Ring::new();
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let poller = Poller::new(&ring, &retirements);
             let owner = thread::spawn(move || {
                 ring.put(OLD);
                 retirements.retire(QPN);
                 ring.put(NEW);
             });
-            let mut seen = Vec::new();
-            poller.poll(&mut seen);
+            let (mut poller, mut seen) = poll(poller).join().unwrap();
             owner.join().unwrap();
             let before = seen.len();
             poller.poll(&mut seen);
@@ -271,19 +283,13 @@ mod model {
             ring.put(OLD);
             ring.put(OLD);
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let poller = Poller::new(&ring, &retirements);
             let other = retirements.clone();
             let owners = [
                 thread::spawn(move || retirements.retire(QPN)),
                 thread::spawn(move || other.retire(QPN + 1)),
             ];
-            let mut seen = Vec::new();
-            poller.poll(&mut seen);
+            let (mut poller, mut seen) = poll(poller).join().unwrap();
             for owner in owners {
                 owner.join().unwrap();
             }
@@ -303,20 +309,44 @@ mod model {
                 ring.put(entry);
             }
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let mut poller = Poller::new(&ring, &retirements);
             let owner = thread::spawn(move || retirements.retire(QPN));
-            let mut seen = Vec::new();
-            poller.poll_some(2, &mut seen);
-            ring.put(OTHER);
-            ring.put(OTHER);
+            let device = thread::spawn(move || {
+                let mut seen = Vec::new();
+                poller.poll_some(2, &mut seen);
+                ring.put(OTHER);
+                ring.put(OTHER);
+                (poller, seen)
+            });
+            let (mut poller, mut seen) = device.join().unwrap();
             owner.join().unwrap();
             poller.poll(&mut seen);
             assert_eq!(seen, [OTHER; 4]);
+        });
+    }
+
+    /// What the poller gave back is behind what the device wrote, for who looks at both: else a ring
+    /// in which nothing is seems full of what is dead, and swallows what the next one of that number
+    /// completes.
+    #[test]
+    fn poll_while_there_is_nothing_of_the_dead() {
+        loom::model(|| {
+            let ring = Ring::new();
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let mut poller = Poller::new(&ring, &retirements);
+            let owner = thread::spawn(move || retirements.retire(QPN));
+            let device = ring.clone();
+            let polling = thread::spawn(move || {
+                let mut seen = Vec::new();
+                device.put(OTHER);
+                poller.poll(&mut seen);
+                (poller, seen)
+            });
+            let (mut poller, mut seen) = polling.join().unwrap();
+            owner.join().unwrap();
+            ring.put(NEW);
+            poller.poll(&mut seen);
+            assert_eq!(seen, [OTHER, NEW]);
         });
     }
 }

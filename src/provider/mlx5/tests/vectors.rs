@@ -11,15 +11,16 @@ use crate::provider::Address;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::wqe::pair;
-use crate::wr::{Destination, Recv, Remote, SendWr, Sge, WindowBinding};
+use crate::wr::{Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe64, mlx5_err_cqe};
 use uverbs_uapi::mlx5::wqe::mlx5_av;
 use zerocopy::FromBytes;
 
-const FILES: [&str; 2] = [
+const FILES: [&str; 3] = [
     include_str!("../../../../tests/golden/mlx5.txt"),
+    include_str!("../../../../tests/golden/mlx5-short.txt"),
     include_str!("../../../../tests/golden/mlx5-pyverbs.txt"),
 ];
 
@@ -90,6 +91,8 @@ struct Asked {
     operands: (u64, u64),
     binding: Option<WindowBinding>,
     destination: Option<(mlx5_av, Qpn, Qkey)>,
+    /// Of a raw packet.
+    checksums: bool,
     /// Bytes that mean something.
     length: usize,
 }
@@ -104,6 +107,7 @@ impl Asked {
             operands: (0, 0),
             binding: None,
             destination: None,
+            checksums: false,
             length: bytes.len(),
         };
         let mut at = 16;
@@ -139,6 +143,11 @@ impl Asked {
                     (av.key, av.dqp_dct) = Default::default();
                     asked.destination = Some((av, qpn, qkey));
                     at += 48;
+                }
+                "eth_seg" => {
+                    asked.checksums = bytes[at + 4] == 0xc0;
+                    assert_eq!(bytes[at + 12..at + 14], [0, 0], "headers that nobody asked for");
+                    at += 16;
                 }
                 "umr_ctrl_seg" => at += 48,
                 "mkey_seg" => {
@@ -179,6 +188,7 @@ impl Asked {
         let immediate = be32(&bytes, 12);
         let (sges, remote) = (&self.sges[..], self.remote);
         let wr = match (vector.line("operation"), self.binding) {
+            ("SEND", _) if self.checksums => SendWr::packet(Packet::new().ip_checksum(), sges),
             ("SEND", _) => SendWr::send(sges),
             ("SEND_IMM", _) => SendWr::send_imm(sges, immediate),
             ("SEND_INVAL", _) => SendWr::send_inv(sges, Rkey(immediate)),
@@ -209,7 +219,7 @@ fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
         // Extended connections come later.
-        if !["rc", "uc", "ud"].contains(&vector.line("service")) {
+        if !["rc", "uc", "ud", "raw"].contains(&vector.line("service")) {
             continue;
         }
         let shape =
@@ -226,7 +236,10 @@ fn requests_are_those_of_libmlx5() {
         let mut cursor = sends.ring.cursor();
         cursor.at = at;
         cursor.flags = pair(vector.number("flags") & 0x20, 0);
-        sends.ring.push(&mut cursor, &wr).unwrap();
+        match vector.line("service") {
+            "raw" => sends.ring.push_packet(&mut cursor, &wr).unwrap(),
+            _ => sends.ring.push(&mut cursor, &wr).unwrap(),
+        }
         let expected = vector.bytes();
         let name = vector.line("bytes");
         assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
@@ -267,7 +280,8 @@ fn requests_are_those_of_libmlx5() {
     ] {
         assert!(operations.contains(&operation), "no vector of {operation}");
     }
-    assert!(compared.values().sum::<u32>() >= 55, "{compared:?}");
+    assert!(compared.get(&("raw", "SEND")).is_some_and(|count| *count >= 7), "{compared:?}");
+    assert!(compared.values().sum::<u32>() >= 62, "{compared:?}");
 }
 
 #[test]
@@ -400,7 +414,7 @@ fn completions_are_understood() {
     for opcode in [0, 1, 2, 3, 4, 13, 14] {
         assert!(seen.contains(&opcode), "no vector with opcode {opcode}: {seen:?}");
     }
-    for form in [(false, true)] {
-        assert!(brought.contains(&form), "no data (in a long completion, received): {form:?}");
+    for form in [(false, true), (false, false), (true, true), (true, false)] {
+        assert!(brought.contains(&form), "no data with (long completion, received): {form:?}");
     }
 }
