@@ -207,25 +207,7 @@ mod model {
         position: u64,
     }
 
-    /// Polls once in a thread of its own.
-    fn poll(mut poller: Poller) -> thread::JoinHandle<(Poller, Vec<u32>)> {
-        thread::spawn(move || {
-            let mut seen = Vec::new();
-            poller.poll(&mut seen);
-            (poller, seen)
-        })
-    }
-
     impl Poller {
-        fn new(ring: &Ring, retirements: &Arc<Retirements<Ring>>) -> Poller {
-            Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            }
-        }
-
         fn poll(&mut self, seen: &mut Vec<u32>) {
             self.poll_some(usize::MAX, seen);
         }
@@ -259,13 +241,19 @@ mod model {
         loom::model(|| {
             let ring = Ring::new();
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let poller = Poller::new(&ring, &retirements);
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
             let owner = thread::spawn(move || {
                 ring.put(OLD);
                 retirements.retire(QPN);
                 ring.put(NEW);
             });
-            let (mut poller, mut seen) = poll(poller).join().unwrap();
+            let mut seen = Vec::new();
+            poller.poll(&mut seen);
             owner.join().unwrap();
             let before = seen.len();
             poller.poll(&mut seen);
@@ -283,13 +271,19 @@ mod model {
             ring.put(OLD);
             ring.put(OLD);
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let poller = Poller::new(&ring, &retirements);
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
             let other = retirements.clone();
             let owners = [
                 thread::spawn(move || retirements.retire(QPN)),
                 thread::spawn(move || other.retire(QPN + 1)),
             ];
-            let (mut poller, mut seen) = poll(poller).join().unwrap();
+            let mut seen = Vec::new();
+            poller.poll(&mut seen);
             for owner in owners {
                 owner.join().unwrap();
             }
@@ -309,16 +303,17 @@ mod model {
                 ring.put(entry);
             }
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller::new(&ring, &retirements);
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
             let owner = thread::spawn(move || retirements.retire(QPN));
-            let device = thread::spawn(move || {
-                let mut seen = Vec::new();
-                poller.poll_some(2, &mut seen);
-                ring.put(OTHER);
-                ring.put(OTHER);
-                (poller, seen)
-            });
-            let (mut poller, mut seen) = device.join().unwrap();
+            let mut seen = Vec::new();
+            poller.poll_some(2, &mut seen);
+            ring.put(OTHER);
+            ring.put(OTHER);
             owner.join().unwrap();
             poller.poll(&mut seen);
             assert_eq!(seen, [OTHER; 4]);
@@ -333,7 +328,12 @@ mod model {
         loom::model(|| {
             let ring = Ring::new();
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller::new(&ring, &retirements);
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
             let owner = thread::spawn(move || retirements.retire(QPN));
             let device = ring.clone();
             let polling = thread::spawn(move || {

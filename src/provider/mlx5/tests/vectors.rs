@@ -6,7 +6,7 @@ use crate::access::Access;
 use crate::completion::{WcOpcode, WcStatus};
 use crate::identity::Identity;
 use crate::mem::sync::Ordering;
-use crate::number::{Lkey, Qkey, Qpn, Rkey};
+use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::Address;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
@@ -91,6 +91,8 @@ struct Asked {
     operands: (u64, u64),
     binding: Option<WindowBinding>,
     destination: Option<(mlx5_av, Qpn, Qkey)>,
+    /// At the far end of an extended connection.
+    srq: Option<SrqNumber>,
     /// Of a raw packet.
     checksums: bool,
     /// Bytes that mean something.
@@ -107,6 +109,7 @@ impl Asked {
             operands: (0, 0),
             binding: None,
             destination: None,
+            srq: None,
             checksums: false,
             length: bytes.len(),
         };
@@ -143,6 +146,10 @@ impl Asked {
                     (av.key, av.dqp_dct) = Default::default();
                     asked.destination = Some((av, qpn, qkey));
                     at += 48;
+                }
+                "xrc_seg" => {
+                    asked.srq = Some(SrqNumber(be32(&bytes, at)));
+                    at += 16;
                 }
                 "eth_seg" => {
                     asked.checksums = bytes[at + 4] == 0xc0;
@@ -207,6 +214,10 @@ impl Asked {
         let wr = if flags & 0x08 != 0 { wr.signaled() } else { wr };
         let wr = if flags & 0x02 != 0 { wr.solicited() } else { wr };
         let wr = if flags & 0x80 != 0 { wr.fence() } else { wr };
+        let wr = match self.srq {
+            Some(number) => wr.to_srq(number),
+            None => wr,
+        };
         match &self.inline {
             Some(data) => wr.inline(data),
             None => wr,
@@ -218,10 +229,6 @@ impl Asked {
 fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
-        // Extended connections come later.
-        if !["rc", "uc", "ud", "raw"].contains(&vector.line("service")) {
-            continue;
-        }
         let shape =
             Shape { qpn: vector.number("queue"), blocks: 1024, max_post: 64, ..Shape::default() };
         let mut sends = Sends::new(shape);
@@ -281,6 +288,7 @@ fn requests_are_those_of_libmlx5() {
         assert!(operations.contains(&operation), "no vector of {operation}");
     }
     assert!(compared.get(&("raw", "SEND")).is_some_and(|count| *count >= 7), "{compared:?}");
+    assert!(compared.contains_key(&("xrc", "SEND")), "{compared:?}");
     assert!(compared.values().sum::<u32>() >= 62, "{compared:?}");
 }
 
@@ -303,7 +311,7 @@ fn receives_are_those_of_libmlx5() {
             .collect();
         let recv = Recv { wr_id: 1, sges: &sges };
         let found = match to {
-            "pair" => {
+            "pair" | "raw" => {
                 let receiver = Receiver::new(512, stride);
                 let mut cursor = receiver.ring.cursor();
                 cursor.at = at;
@@ -322,7 +330,9 @@ fn receives_are_those_of_libmlx5() {
         assert_eq!(found, expected, "{to} of {stride} bytes");
         compared.push(to);
     }
-    assert!(compared.contains(&"pair") && compared.contains(&"shared"), "{compared:?}");
+    for to in ["pair", "shared", "raw"] {
+        assert!(compared.contains(&to), "{compared:?}");
+    }
 }
 
 #[test]
