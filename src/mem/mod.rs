@@ -14,6 +14,7 @@ pub(crate) mod element;
 pub(crate) mod fork;
 pub(crate) mod gated;
 pub(crate) mod inbox;
+pub(crate) mod lock;
 pub(crate) mod mapping;
 pub(crate) mod masked;
 #[cfg(test)]

@@ -177,6 +177,21 @@ impl Provider {
         }
     }
 
+    /// Where the device memory of a handle is, and how many bytes it has.
+    ///
+    /// # Errors
+    ///
+    /// As [`device_memory`](Self::device_memory), and what the kernel answers.
+    pub(crate) fn find_device_memory(
+        &self,
+        verb: &'static str,
+        kernel: &dyn Kernel,
+        handle: u32,
+    ) -> Result<(DmPlace, u64)> {
+        self.device_memory(verb)?;
+        DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
+    }
+
     pub(crate) fn ah_answer(&self) -> Answer {
         match self {
             Provider::Rxe => Answer::room_for::<rxe_create_ah_resp>(),

@@ -29,7 +29,7 @@ pub(crate) enum Hold {
     /// The queues are the kernel's.
     #[default]
     None,
-    Mlx5(mlx5::create::Hold),
+    Mlx5(mlx5::hold::Hold),
 }
 
 /// What a completion queue is asked to be.
@@ -121,6 +121,8 @@ pub(crate) struct QpAsk<'a> {
     pub(crate) qp_type: QpType,
     pub(crate) cap: ib_uverbs_qp_cap,
     pub(crate) signal_all: bool,
+    /// Whether short data shall come in completions.
+    pub(crate) scatter: bool,
     /// Where receives come from, if they come from elsewhere.
     pub(crate) shared: Option<&'a SharedSlots>,
     pub(crate) register: Option<&'a ThreadRegister>,
@@ -141,6 +143,10 @@ impl QpPlan {
         kernel: &dyn Kernel,
     ) -> Result<QpPlan> {
         Ok(match provider {
+            Provider::Rxe if ask.scatter => {
+                return Err(Error::new(source.verb, Errno::OPNOTSUPP)
+                    .detail("only mlx5 has completions that bring data"));
+            }
             Provider::Rxe => QpPlan::Rxe {
                 cap: ask.cap,
                 recv: ask.shared.is_none(),
@@ -447,6 +453,14 @@ impl ResizePlan {
                 Ok(before)
             }
             _ => Err(Errno::BADMSG),
+        }
+    }
+
+    /// What follows a failure: memory that the device may have moved to stays with the kernel's object
+    /// until that is gone, like the memory that it may not have left.
+    pub(crate) fn abandon(&self, error: &Error, hold: Option<&Hold>) {
+        if let (ResizePlan::Mlx5(plan), Some(Hold::Mlx5(hold))) = (self, hold) {
+            plan.abandon(error, hold);
         }
     }
 }

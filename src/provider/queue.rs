@@ -3,11 +3,11 @@
 //! Each enum is matched once per call, and a batch makes few calls; the arms are the rings of
 //! [`rxe`](super::rxe) and [`mlx5`](super::mlx5).
 
+use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::completion::Wc;
 use crate::mem::gated::Gated;
 use crate::mem::ring::ProducerWatch;
-use crate::retired::Retirements;
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;

@@ -45,8 +45,8 @@ impl RecvQueue {
     /// # Errors
     ///
     /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), and for raw packets in
-    /// [`INIT`](crate::QpState::INIT), in which a device would receive already; [`PostError::Forked`] in a
-    /// child of the process that created the queue pair.
+    /// [`INIT`](crate::QpState::INIT), in which a device would receive already;
+    /// [`PostError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         let cursor = match self.ring.enter(self.opening) {

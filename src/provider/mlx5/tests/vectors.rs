@@ -352,19 +352,23 @@ fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
 
 #[test]
 fn completions_are_understood() {
-    let mut seen = Vec::new();
+    let (mut seen, mut brought) = (Vec::new(), Vec::new());
     for vector in Vector::of("completion") {
         let bytes = vector.bytes();
+        let long = bytes.len() == 128;
         let core: [u8; 64] = bytes[bytes.len() - 64..].try_into().unwrap();
         let Ok(cqe) = mlx5_cqe64::read_from_bytes(&core) else { unreachable!("64 bytes") };
         let Ok(error) = mlx5_err_cqe::read_from_bytes(&core) else { unreachable!("64 bytes") };
         // libmlx5 gives a queue pair no index of its own until somebody else has zero.
         let number = cqe.srqn.get() & 0xff_ffff;
-        let mut completed = Completed::new(4, 64);
-        let record = member(number.max(1), WcOpcode::WRITE);
+        let mut completed = Completed::new(4, bytes.len());
+        let record = member(number.max(1), WcOpcode::READ);
         completed.ring.members().attach(&record);
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
+        if long {
+            completed.device.copy(0, 0, &bytes[..64]);
+        }
         completed.write(own);
         let wc = completed.ring.next(true).unwrap();
         let opcode = cqe.op_own >> 4;
@@ -378,6 +382,17 @@ fn completions_are_understood() {
             assert_eq!(wc.opcode().is_recv(), receive);
             assert_eq!(wc.imm().is_some(), matches!(opcode, 1 | 3));
             assert_eq!(wc.invalidated_rkey().is_some(), opcode == 4);
+            // Where libmlx5 finds data: from the first byte of the last 64 on, or before them.
+            let length = cqe.byte_cnt.get() as usize;
+            let data = match cqe.op_own & 0xc {
+                4 => Some(&core[..length]),
+                8 => Some(&bytes[..length]),
+                _ => None,
+            };
+            assert_eq!(wc.scattered().as_deref(), data);
+            if data.is_some() {
+                brought.push((long, receive));
+            }
         } else {
             assert_ne!(wc.status(), WcStatus::SUCCESS);
             assert_ne!(wc.status(), WcStatus::GENERAL_ERR, "syndrome {:#x}", error.syndrome);
@@ -387,5 +402,8 @@ fn completions_are_understood() {
     }
     for opcode in [0, 1, 2, 3, 4, 13, 14] {
         assert!(seen.contains(&opcode), "no vector with opcode {opcode}: {seen:?}");
+    }
+    for form in [(false, true)] {
+        assert!(brought.contains(&form), "no data (in a long completion, received): {form:?}");
     }
 }
