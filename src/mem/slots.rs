@@ -519,7 +519,8 @@ mod model {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// The lender uses a slot again while the poller settles what was lent in it before.
+    /// The lender uses a slot again while the poller settles what was lent in it before. Both are
+    /// threads of their own, because the model's first is not preempted as others are.
     #[test]
     fn lend_while_another_settles() {
         loom::model(|| {
@@ -527,14 +528,39 @@ mod model {
             let first = lender.lend(Box::new(1)).unwrap();
             let slots = lender.slots().clone();
             let poller = thread::spawn(move || {
-                let settled = slots.give(first);
-                assert_eq!(settled.as_deref(), Some(&1));
+                assert_eq!(slots.give(first).as_deref(), Some(&1));
             });
-            let second = lender.lend(Box::new(2));
+            let poster = thread::spawn(move || {
+                let second = lender.lend(Box::new(2));
+                (lender, second)
+            });
             poller.join().unwrap();
+            let (mut lender, second) = poster.join().unwrap();
             let second = second.or_else(|payload| lender.lend(payload)).unwrap();
             assert_eq!(lender.slots().give(first), None);
             assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
+        });
+    }
+
+    /// Slots come back out of turn while the lender looks for one: what it finds is empty.
+    #[test]
+    fn skip_while_others_settle() {
+        loom::model(|| {
+            let mut lender = Lender::new(2, 0);
+            let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+            let pollers = tickets.map(|ticket| {
+                let slots = lender.slots().clone();
+                thread::spawn(move || assert!(slots.give(ticket).is_some()))
+            });
+            let poster = thread::spawn(move || {
+                let third = lender.hold(Box::new(3));
+                drop(third);
+                lender.take_back();
+                lender
+            });
+            pollers.into_iter().for_each(|poller| poller.join().unwrap());
+            let mut lender = poster.join().unwrap();
+            assert_eq!(lender.room(), 2);
         });
     }
 
@@ -545,20 +571,23 @@ mod model {
         loom::model(|| {
             let mut lender = Lender::new(2, 0);
             let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-            let slots = lender.slots().clone();
             let sum = loom::sync::Arc::new(AtomicUsize::new(0));
-            let (other, theirs) = (slots.clone(), sum.clone());
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
             let poller = thread::spawn(move || {
                 for ticket in tickets {
-                    if let Some(payload) = other.give(ticket) {
+                    if let Some(payload) = slots.give(ticket) {
                         theirs.fetch_add(*payload, Ordering::Relaxed);
                     }
                 }
             });
-            slots.reclaim(|payload| {
-                sum.fetch_add(*payload, Ordering::Relaxed);
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
+            let owner = thread::spawn(move || {
+                slots.reclaim(|payload| {
+                    theirs.fetch_add(*payload, Ordering::Relaxed);
+                });
             });
             poller.join().unwrap();
+            owner.join().unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), 3);
             assert_eq!(lender.room(), 2);
         });
