@@ -78,9 +78,10 @@ impl<T> OwnedCompletionQueue<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not, if its receives come from a shared receive queue, or if the queue
-    /// has not room for all completions that it may have besides those of others. The queue pair
-    /// comes back with the error.
+    /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
+    /// [scatters to completions](crate::QueuePairBuilder::scatter_to_cqe), or if the queue has not
+    /// room for all completions that it may have besides those of others. The queue pair comes back
+    /// with the error.
     pub fn adopt<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
@@ -143,6 +144,9 @@ impl<T> OwnedCompletionQueue<T> {
         if qp.qp_type() == QpType::RAW_PACKET {
             return invalid(format!("completions of {qp:?} do not say that they are its"));
         }
+        if qp.qp.scatters {
+            return invalid(format!("{qp:?} scatters to completions what its memory should hold"));
+        }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
@@ -159,6 +163,7 @@ impl<T> OwnedCompletionQueue<T> {
         if qp.state() != QpState::RESET {
             return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
         }
+        qp.check_fresh(VERB)?;
         // Receives of a shared queue count once, whoever takes them.
         let caps = qp.caps();
         let mut tables: Vec<_> = srq.map(|srq| srq.lent()).into_iter().collect();

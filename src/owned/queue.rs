@@ -8,7 +8,7 @@ use super::route::{Lent, Route, entry, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, Recv, SendWr, Sge};
+use crate::wr::{Payload, PostError, Recv, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -79,8 +79,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset). What the kernel refused may be done
+    /// by half: a queue pair on a shared receive queue may be in state `RESET` then, where nothing
+    /// but another `reset` helps.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
         if self.recvs.is_none() {
             // Now, or what arrives between looking and resetting would be discarded, and with it the
             // place in the shared receive queue. Should it fail, so does what follows.
@@ -178,7 +181,8 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// # Errors
     ///
     /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if the request names memory by
-    /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
+    /// number, as that which [binds](SendWr::bind_mw) a window does;
+    /// [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
     /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
     /// with the error.
     #[inline(always)]
@@ -275,6 +279,10 @@ pub(super) fn append<S: Sharing>(
     ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
+    if let SendOp::BindMw(_) = wr.op {
+        // By a key that may be that of other memory by now.
+        return Err(PostError::NamesMemory);
+    }
     let mut wr = wr.id(ticket).signaled();
     match wr.payload {
         Payload::Inline(_) => {}

@@ -12,6 +12,7 @@ use crate::data::doorbell::Doorbells;
 use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
+use crate::object::qp::Wait;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
 use crate::port::{Casts, Port};
@@ -38,13 +39,22 @@ pub struct Options {
     /// Whether keys are only made and destroyed by commands, as on a function with the smallest
     /// set of capabilities.
     pub minimal: bool,
+    /// Whether the guest maps VAR pages and device memory. Each other write then waits for its
+    /// answer.
+    pub mapped: bool,
     /// Its number on the switch, from which addresses are made.
     pub number: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { port_type: PortType::Ethernet, write_combining: true, minimal: false, number: 0 }
+        Self {
+            port_type: PortType::Ethernet,
+            write_combining: true,
+            minimal: false,
+            mapped: false,
+            number: 0,
+        }
     }
 }
 
@@ -169,6 +179,11 @@ impl Device {
         }
     }
 
+    /// What the request at hand has cost so far; the next one begins at nothing.
+    pub(crate) fn cost(&self) -> u64 {
+        self.objects.effort.take()
+    }
+
     /// Has a queue looked at.
     pub(crate) fn wake(&mut self, number: u32) {
         if !self.awake.contains(&number) {
@@ -179,6 +194,22 @@ impl Device {
     /// Has a queue looked at after a while.
     pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
         self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
+    }
+
+    /// Has a queue pair send nothing for a while, and then try again.
+    pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
+        let due = self.now.saturating_add(nanoseconds);
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        qp.waits = Some(Wait::Until(due));
+        self.timers.insert((due, qpn), ());
+    }
+
+    /// Ends a queue pair's waiting, whatever it waits for.
+    pub(crate) fn stop_waiting(&mut self, qpn: u32) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        if let Some(Wait::Until(due)) = qp.waits.take() {
+            self.timers.remove(&(due, qpn));
+        }
     }
 
     /// Wakes the queues whose time has come.

@@ -121,9 +121,9 @@ impl Function {
         &mut self.device
     }
 
-    /// The memory in BAR0, for the guest to map.
+    /// The memory in BAR0, if the guest is to map it.
     pub fn bar_file(&self) -> Option<&std::fs::File> {
-        self.device.bar.file()
+        self.device.bar.file().filter(|_| self.device.options.mapped)
     }
 
     /// Guest memory, to map.

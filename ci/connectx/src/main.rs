@@ -38,6 +38,10 @@ struct Arguments {
     /// Has memory registered by commands alone.
     #[arg(long)]
     minimal: bool,
+    /// Has the guest map VAR pages and device memory: an access to them costs no message, but every
+    /// doorbell waits for an answer.
+    #[arg(long)]
+    map: bool,
     /// Where tests ask about the functions, and for faults: JSON lines, see `control.rs`.
     #[arg(long)]
     control: Option<PathBuf>,
@@ -130,6 +134,7 @@ fn main() -> io::Result<()> {
             },
             write_combining: !arguments.no_wc,
             minimal: arguments.minimal,
+            mapped: arguments.map,
             number: 0,
         });
         if let Some(directory) = &arguments.record {
