@@ -42,22 +42,14 @@ impl<T> Turns<T> {
             std::ptr::write(self.0.get(), value)
         };
     }
-}
 
-impl<T> Turns<std::mem::MaybeUninit<T>> {
-    /// What is there; it is not there any more.
-    ///
-    /// # Safety
-    ///
-    /// As [`put`](Self::put).
+    /// Where it is, for who is alone with it.
     #[inline(always)]
-    pub(crate) unsafe fn take(&self) -> std::mem::MaybeUninit<T> {
+    pub(crate) fn place(&self) -> *mut T {
         #[cfg(loom)]
-        // SAFETY: the caller is alone with it, and a copy of what may be nothing is no second one.
-        return self.0.with_mut(|cell| unsafe { std::ptr::read(cell) });
+        return self.0.with_mut(|cell| cell);
         #[cfg(not(loom))]
-        // SAFETY: as above.
-        return unsafe { std::ptr::read(self.0.get()) };
+        return self.0.get();
     }
 }
 
