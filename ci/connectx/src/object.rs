@@ -81,6 +81,18 @@ impl Objects {
         }
     }
 
+    /// A kind of which a user context still has one. UAR pages are not held against it.
+    pub(crate) fn left_by(&self, uid: u32) -> Option<&'static str> {
+        macro_rules! first {
+            ($($table:ident)*) => {
+                $(if self.$table.owned_by(uid) { return Some(self.$table.kind()) })*
+            };
+        }
+        first!(umems pds xrcds transport_domains counters flow_counters mkeys cqs qps srqs);
+        first!(rqs sqs tises tirs rqts flow_tables);
+        None
+    }
+
     /// How many there are of each kind.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         vec![

@@ -429,6 +429,11 @@ impl Device {
         if op == opcode::RST2INIT_QP && as_general && !matches!(uid, KERNEL | SHARED) {
             return refuse!(BadParam, "context {uid} may not send as QP 1");
         }
+        let mtu = input.sub(rst2init_qp_in::qpc).get(qpc::mtu);
+        let connected = matches!(qp.service, Service::Rc | Service::Uc | Service::Xrc);
+        if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
+            return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
+        }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
         if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
             self.objects.pds.allow(uid, late_pd)?;
