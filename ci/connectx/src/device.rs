@@ -47,7 +47,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { port_type: PortType::Ethernet, write_combining: true, minimal: false, mapped: false, number: 0 }
+        Self {
+            port_type: PortType::Ethernet,
+            write_combining: true,
+            minimal: false,
+            mapped: false,
+            number: 0,
+        }
     }
 }
 
