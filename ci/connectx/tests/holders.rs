@@ -6,7 +6,7 @@ use driver::Driver;
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_group_in, create_flow_group_out, create_flow_table_in, create_flow_table_out,
     delete_fte_in, dest_format, destroy_flow_group_in, destroy_flow_table_in, flow_context,
-    set_flow_table_root_in, set_fte_in,
+    flow_table_context, set_flow_table_root_in, set_fte_in,
 };
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::rqc::{
@@ -473,4 +473,56 @@ fn that_shared_receives_end_is_told_once_to_those_who_take_them() {
     let target = |bench: &mut Bench| [xrc(bench), vec![(qpc::no_sq, 1)]].concat();
     assert_eq!(events_of_stopped(XRC, target), [LAST]);
     assert_eq!(events_of_stopped(XRC, xrc), NOTHING, "who only sends");
+}
+
+/// What lists there are costs the host memory.
+#[test]
+fn there_is_an_end_to_what_a_guest_may_list() {
+    const LIMIT: u8 = 0x8;
+    const NO_RESOURCES: u8 = 0xf;
+    let mut bench = Bench::new();
+    let rq = bench.any_rq();
+    let rqt = |bench: &mut Bench, count: usize| {
+        let mut input = Bits::<create_rqt_in, _>::new(vec![0; create_rqt_in::SIZE]);
+        input.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, count as u64);
+        let mut input = input.into_inner();
+        (0..count).for_each(|_| input.extend(rq.number.to_be_bytes()));
+        let created = bench.driver.simple(opcode::CREATE_RQT, &input);
+        created.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!((rqt(&mut bench, 512), rqt(&mut bench, 513)), (0, LIMIT));
+
+    let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
+    let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
+    context.set(flow_table_context::log_size, 16);
+    let out = bench.driver.simple(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
+    let table = Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
+    let group = |bench: &mut Bench, at: u64| {
+        let input = vec![0; create_flow_group_in::SIZE];
+        let mut input = Bits::<create_flow_group_in, _>::new(input);
+        input.set(create_flow_group_in::table_id, table.into());
+        input.set(create_flow_group_in::start_flow_index, at);
+        input.set(create_flow_group_in::end_flow_index, at);
+        let created = bench.driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner());
+        created.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert!((0..4096).all(|at| group(&mut bench, at) == 0));
+    assert_eq!(group(&mut bench, 4096), NO_RESOURCES);
+
+    let tir = bench.direct_tir(rq);
+    let flow = |bench: &mut Bench, count: u64| {
+        let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
+        input.set(set_fte_in::table_id, table.into());
+        let mut context = input.sub_mut(set_fte_in::flow_context);
+        context.set(flow_context::action, 4);
+        context.set(flow_context::destination_list_size, count);
+        let mut entry = Bits::<dest_format, _>::new(vec![0; dest_format::SIZE]);
+        entry.set(dest_format::destination_type, TO_TIR);
+        entry.set(dest_format::destination_id, tir.number.into());
+        let (mut input, entry) = (input.into_inner(), entry.into_inner());
+        (0..count).for_each(|_| input.extend(&entry));
+        let set = bench.driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input);
+        set.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!((flow(&mut bench, 64), flow(&mut bench, 65)), (0, LIMIT));
 }
