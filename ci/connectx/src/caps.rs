@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::prm::hca_cap::{
 
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::{Options, PortType};
-use crate::object::memic;
+use crate::object::{memic, steering};
 use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
@@ -77,7 +77,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_tir, 12),
         (general::log_max_tis, 12),
         (general::log_max_rqt, 10),
-        (general::log_max_rqt_size, 9),
+        (general::log_max_rqt_size, steering::LOG_MAX_QUEUES),
         (general::log_max_tis_per_sq, 1),
         (general::log_max_mcg, 10),
         (general::max_qp_mcg, 32),

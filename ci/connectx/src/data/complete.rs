@@ -238,10 +238,14 @@ impl Device {
 
     /// Flushes the receives of a queue pair in its error state.
     pub(crate) fn flush_receives(&mut self, qpn: u32) {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if qp.srqn.is_some() || qp.service == Service::Xrc {
-            // Shared receives stay; the owner hears when none will be taken any more.
-            self.qp_event(qpn, event::LAST_WQE_REACHED);
+            // Shared receives stay; the owner hears once that none will be taken any more. What
+            // only sends never took any, though the driver gives it a queue for form's sake.
+            let sends_only = qp.service == Service::Xrc && qp.send.is_some();
+            if !std::mem::replace(&mut qp.told_last, true) && !sends_only {
+                self.qp_event(qpn, event::LAST_WQE_REACHED);
+            }
             return;
         }
         // As many as a ring can hold: the record may go on changing.

@@ -114,6 +114,19 @@ impl Device {
         Ok(vec![])
     }
 
+    /// Has a queue that counted in one set, or none, count in another from now on.
+    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), Refused> {
+        if old == new {
+            return Ok(());
+        }
+        if new != 0 {
+            self.objects.counters.allow_lent(uid, new)?;
+            self.objects.counters.hold(new)?;
+        }
+        self.objects.counters.release(old);
+        Ok(())
+    }
+
     pub(crate) fn query_q_counter(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<query_q_counter_in, _>::new(input);
         let number = input.get32(query_q_counter_in::counter_set_id);

@@ -64,6 +64,7 @@ impl Device {
         }
         let uar = context.get32(eqc::uar_page);
         let buffer = Buffer::new(
+            &self.objects.listed,
             context.get(eqc::log_page_size),
             context.get(eqc::page_offset),
             EQE << log_size,

@@ -22,6 +22,12 @@ const COMPARED: usize = 0x40;
 /// Bytes of a whole match.
 pub(crate) const MATCH: usize = 0x200;
 
+/// The most groups, and the most entries, that all tables may have together.
+const MAX_GROUPS: usize = 1 << 12;
+const MAX_ENTRIES: usize = 1 << 16;
+/// The most destinations and counters of an entry together.
+const MAX_LIST: usize = 64;
+
 /// Actions of an entry.
 const ALLOW: u64 = 1;
 const DROP: u64 = 2;
@@ -164,6 +170,7 @@ impl Device {
         if let Some(miss) = table.miss {
             self.objects.flow_tables.release(miss);
         }
+        // The driver ends the last table of a kind while it is the root.
         self.objects.flow_roots.tables.retain(|_, root| *root != number);
         Ok(vec![])
     }
@@ -198,6 +205,10 @@ impl Device {
                 BadParam,
                 "matching of inner headers or beyond plain ones is not modelled"
             );
+        }
+        let groups: usize = self.objects.flow_tables.iter().map(|(_, t)| t.groups.len()).sum();
+        if groups >= MAX_GROUPS {
+            return refuse!(NoResources, "all flow tables have {groups} groups");
         }
         let table = self.flow_table(uid, kind, number)?;
         let overlaps = |group: &Group| {
@@ -249,6 +260,9 @@ impl Device {
         let (list, _) = list.as_chunks::<8>();
         let count = context.get(flow_context::destination_list_size) as usize;
         let counters = context.get(flow_context::flow_counter_list_size) as usize;
+        if count + counters > MAX_LIST {
+            return refuse!(LimitExceeded, "{count} destinations and {counters} counters");
+        }
         let Some((list, counters)) =
             list.get(..count + counters).and_then(|list| list.split_at_checked(count))
         else {
@@ -290,7 +304,11 @@ impl Device {
         let mut value = context.sub(flow_context::match_value).bytes().to_vec();
         value.resize(MATCH, 0);
         let flow_tag = context.get32(flow_context::flow_tag);
+        let entries: usize = self.objects.flow_tables.iter().map(|(_, t)| t.entries.len()).sum();
         let table = self.flow_table(uid, kind, number)?;
+        if entries >= MAX_ENTRIES && !table.entries.contains_key(&index) {
+            return refuse!(NoResources, "all flow tables have {entries} entries");
+        }
         let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
             return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
         };

@@ -12,6 +12,9 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
 
+/// How many queues an RQ table may have, as a power of two.
+pub(crate) const LOG_MAX_QUEUES: u64 = 9;
+
 const DIRECT: u64 = 0;
 const INDIRECT: u64 = 1;
 
@@ -52,6 +55,9 @@ fn hash_function(number: u64) -> Result<(), Refused> {
 }
 
 fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, Refused> {
+    if count > 1 << LOG_MAX_QUEUES {
+        return refuse!(LimitExceeded, "{count} queues of an RQ table, 2^{LOG_MAX_QUEUES} at most");
+    }
     let (entries, _) = list.as_chunks::<4>();
     let Some(entries) = entries.get(..count as usize) else {
         return refuse!(BadInputLength, "{count} queues, {} listed", entries.len());

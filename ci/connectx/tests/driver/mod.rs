@@ -27,8 +27,9 @@ const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-/// Events of queues that failed: of completion queues and of queue pairs.
-const ERRORS: u64 = 1 << 0x04 | 1 << 0x05;
+/// Events of queues that failed, of completion queues and of queue pairs, and of queue pairs that take
+/// no more shared receives.
+const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x13;
 
 /// A queue pair as its user sees it.
 pub(crate) struct Queue {
