@@ -6,7 +6,8 @@ use uverbs_uapi::wc::{ib_uverbs_wc, ib_wc_flags};
 
 open_enum! {
     /// How a request ended. After any error the queue pair is in state
-    /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and what else was posted to it completes as `WR_FLUSH_ERR`.
+    /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
+    /// what else was posted to it completes as `WR_FLUSH_ERR`.
     #[doc(alias = "ibv_wc_status")]
     pub struct WcStatus(u32) {
         SUCCESS = 0, "success";
@@ -67,6 +68,40 @@ const WC_GRH: u32 = ib_wc_flags::IB_WC_GRH.bits();
 const WC_WITH_IMM: u32 = ib_wc_flags::IB_WC_WITH_IMM.bits();
 const WC_IP_CSUM_OK: u32 = ib_wc_flags::IB_WC_IP_CSUM_OK.bits();
 const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
+
+/// Bytes that came with a [completion](Completion::scattered); a slice.
+#[derive(Clone, Copy)]
+pub struct Scattered {
+    bytes: [u8; Scattered::MAX],
+    length: u8,
+}
+
+impl Scattered {
+    /// Most bytes that a completion holds.
+    pub const MAX: usize = 64;
+
+    /// The first `length` of `bytes`, or all if there are fewer.
+    pub(crate) fn new(bytes: &[u8], length: u32) -> Scattered {
+        let length = bytes.len().min(Self::MAX).min(length as usize);
+        let mut copy = [0; Self::MAX];
+        copy.iter_mut().zip(bytes).take(length).for_each(|(to, from)| *to = *from);
+        Scattered { bytes: copy, length: length as u8 }
+    }
+}
+
+impl std::ops::Deref for Scattered {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.length.into()).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Scattered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        (**self).fmt(f)
+    }
+}
 
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +201,20 @@ impl<'a> Completion<'a> {
         match &self.wc {
             Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_INV != 0).then_some(Rkey(wc.ex)),
             Wc::Mlx5(wc) => wc.invalidated_rkey().map(Rkey),
+        }
+    }
+
+    /// What was received, or what a read or an atomic brought back, if the device put it into the
+    /// completion and *not* into the memory that the request named; a copy, at most 64 bytes. `None`
+    /// if it lies in memory, as all does unless the queue pair was made with
+    /// [`scatter_to_cqe`](crate::QueuePairBuilder::scatter_to_cqe).
+    ///
+    /// Of a request without success there is nothing.
+    #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
+    pub fn scattered(&self) -> Option<Scattered> {
+        match &self.wc {
+            Wc::Rxe(_) => None,
+            Wc::Mlx5(wc) => wc.scattered(),
         }
     }
 

@@ -36,7 +36,6 @@ mod pd;
 mod port;
 mod provider;
 mod qp;
-mod retired;
 mod share;
 mod srq;
 mod td;
@@ -47,16 +46,17 @@ mod wr;
 mod xrcd;
 
 /// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+///
+/// Each belongs to the process that made it: a forked child makes its own, as it does of contexts. In
+/// it an inherited one has nothing to give, and creations fail with `ENOMEM`.
 pub mod allocator {
-    pub use crate::mem::allocator::{
-        Arena, HugePages, NumaNode, Pages, SharedBuffer, SharedMemory,
-    };
+    pub use crate::mem::allocator::{Arena, HugePages, NumaNode, Pages, QueueFile, SharedMemory};
 }
 
 pub use access::Access;
 pub use ah::{AddressHandle, AddressVector, GlobalRoute};
 pub use channel::CompletionChannel;
-pub use completion::{Completion, WcOpcode, WcStatus};
+pub use completion::{Completion, Scattered, WcOpcode, WcStatus};
 pub use context::Context;
 pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
 pub use device::{Device, devices};

@@ -120,7 +120,8 @@ pub struct CompletionQueue {
 /// While completions keep coming it looks for more without a system call, giving way to other tasks
 /// in between. When there are none it arms the queue, looks once more, and sleeps until its event
 /// loop finds the channel readable. Wakers are called after all locks are released, and each of
-/// them even if another one panics. When it is over or dropped, all futures of the queue end with [`Cause::Undriven`](super::Cause::Undriven).
+/// them even if another one panics. When it is over or dropped, all futures of the queue end with
+/// [`Cause::Undriven`](super::Cause::Undriven).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
     core: Arc<Core>,

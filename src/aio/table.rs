@@ -561,7 +561,7 @@ mod model {
     fn look_for_room_while_a_request_completes() {
         loom::model(|| {
             let table = Table::new(None);
-            let mut queue = Lender::new(1);
+            let mut queue = Lender::new(1, 0);
             let (_, other) = task();
             let cell = admit(&table, &other);
             let ticket = queue.vacancy().map(|vacancy| {

@@ -38,7 +38,8 @@ impl Elements {
             return None;
         }
         let length = size.checked_mul(usize::try_from(count).ok()?)?;
-        let base = memory.range(0, length, CORE)?;
+        // To a multiple of two cores for either size: `Element::front` relies on it.
+        let base = memory.range(0, length, 2 * CORE)?;
         // SAFETY: an element is at least `CORE` bytes, and the first is inside.
         let base = unsafe { base.add(size - CORE) }.as_ptr();
         Some(Elements { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
@@ -258,6 +259,27 @@ impl Element<'_> {
         unsafe { place.cast::<Be32>().read() }.get()
     }
 
+    /// The first half of the part that says what the element is.
+    pub(crate) fn start(&self) -> [u8; CORE / 2] {
+        // SAFETY: inside, aligned for bytes and initialised; the device has finished with the element.
+        unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
+    }
+
+    /// What stands before that part in an element of 128 bytes; `None` where an element cannot be so
+    /// long. Asked of a shorter one, the answer may be its neighbour.
+    pub(crate) fn front(&self) -> Option<[u8; CORE]> {
+        // A ring begins at a multiple of two cores. Who is in the second half of such a block has
+        // the first half before it: its own, or another element of the ring.
+        if self.core.addr() & CORE == 0 {
+            return None;
+        }
+        // SAFETY: the first half of the block is inside, because the block began with the ring.
+        let front = unsafe { self.core.sub(CORE) }.cast::<[u8; CORE]>();
+        // SAFETY: inside, aligned for bytes and initialised; volatile because a neighbour may be the
+        // device's to write.
+        Some(unsafe { front.read_volatile() })
+    }
+
     /// Replaces the number of 32 bits at `AT` in an element that is ours to consume.
     pub(crate) fn set_be32<const AT: usize>(&self, value: u32) {
         const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
@@ -301,5 +323,25 @@ mod tests {
         );
         let long = Elements::new(memory, 2, 128).unwrap();
         assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
+    }
+
+    #[test]
+    fn the_front_of_an_element_is_never_outside() {
+        let memory = page();
+        let raw = Units::new(memory.clone(), 0, 16).unwrap();
+        for unit in 0..16 {
+            raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
+        }
+        let long = Elements::new(memory.clone(), 2, 128).unwrap();
+        for (at, unit) in [(0, 0), (1, 8)] {
+            let front = long.at(at).front().unwrap();
+            let starts: Vec<u8> = (0..4).map(|n| front[16 * n + 7]).collect();
+            assert_eq!(starts, [unit, unit + 1, unit + 2, unit + 3]);
+            assert_eq!((long.at(at).start()[7], long.at(at).start()[31]), (unit + 4, unit + 5));
+        }
+        let short = Elements::new(memory.clone(), 4, 64).unwrap();
+        assert!(short.at(0).front().is_none() && short.at(2).front().is_none());
+        assert_eq!(short.at(1).front().unwrap()[7], 0, "a neighbour");
+        assert!(memory.range(64, 64, 128).is_none(), "rings begin where the front is inside");
     }
 }

@@ -41,6 +41,11 @@ impl<T> Masked<T> {
         unsafe { &*value }
     }
 
+    /// Whether both are the same array.
+    pub(crate) fn is(&self, other: &Masked<T>) -> bool {
+        Arc::ptr_eq(&self.values, &other.values)
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> u32 {
         self.values.len() as u32

@@ -11,7 +11,9 @@ pub(crate) mod barrier;
 pub(crate) mod dbrec;
 pub(crate) mod element;
 pub(crate) mod fork;
+pub(crate) mod gated;
 pub(crate) mod inbox;
+pub(crate) mod lock;
 pub(crate) mod mapping;
 pub(crate) mod masked;
 #[cfg(test)]

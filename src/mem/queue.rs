@@ -166,7 +166,7 @@ pub(crate) const UNIT: usize = 16;
 pub(crate) struct Units {
     base: *mut [u64; 2],
     mask: u32,
-    memory: Arc<QueueMemory>,
+    _memory: Arc<QueueMemory>,
 }
 
 // SAFETY: see `QueueMemory`; the queue that owns the view writes through `&mut` of itself, or into
@@ -183,12 +183,7 @@ impl Units {
         }
         let length = UNIT.checked_mul(usize::try_from(count).ok()?)?;
         let base = memory.range(offset, length, UNIT)?.as_ptr().cast();
-        Some(Units { base, mask: count - 1, memory })
-    }
-
-    /// The process that may use the ring.
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.memory.epoch()
+        Some(Units { base, mask: count - 1, _memory: memory })
     }
 
     /// How many units there are.
@@ -234,16 +229,23 @@ impl Units {
         if bytes.len() > room || bytes.len() < UNIT {
             return self.copy(index, size_of::<Be32>(), bytes);
         }
-        // Whole units, and the last one again from the end back: a call would cost more.
+        if bytes.len() > 4 * UNIT {
+            // SAFETY: there is room for all bytes up to the end of the ring; queue memory is never
+            // lent as a slice, so that the two lie apart.
+            return unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        // Whole units, and the last one again from the end back: for so few a call would cost more.
+        // The first apart, since with it many are done.
         let last = bytes.len() - UNIT;
-        let mut at = 0;
+        // SAFETY: `UNIT` bytes are there to read, and to write, which lie apart, as above.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
+        let mut at = UNIT;
         while at < last {
             // SAFETY: `at + UNIT` is less than the length.
             let piece = unsafe { bytes.as_ptr().add(at) };
             // SAFETY: there is room for all bytes up to the end of the ring.
             let place = unsafe { to.add(at) };
-            // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
-            // slice, so that the two lie apart.
+            // SAFETY: as above.
             unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
             // Or the loop becomes a call after all.
             compiler_fence(Ordering::SeqCst);
@@ -416,11 +418,12 @@ mod tests {
 
     #[test]
     fn a_child_finds_zeros_and_releases_nothing() {
-        let units = Units::new(page(), 0, 4).unwrap();
+        let memory = page();
+        let units = Units::new(memory.clone(), 0, 4).unwrap();
         units.write(0, [7, 7]);
         crate::mem::fork::in_child(|| {
             assert_eq!(units.read(0), [0, 0]);
-            assert!(units.epoch().is_over());
+            assert!(memory.epoch().is_over());
             units.write(0, [9, 9]);
         });
         assert_eq!(units.read(0), [7, 7]);

@@ -26,18 +26,37 @@ impl<T> Turns<T> {
         return Turns(std::cell::UnsafeCell::new(value));
     }
 
-    /// Puts `value` there and answers what was there.
+    /// Puts `value` there. What was there before is forgotten.
     ///
     /// # Safety
     ///
     /// Nobody else is at it, and whoever was before is known to have finished.
-    #[inline]
-    pub(crate) unsafe fn replace(&self, value: T) -> T {
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, value: T) {
         #[cfg(loom)]
         // SAFETY: the caller is alone with it.
-        return self.0.with_mut(|cell| unsafe { std::ptr::replace(cell, value) });
+        self.0.with_mut(|cell| unsafe { std::ptr::write(cell, value) });
         #[cfg(not(loom))]
         // SAFETY: the caller is alone with it.
-        return unsafe { std::ptr::replace(self.0.get(), value) };
+        unsafe {
+            std::ptr::write(self.0.get(), value)
+        };
+    }
+}
+
+impl<T> Turns<std::mem::MaybeUninit<T>> {
+    /// What is there; it is not there any more.
+    ///
+    /// # Safety
+    ///
+    /// As [`put`](Self::put).
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self) -> std::mem::MaybeUninit<T> {
+        #[cfg(loom)]
+        // SAFETY: the caller is alone with it, and a copy of what may be nothing is no second one.
+        return self.0.with_mut(|cell| unsafe { std::ptr::read(cell) });
+        #[cfg(not(loom))]
+        // SAFETY: as above.
+        return unsafe { std::ptr::read(self.0.get()) };
     }
 }

@@ -3,7 +3,7 @@
 use super::completion::{Done, Outcome};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{Entry, Route, Routes};
+use super::route::{Entry, RECV, Route, Routes, SEND};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
@@ -77,9 +77,10 @@ impl<T> OwnedCompletionQueue<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not, if its receives come from a shared receive queue, or if the queue
-    /// has not room for all completions that it may have besides those of others. The queue pair
-    /// comes back with the error.
+    /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
+    /// [scatters to completions](crate::QueuePairBuilder::scatter_to_cqe), or if the queue has not
+    /// room for all completions that it may have besides those of others. The queue pair comes back
+    /// with the error.
     pub fn adopt<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
@@ -111,8 +112,8 @@ impl<T> OwnedCompletionQueue<T> {
             Err(error) => return Err(AdoptError { qp, error }),
         };
         let caps = qp.caps();
-        let sends = Desk::new(caps.max_send_wr, &domain);
-        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, &domain));
+        let sends = Desk::new(caps.max_send_wr, SEND, &domain);
+        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, RECV, &domain));
         let recv = match (&recvs, srq) {
             (Some(recvs), _) => recvs.lent().clone(),
             (None, Some(srq)) => srq.lent().clone(),
@@ -142,6 +143,9 @@ impl<T> OwnedCompletionQueue<T> {
         if qp.qp_type() == QpType::RAW_PACKET {
             return invalid(format!("completions of {qp:?} do not say that they are its"));
         }
+        if qp.qp.scatters {
+            return invalid(format!("{qp:?} scatters to completions what its memory should hold"));
+        }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
@@ -158,13 +162,14 @@ impl<T> OwnedCompletionQueue<T> {
         if qp.state() != QpState::RESET {
             return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
         }
+        qp.check_fresh(VERB)?;
         // Receives of a shared queue count once, whoever takes them.
         let caps = qp.caps();
         let mut tables: Vec<_> = srq.map(|srq| srq.lent()).into_iter().collect();
         let mut needed = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
         for route in self.routes.iter() {
             needed += route.depth;
-            if !tables.iter().any(|table| Arc::ptr_eq(table, &route.recv)) {
+            if !tables.iter().any(|table| table.is(&route.recv)) {
                 tables.push(&route.recv);
             }
         }
@@ -266,12 +271,10 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
             let wr_id = completion.wr_id();
             let route = self.routes.find(completion.qpn());
             match route.and_then(|route| route.settle(wr_id)) {
-                Some(Entry { memory, tag: Some(tag) }) => {
+                Some(Entry::Owned(memory, tag)) => {
                     return Some(Done { memory, tag, outcome: Outcome::of(&completion) });
                 }
-                Some(Entry { tag: None, .. }) => {
-                    self.scoped.push((wr_id, Outcome::of(&completion)));
-                }
+                Some(Entry::Scoped) => self.scoped.push((wr_id, Outcome::of(&completion))),
                 None => *self.strays += 1,
             }
         }

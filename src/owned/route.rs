@@ -1,42 +1,34 @@
 //! From a completion to what was lent: by the number of the queue pair, and then by the ticket.
 
 use super::memory::Memory;
-use crate::mem::slots::{Slots, TICKET_BITS};
+use crate::mem::slots::{MARK, Slots};
 use crate::number::Qpn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is lent to one request. Those of a scope have no tag.
+/// What is lent to one request.
 #[derive(Debug)]
-pub(super) struct Entry<T> {
-    pub(super) memory: Memory,
-    pub(super) tag: Option<T>,
+pub(super) enum Entry<T> {
+    /// Memory, and what the request was posted with.
+    Owned(Memory, T),
+    /// Memory that a scope borrows.
+    Scoped,
 }
 
 pub(super) type Lent<T> = Slots<Entry<T>>;
 
-/// Set in the number of a receive: its queue has a table of its own.
-const RECV: u64 = 1 << TICKET_BITS;
-
-/// The number of a send.
-#[inline(always)]
-pub(super) fn send_id(ticket: u64) -> u64 {
-    ticket
-}
-
-/// The number of a receive.
-#[inline(always)]
-pub(super) fn recv_id(ticket: u64) -> u64 {
-    ticket | RECV
-}
+/// What marks the number of a receive: its queue has a table of its own.
+pub(super) const RECV: u64 = MARK;
+/// And what does not mark that of a send.
+pub(super) const SEND: u64 = 0;
 
 /// What is lent to a queue pair.
 #[derive(Debug)]
 pub(super) struct Route<T> {
     pub(super) qpn: Qpn,
-    pub(super) send: Arc<Lent<T>>,
+    pub(super) send: Lent<T>,
     /// The queue pair's own, or that of the shared receive queue.
-    pub(super) recv: Arc<Lent<T>>,
+    pub(super) recv: Lent<T>,
     /// Completions that it may have in the completion queue at once.
     pub(super) depth: u64,
     /// The queue pair completes nothing any more.
@@ -44,12 +36,6 @@ pub(super) struct Route<T> {
 }
 
 impl<T> Route<T> {
-    #[inline(always)]
-    pub(super) fn settle(&self, wr_id: u64) -> Option<Entry<T>> {
-        let ticket = wr_id & !RECV;
-        if wr_id & RECV == 0 { self.send.settle(ticket) } else { self.recv.settle(ticket) }
-    }
-
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
@@ -59,28 +45,47 @@ impl<T> Route<T> {
     }
 }
 
+/// A queue pair of a completion queue, with the way to its tables at hand.
+#[derive(Debug)]
+pub(super) struct Known<T> {
+    qpn: Qpn,
+    send: Lent<T>,
+    recv: Lent<T>,
+    route: Arc<Route<T>>,
+}
+
+impl<T> Known<T> {
+    fn new(route: Arc<Route<T>>) -> Self {
+        Known { qpn: route.qpn, send: route.send.clone(), recv: route.recv.clone(), route }
+    }
+
+    #[inline(always)]
+    pub(super) fn settle(&self, wr_id: u64) -> Option<Entry<T>> {
+        if wr_id & RECV == 0 { self.send.settle(wr_id) } else { self.recv.settle(wr_id) }
+    }
+}
+
 /// All queue pairs of a completion queue, by number.
 #[derive(Debug)]
 pub(super) struct Routes<T> {
     /// A hash table with open addressing, at most half full and of a power of two; kernels number
     /// queue pairs one after the other, so that the number itself is as good as a hash.
-    table: Vec<Option<Arc<Route<T>>>>,
-    len: usize,
+    table: Vec<Option<Known<T>>>,
 }
 
 impl<T> Routes<T> {
     pub(super) fn new() -> Self {
-        Routes { table: vec![None, None], len: 0 }
+        Routes { table: vec![None] }
     }
 
     #[inline(always)]
-    pub(super) fn find(&self, qpn: Qpn) -> Option<&Route<T>> {
+    pub(super) fn find(&self, qpn: Qpn) -> Option<&Known<T>> {
         let mask = self.table.len().wrapping_sub(1);
         let mut at = qpn.0 as usize & mask;
         loop {
-            let route = self.table.get(at)?.as_deref()?;
-            if route.qpn == qpn {
-                return Some(route);
+            let known = self.table.get(at)?.as_ref()?;
+            if known.qpn == qpn {
+                return Some(known);
             }
             at = (at + 1) & mask;
         }
@@ -88,28 +93,28 @@ impl<T> Routes<T> {
 
     /// Adds a queue pair, and forgets those that are dead.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        let mut all: Vec<Arc<Route<T>>> = std::mem::take(&mut self.table)
+        let mut all: Vec<Known<T>> = std::mem::take(&mut self.table)
             .into_iter()
             .flatten()
-            .filter(|old| !old.is_dead() && old.qpn != route.qpn)
+            .filter(|old| !old.route.is_dead() && old.qpn != route.qpn)
             .collect();
-        all.push(route);
-        self.len = all.len();
-        self.table = vec![None; (2 * all.len()).next_power_of_two()];
+        all.push(Known::new(route));
+        self.table.resize_with((2 * all.len()).next_power_of_two(), || None);
         let mask = self.table.len() - 1;
-        for route in all {
-            let mut at = route.qpn.0 as usize & mask;
+        for known in all {
+            let mut at = known.qpn.0 as usize & mask;
             while self.table.get(at).is_some_and(Option::is_some) {
                 at = (at + 1) & mask;
             }
             if let Some(place) = self.table.get_mut(at) {
-                *place = Some(route);
+                *place = Some(known);
             }
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Route<T>>> {
-        self.table.iter().flatten().filter(|route| !route.is_dead())
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Route<T>> {
+        let routes = self.table.iter().flatten().map(|known| &*known.route);
+        routes.filter(|route| !route.is_dead())
     }
 }
 
@@ -119,7 +124,7 @@ mod tests {
     use crate::mem::slots::Lender;
 
     fn route(qpn: u32) -> Arc<Route<u32>> {
-        let slots = || Lender::new(1).slots().clone();
+        let slots = || Lender::new(1, SEND).slots().clone();
         let (send, recv) = (slots(), slots());
         Arc::new(Route { qpn: Qpn(qpn), send, recv, depth: 2, dead: AtomicBool::new(false) })
     }
@@ -152,7 +157,7 @@ mod tests {
         let new = route(5);
         routes.add(new.clone());
         assert_eq!(routes.iter().count(), 2);
-        assert!(std::ptr::eq(routes.find(Qpn(5)).unwrap(), &*new));
+        assert!(Arc::ptr_eq(&routes.find(Qpn(5)).unwrap().route, &new));
         assert_eq!(Arc::strong_count(&old), 1);
     }
 }

@@ -32,6 +32,7 @@ pub struct QueuePairBuilder<S: Sharing = Shared> {
     cap: uapi::ib_uverbs_qp_cap,
     signal_all: bool,
     cvlan_stripping: bool,
+    scatter: bool,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -59,6 +60,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             },
             signal_all: false,
             cvlan_stripping: false,
+            scatter: false,
             sharing: PhantomData,
         }
     }
@@ -118,6 +120,26 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
+    /// Lets the device put short data into completions instead of memory, which saves it a write: what
+    /// was received, and what signaled reads and atomics bring back. For type RC, and for receives of
+    /// type UC, on mlx5.
+    ///
+    /// How much is short says [`cqe_size`](crate::CqBuilder::cqe_size) of the completion
+    /// queue: up to 32 bytes for completions of 64 bytes, up to 64 for those of 128. The memory that
+    /// such a request names is *not* written; look for the data at
+    /// [`Completion::scattered`](crate::Completion::scattered), for every completion, because longer
+    /// messages go to memory as ever, and so does everything on a device that cannot do this: the
+    /// driver does not say. A request needs its memory all the same.
+    ///
+    /// Queues that lend memory, of [`owned`](crate::owned) and of `aio`, hand out what is in it, and
+    /// refuse such a queue pair.
+    #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
+    #[must_use]
+    pub fn scatter_to_cqe(mut self) -> Self {
+        self.scatter = true;
+        self
+    }
+
     /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain,
     /// and raw packets have no shared receive queues.
     #[must_use]
@@ -131,9 +153,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
     /// # Errors
     ///
     /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
-    /// if the queues belong to another context, and for [`QpType::XRC_TGT`], which
-    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) makes; `EOPNOTSUPP` for a type that the device does
-    /// not have; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
+    /// if the queues belong to another context, for what the type has not, and for
+    /// [`QpType::XRC_TGT`], which [`XrcDomain::create_target`](crate::XrcDomain::create_target)
+    /// makes; `EOPNOTSUPP` for a type that the device does not have and for options that are
+    /// mlx5's; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
     /// `CAP_NET_RAW`.
     pub fn build(mut self) -> Result<QueuePair<S>> {
         const VERB: &str = "create_qp";
@@ -145,6 +168,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         }
         self.check_xrc(VERB)?;
         self.check_packets(VERB)?;
+        self.check_scatter(VERB)?;
         let initiator = self.qp_type == QpType::XRC_INI;
         if initiator || self.srq.is_some() {
             self.cap.max_recv_wr = 0;
@@ -158,6 +182,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             qp_type: self.qp_type,
             cap: self.cap,
             signal_all: self.signal_all,
+            scatter: self.scatter,
             shared: self.srq.as_ref().map(|srq| &srq.slots),
             register: self.pd.td.as_ref().map(|td| &td.register),
         };
@@ -202,6 +227,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             qp_type: self.qp_type,
             caps: QpCaps::new(&caps),
             state: Tracked::new(gate),
+            scatters: self.scatter,
             local: Mutex::default(),
             groups: Groups::default(),
             registration,
@@ -212,6 +238,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 pd: self.pd,
             },
             member,
+            retired: false,
         });
         // Before anything can be posted: who polls must know what it completes.
         qp.each_cq(|cq| cq.members.attach(&qp.member));
@@ -248,6 +275,18 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 Err(Error::invalid(verb, detail))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses what the kernel would ignore.
+    fn check_scatter(&self, verb: &'static str) -> Result<()> {
+        match self.qp_type {
+            QpType::RC | QpType::UC => Ok(()),
+            _ if !self.scatter => Ok(()),
+            other => {
+                let detail = format!("completions of type {other} bring no data; RC's and UC's do");
+                Err(Error::invalid(verb, detail))
+            }
         }
     }
 

@@ -124,11 +124,13 @@ impl XrcDomain {
             qp_type: QpType::XRC_TGT,
             caps: QpCaps::new(&uapi::ib_uverbs_qp_cap::default()),
             state: Tracked::new(None),
+            scatters: false,
             local: Mutex::default(),
             groups: Groups::default(),
             registration,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
+            retired: false,
         });
         XrcTarget { control: QpControl { qp } }
     }

@@ -183,6 +183,8 @@ fn limits_are_named() {
     }
     let error = pd.create_qp(cq, cq, QpType::XRC_INI).build().unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("XRC initiator"), "{error}");
+    let error = pd.create_qp(cq, cq, QpType::RC).scatter_to_cqe().build().unwrap_err();
+    assert!(error.is_unsupported() && error.to_string().contains("only mlx5"), "{error}");
 }
 
 #[test]

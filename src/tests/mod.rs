@@ -13,6 +13,7 @@ mod posting;
 mod retire;
 mod scope;
 mod sharing;
+mod stale;
 mod xrc;
 
 use crate::uverbs::scripted::Script;

@@ -7,7 +7,10 @@ use crate::owned::{
     RegionSlice,
 };
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, CompletionQueue, Errno, PostError, QpType, Remote, Rkey, SendWr, WcStatus};
+use crate::{
+    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
+    WindowType,
+};
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -107,7 +110,7 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     let send = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
     // Another queue pair, another slot, another table, another time; then the right one twice.
-    let strays = [wc(qpn + 1, send), wc(qpn, send + 1), wc(qpn, send | 1 << 56), wc(qpn, 0)];
+    let strays = [wc(qpn + 1, send), wc(qpn, send + 4), wc(qpn, send ^ 2), wc(qpn, send ^ 1 << 56)];
     for stray in strays {
         owned.complete_as(stray);
     }
@@ -182,10 +185,17 @@ fn what_a_request_may_not_work_on_is_refused() {
     let foreign = other.buffer_pool(64).build().unwrap();
     let sge = owned.pool.take().unwrap().sge();
     let shared = owned.pool.take().unwrap().share();
+    let control = QpControl { qp: (*owned.qp).qp.clone() };
     let mut batch = owned.qp.send_batch().unwrap();
     let refused = batch.push(SendWr::send(&[]), foreign.take().unwrap(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ForeignMemory));
     let refused = batch.push(SendWr::send(&[sge]), (), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::NamesMemory));
+    let mut window = owned.bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let region = owned.bench.pd.register(vec![0u8; 64], access).unwrap();
+    let binding = window.bind(&control, &region, .., Access::REMOTE_READ).unwrap();
+    let refused = batch.push(SendWr::bind_mw(binding), (), "x").map_err(error);
     assert_eq!(refused, Err(PostError::NamesMemory));
     let refused = batch.push(SendWr::read(REMOTE, &[]), shared.clone(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ReadOnly));
@@ -288,6 +298,37 @@ fn a_device_that_is_gone_reaches_nothing() {
     owned.bench.script.vanish();
     drop(owned.qp);
     assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
+}
+
+/// The kernel says that there is no device before it takes the device away from its objects.
+#[test]
+fn a_device_that_is_going_may_still_write() {
+    for (errno, patient) in [(Errno::NOMEM, false), (Errno::BUSY, false), (Errno::BUSY, true)] {
+        let mut owned = Owned::new();
+        owned.recv("one");
+        let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+        script.begin_to_vanish();
+        script.refuse_destroy(handle, errno);
+        let kernel = patient.then(|| {
+            std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                script.permit_destroy(handle);
+            })
+        });
+        drop(owned.qp);
+        let seen = (owned.pool.idle(), owned.bench.context.leaked());
+        // What was lent, and the queue pair.
+        assert_eq!(seen, if patient { (8, 0) } else { (7, 2) }, "{errno}");
+        assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
+        kernel.into_iter().for_each(|kernel| kernel.join().unwrap());
+    }
+    let mut owned = Owned::new();
+    owned.recv("one");
+    owned.bench.script.begin_to_vanish();
+    drop(owned.qp);
+    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
+    assert_eq!(owned.bench.script.count(uverbs_uapi::object::UVERBS_OBJECT_QP), 0);
+    assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
 }
 
 #[test]

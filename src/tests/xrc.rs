@@ -101,8 +101,8 @@ fn foreign_domains_are_closed_by_their_handle() {
     let (script, context) = device();
     let importer = script.import("rxe0", Some(&context.export())).unwrap();
     let domain = context.open_xrcd().open().unwrap();
-    let found = importer.foreign(&domain.export()).unwrap();
-    found.destroy().unwrap();
+    let found = importer.foreign(&domain.export().unwrap()).unwrap();
+    super::sharing::destroy(found).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
-    assert_eq!(importer.foreign(&domain.export()).unwrap_err().errno(), Errno::NOENT);
+    assert_eq!(importer.foreign(&domain.export().unwrap()).unwrap_err().errno(), Errno::NOENT);
 }

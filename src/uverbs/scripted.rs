@@ -14,6 +14,7 @@
 //! ```
 
 mod attrs;
+mod dm;
 mod mlx5;
 mod ring;
 mod state;
@@ -72,6 +73,7 @@ impl Op {
         Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
     pub(crate) const OPEN_XRCD: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_XRCD);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
+    pub(crate) const RESIZE_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_RESIZE_CQ);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
     /// The DESTROY method of an object.
@@ -113,6 +115,8 @@ struct Deviations {
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
     vanished: bool,
+    /// The device is about to.
+    leaving: bool,
     /// Memory regions take other memory, which rxe's do not.
     translates: bool,
     /// There are XRC domains, which rxe has not.
@@ -229,6 +233,12 @@ impl Script {
     /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.
     pub(crate) fn vanish(&self) {
         self.state().vanish();
+    }
+
+    /// The kernel begins to take the device away: every command but DESTROY answers `EIO`, and what
+    /// there is is there until it is destroyed or [vanishes](Self::vanish).
+    pub(crate) fn begin_to_vanish(&self) {
+        self.state().deviations.leaving = true;
     }
 
     /// Contexts opened from now on get an event file on which reading answers `EIO`, as that of a

@@ -1,20 +1,28 @@
 //! Imports from and by rdma-core, whose handles are bare numbers: in both directions, with a program
-//! of its Python bindings.
+//! of its Python bindings, and for VARs, which they do not have, one that calls libmlx5 itself.
 
 use crate::capability::Capability;
 use crate::env;
+use crate::heir::take_over;
 use crate::pair::gid;
 use crate::partner::{Loop, Wire, pair};
 use crate::pattern;
-use crate::verdict::{Stop, Verdict, require, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use uverbs::device::DriverId;
+use uverbs::mlx5::{Var, VarKind, export_sizes};
 use uverbs::{Context, ObjectKind, WcStatus};
 
-trials![theirs_are_imported, ours_are_imported];
+trials![
+    theirs_are_imported,
+    ours_are_imported,
+    vars_of_theirs_are_imported,
+    vars_of_ours_are_imported,
+];
 
 const PROGRAM: &str = include_str!("import_peer.py");
+const VAR_PROGRAM: &str = include_str!("var_peer.py");
 const BYTES: usize = 8192;
 /// An interpreter takes its time to load, on an emulated processor above all.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,18 +35,28 @@ struct Peer {
 
 impl Peer {
     fn start(arguments: &[&str]) -> Verdict<Peer> {
+        Peer::run(PROGRAM, arguments)
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> Verdict<Peer> {
         let native = env::device().driver() == Some(DriverId::MLX5);
         require(native, Capability::Import, "rdma-core imports on mlx5 only")?;
         let wanted = std::env::var("UVERBS_PEERS").is_ok();
         require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
         let (wire, theirs) = pair(PATIENCE)?;
         let process = Command::new("python3")
-            .args(["-c", PROGRAM])
+            .args(["-c", program])
             .args(arguments)
             .stdin(Stdio::from(theirs))
             .spawn()
             .map_err(|error| Stop::fail(format!("python3: {error}")))?;
         Ok(Peer { process, wire })
+    }
+
+    /// Says something, and answers what is answered.
+    fn ask(&self, line: &str) -> Verdict<String> {
+        self.wire.send(line, None)?;
+        Ok(self.hear()?.0)
     }
 
     fn hear(&self) -> Verdict<(String, Option<std::os::fd::OwnedFd>)> {
@@ -111,4 +129,68 @@ fn ours_are_imported() -> Verdict {
     assert_eq!(context.handles(ObjectKind::CQ)?, [0u32; 0]);
     region.destroy().map_err(|(_, error)| error)?;
     pd.destroy().map_err(|(_, error)| error.into())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(digits: &str) -> Verdict<Vec<u8>> {
+    let pair = |at| digits.get(at..at + 2).ok_or_else(|| Stop::fail("half a byte"));
+    (0..digits.len()).step_by(2).map(|at| Ok(u8::from_str_radix(pair(at)?, 16)?)).collect()
+}
+
+/// libmlx5 allocates and exports; it forgets what is owned here, or frees what is not.
+#[allow(unsafe_code, reason = "such bytes are taken on trust")]
+fn vars_of_theirs_are_imported() -> Verdict {
+    for word in ["free", "unimport"] {
+        let peer = Peer::run(VAR_PROGRAM, &["give", env::device().name()])?;
+        let (text, file) = peer.hear()?;
+        let (size, blob) = text.split_once(' ').ok_or_else(|| Stop::fail(text.clone()))?;
+        assert_eq!(size.parse(), Ok(export_sizes().rdma_core));
+        let file = file.ok_or_else(|| Stop::fail("no file came along"))?;
+        let context = Context::import(file)?;
+        // SAFETY: libmlx5 exported them, and its VAR is not freed before this one is forgotten.
+        let imported = unsafe { Var::import_rdma_core(&context, &unhex(blob)?) }?;
+        let page = imported.map()?;
+        page.ring_u32(0, 0x1122_3344)?;
+        assert_eq!(peer.ask("look")?, 0x1122_3344u32.to_string());
+        assert_eq!(peer.ask("ring 4026531841")?, "4026531841");
+        assert_eq!(page.peek_u32(0)?, 0xf000_0001);
+        assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1);
+        drop(page);
+        if word == "free" {
+            imported.unimport().map_err(|(_, error)| error)?;
+        } else {
+            // Either side may destroy it, if all others only forget it.
+            take_over(imported).map_err(|(_, error)| error)?.destroy().map_err(|(_, e)| e)?;
+        }
+        assert_eq!(peer.ask(word)?, "left");
+        assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0], "{word}");
+    }
+    Ok(())
+}
+
+/// libmlx5 imports what was exported here; it forgets it, or frees it for all.
+fn vars_of_ours_are_imported() -> Verdict {
+    let context = env::open()?;
+    for word in ["unimport", "free"] {
+        let peer = Peer::run(VAR_PROGRAM, &["take"])?;
+        let var = supported(Var::alloc(&context, VarKind::Virtio), Capability::Var)?;
+        peer.wire.send(&hex(&var.export_rdma_core()), Some(&context.share()?))?;
+        let place = format!("{} {} {}", var.page_id(), var.len(), var.mmap_offset());
+        assert_eq!(peer.hear()?.0, place);
+        let page = var.map()?;
+        assert_eq!(peer.ask("ring 77")?, "77");
+        assert_eq!(page.peek_u32(0)?, 77);
+        page.ring_u32(0, 78)?;
+        assert_eq!(peer.ask("look")?, "78");
+        assert_eq!(peer.ask(word)?, "left");
+        let left = if word == "free" { 0 } else { 1 };
+        assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), left, "{word}");
+        // What somebody else destroyed is gone, and that is what was wanted.
+        var.destroy().map_err(|(_, error)| error)?;
+        assert_eq!((context.handles(ObjectKind::MLX5_VAR)?.len(), context.leaked()), (0, 0));
+    }
+    Ok(())
 }

@@ -17,6 +17,7 @@ trials![
     shared_receive_queues,
     queue_pairs,
     xrc_objects,
+    imports,
 ];
 
 /// Rounds of making and destroying each kind of object: what leaks once a round shows in few, what
@@ -170,6 +171,24 @@ fn xrc_objects() -> Verdict {
             drop(domain.create_target()?);
             drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
             domain.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
+}
+
+/// What is imported is named anew, and nothing is made or destroyed by that.
+fn imports() -> Verdict {
+    rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
+        let context = context.clone();
+        let pd = context.alloc_pd()?;
+        let region = pd.allocate::<u8>(64)?;
+        let envelopes = (pd.export()?, region.export()?);
+        Ok(Box::new(move || {
+            let theirs = supported(context.import_pd(&envelopes.0), Capability::Import)?;
+            let import = theirs.import_mr(&envelopes.1)?;
+            assert_eq!(import.lkey(), region.lkey());
+            import.unimport().map_err(|(_, error)| error)?;
+            theirs.unimport().map_err(|(_, error)| error)?;
             Ok(())
         }))
     })

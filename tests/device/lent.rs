@@ -1,4 +1,5 @@
-//! Two connected queue pairs, in this process or one in another, that take the memory of their requests, and what they work on.
+//! Two connected queue pairs, in this process or one in another, that take the memory of their
+//! requests, and what they work on.
 
 use crate::capability::Capability;
 use crate::env;

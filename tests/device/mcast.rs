@@ -2,16 +2,18 @@
 //! other datagrams.
 
 use crate::capability::Capability;
+use crate::leaks::rounds;
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, supported, trials};
 use std::net::{Ipv4Addr, Ipv6Addr};
-use uverbs::{Errno, Gid, McastMembership};
+use uverbs::{Errno, Gid, McastMembership, ObjectKind, QpType};
 
 trials![
     second_attachment_is_refused,
     memberships_of_one_group_are_apart,
     memberships_outlive_their_queue_pair_s_handle,
     limit_of_members_is_told,
+    memberships_leave_nothing,
 ];
 
 /// On InfiniBand groups have local identifiers as well.
@@ -83,4 +85,19 @@ fn limit_of_members_is_told() -> Verdict {
     drop(members);
     attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
     Ok(())
+}
+
+fn memberships_leave_nothing() -> Verdict {
+    rounds(&[ObjectKind::QP], |context| {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(4).build()?;
+        let qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let mut groups = groups().into_iter().cycle();
+        Ok(Box::new(move || {
+            let gid = groups.next().expect("it has no end");
+            let membership = supported(qp.attach_mcast(gid, LID), Capability::Multicast)?;
+            membership.detach().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }

@@ -43,6 +43,8 @@ pub(crate) struct Config {
     /// Bytes of memory on each side.
     pub(crate) memory: usize,
     pub(crate) signal_all: bool,
+    /// Whether short data comes in completions; for mlx5.
+    pub(crate) scatter: bool,
     pub(crate) srq: bool,
     pub(crate) access: Access,
     pub(crate) mtu: Mtu,
@@ -63,6 +65,7 @@ impl Config {
             pad: false,
             memory: 1 << 17,
             signal_all: false,
+            scatter: false,
             srq: false,
             access: Access::ALL_REMOTE,
             mtu: Mtu::MTU_1024,
@@ -318,6 +321,9 @@ impl Side {
             .max_inline_data(config.inline);
         if config.signal_all {
             builder = builder.signal_all();
+        }
+        if config.scatter {
+            builder = builder.scatter_to_cqe();
         }
         if let Some(srq) = &srq {
             builder = builder.srq(srq);

@@ -12,6 +12,7 @@ use crate::data::doorbell::Doorbells;
 use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
+use crate::object::qp::Wait;
 use crate::object::{Objects, uar};
 use crate::pages::Pages;
 use crate::port::{Casts, Port};
@@ -178,6 +179,11 @@ impl Device {
         }
     }
 
+    /// What the request at hand has cost so far; the next one begins at nothing.
+    pub(crate) fn cost(&self) -> u64 {
+        self.objects.effort.take()
+    }
+
     /// Has a queue looked at.
     pub(crate) fn wake(&mut self, number: u32) {
         if !self.awake.contains(&number) {
@@ -188,6 +194,22 @@ impl Device {
     /// Has a queue looked at after a while.
     pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
         self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
+    }
+
+    /// Has a queue pair send nothing for a while, and then try again.
+    pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
+        let due = self.now.saturating_add(nanoseconds);
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        qp.waits = Some(Wait::Until(due));
+        self.timers.insert((due, qpn), ());
+    }
+
+    /// Ends a queue pair's waiting, whatever it waits for.
+    pub(crate) fn stop_waiting(&mut self, qpn: u32) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        if let Some(Wait::Until(due)) = qp.waits.take() {
+            self.timers.remove(&(due, qpn));
+        }
     }
 
     /// Wakes the queues whose time has come.

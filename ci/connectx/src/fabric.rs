@@ -14,11 +14,21 @@ use crate::function::Function;
 
 /// Requests that one queue may have carried out before another gets its turn.
 const TURN: usize = 32;
+/// What a turn may cost, in steps of about ten nanoseconds: then whoever is connected is heard, and the
+/// rest goes on in the next one.
+const TURN_COST: u64 = 1 << 20;
+/// What a request costs whatever it does.
+const REQUEST_COST: u64 = 64;
 
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
     functions: Vec<Function>,
+    /// The function whose queues are looked at first, so that a turn that ends early does not
+    /// always end before the same ones.
+    first: usize,
+    /// What the turn may still cost.
+    left: u64,
 }
 
 impl Fabric {
@@ -51,20 +61,33 @@ impl Fabric {
     /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
     /// whether there is more to do right away.
     pub fn turn(&mut self, now: u64) -> bool {
-        let mut more = false;
-        for number in 0..self.functions.len() {
-            let device = self.functions[number].device_mut();
+        for function in &mut self.functions {
+            let device = function.device_mut();
             device.now = now;
             device.run_timers();
-            for _ in 0..device.awake.len() {
+        }
+        self.left = TURN_COST;
+        let (first, count) = (self.first, self.functions.len());
+        for number in (0..count).map(|step| (first + step) % count) {
+            for _ in 0..self.functions[number].device().awake.len() {
                 let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
                     break;
                 };
                 self.run_queue(number, queue);
+                if self.left == 0 {
+                    self.first = (number + 1) % count;
+                    return true;
+                }
             }
-            more |= !self.functions[number].device().awake.is_empty();
         }
-        more
+        self.functions.iter().any(|function| !function.device().awake.is_empty())
+    }
+
+    /// Notes what a request has cost; false if the turn ends with it.
+    fn pay(&mut self) -> bool {
+        let cost: u64 = self.functions.iter().map(|function| function.device().cost()).sum();
+        self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
+        self.left > 0
     }
 
     /// When something is due next, in nanoseconds since the start.
@@ -77,6 +100,9 @@ impl Fabric {
             return self.run_raw(number, queue);
         }
         for _ in 0..TURN {
+            if !self.pay() {
+                break;
+            }
             match self.functions[number].device_mut().next_request(queue) {
                 Next::Idle => return,
                 Next::Done => {}
@@ -106,6 +132,9 @@ impl Fabric {
 
     fn run_raw(&mut self, number: usize, queue: u32) {
         for _ in 0..TURN {
+            if !self.pay() {
+                break;
+            }
             match self.functions[number].device_mut().next_frames(queue) {
                 Outgoing::Idle => return,
                 Outgoing::Done => {}

@@ -17,6 +17,7 @@ pub mod control;
 pub mod data;
 pub mod decode;
 pub mod device;
+mod effort;
 pub mod fabric;
 pub mod fault;
 pub mod function;

@@ -17,6 +17,7 @@ pub mod uctx;
 pub mod umem;
 
 use crate::buffer::Listed;
+use crate::effort::Effort;
 use crate::table::Table;
 
 /// Everything that lives in a function.
@@ -34,6 +35,8 @@ pub struct Objects {
     pub(crate) listed: Listed,
     /// Bytes of the lists of all keys.
     pub(crate) mkey_lists: usize,
+    /// What is done for the request at hand.
+    pub(crate) effort: Effort,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
     pub(crate) qps: Table<qp::Qp>,
@@ -64,6 +67,7 @@ impl Objects {
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
             listed: Listed::default(),
             mkey_lists: 0,
+            effort: Effort::default(),
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
             // Queue pairs and send queues share the space of numbers that doorbells name.

@@ -34,6 +34,8 @@ pub(crate) enum Suite {
     Trixie,
     /// Newer packages for Debian 13.
     TrixieBackports,
+    /// What becomes Debian 14.
+    Forky,
 }
 
 impl Suite {
@@ -42,6 +44,7 @@ impl Suite {
             Suite::Bookworm => "bookworm",
             Suite::Trixie => "trixie",
             Suite::TrixieBackports => "trixie-backports",
+            Suite::Forky => "forky",
         }
     }
 
@@ -51,6 +54,7 @@ impl Suite {
             Suite::Bookworm => &["bookworm"],
             Suite::Trixie => &["trixie"],
             Suite::TrixieBackports => &["trixie", "trixie-backports"],
+            Suite::Forky => &["forky"],
         }
     }
 }

@@ -17,7 +17,8 @@ pub(crate) struct Needs {
     pub(crate) kernels: Vec<KernelName>,
     /// rdma-core's tools as well.
     pub(crate) peers: bool,
-    /// Python with rdma-core's bindings and their tests as well.
+    /// Python with rdma-core's bindings and their tests as well, and rdma-core's libraries of the
+    /// next Debian.
     pub(crate) python: bool,
 }
 
@@ -36,6 +37,7 @@ enum Item {
     Shell,
     Peers,
     Python,
+    Newer,
 }
 
 impl Item {
@@ -44,6 +46,7 @@ impl Item {
             Item::Kernel(name) => name.suite(),
             Item::Qemu => Suite::TrixieBackports,
             Item::Shell | Item::Peers | Item::Python => Suite::Trixie,
+            Item::Newer => Suite::Forky,
         }
     }
 
@@ -54,6 +57,7 @@ impl Item {
             Item::Shell => peers::shell(cache)?.is_some(),
             Item::Peers => peers::peers(cache).is_some(),
             Item::Python => python::python(cache).is_some(),
+            Item::Newer => peers::newer(cache).is_some(),
         })
     }
 
@@ -65,6 +69,7 @@ impl Item {
             Item::Shell => peers::fetch_shell(filling, apt).context("the guest's shell"),
             Item::Peers => peers::fetch_peers(filling, apt).context("rdma-core's tools"),
             Item::Python => python::fetch(filling, apt).context("Python"),
+            Item::Newer => peers::fetch_newer(filling, apt).context("newer libraries"),
         }
     }
 }
@@ -77,7 +82,7 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
         items.push(Item::Peers);
     }
     if needs.python {
-        items.push(Item::Python);
+        items.extend([Item::Python, Item::Newer]);
     }
     let missing = |items: &[Item]| -> Result<Vec<Item>> {
         let mut missing = Vec::new();
@@ -94,7 +99,7 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
     let filling = cache.filling()?;
     // Again, for another run may have brought some of it while this one waited.
     let missing = missing(&items)?;
-    for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports] {
+    for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports, Suite::Forky] {
         let of_suite: Vec<Item> =
             missing.iter().copied().filter(|item| item.suite() == suite).collect();
         if of_suite.is_empty() {

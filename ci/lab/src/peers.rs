@@ -21,6 +21,15 @@ const PEERS: &[&str] =
 /// Names a static busybox to use where none can be fetched.
 pub(crate) const OWN_SHELL: &str = "UVERBS_LAB_BUSYBOX";
 
+const NEWER_UNIT: &str = "newer";
+
+/// What of the next Debian lies beside the peers: a release of rdma-core with functions that the
+/// peers' has not. It runs with the peers' other libraries.
+const NEWER: &[&str] = &["libibverbs1", "ibverbs-providers"];
+
+/// Where it lies in the guest, out of the way of programs that do not name it.
+const NEWER_ROOT: &str = "opt/rdma-core";
+
 /// The directory with the shell, laid over the guest's root, if it is there.
 pub(crate) fn shell(cache: &Cache) -> Result<Option<PathBuf>> {
     let Some(own) = std::env::var_os(OWN_SHELL).filter(|value| !value.is_empty()) else {
@@ -38,6 +47,35 @@ pub(crate) fn shell(cache: &Cache) -> Result<Option<PathBuf>> {
 /// The directory with rdma-core's tools, laid over the guest's root.
 pub(crate) fn peers(cache: &Cache) -> Option<PathBuf> {
     cache.unit(PEERS_UNIT)
+}
+
+/// The directory with rdma-core's libraries of the next Debian, laid over the guest's root.
+pub(crate) fn newer(cache: &Cache) -> Option<PathBuf> {
+    cache.unit(NEWER_UNIT)
+}
+
+/// Downloads rdma-core's libraries of the next Debian.
+pub(crate) fn fetch_newer(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    let packages: Vec<Package> = apt
+        .closure(NEWER)?
+        .into_iter()
+        .filter(|package| NEWER.contains(&package.name.as_str()))
+        .collect();
+    let files = apt.download("rdma-core's newer libraries", &packages)?;
+    filling.add(NEWER_UNIT, |unit| {
+        let root = unit.join(NEWER_ROOT);
+        for file in &files {
+            deb::unpack(file, &root, |path| path.to_string_lossy().contains(".so"))?;
+            fs::remove_file(file)?;
+        }
+        for library in ["libibverbs.so.1", "libmlx5.so.1"] {
+            if !root.join("usr/lib/x86_64-linux-gnu").join(library).exists() {
+                bail!("{library} is not in the packages");
+            }
+        }
+        Ok(packages.iter().map(Package::to_string).collect())
+    })?;
+    Ok(())
 }
 
 /// Downloads the shell.

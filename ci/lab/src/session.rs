@@ -146,6 +146,8 @@ impl Session {
         if machine.python {
             let python = python::python(&self.cache).context("Python has gone from the cache")?;
             root.overlay(&python)?;
+            let newer = peers::newer(&self.cache).context("newer libraries have gone")?;
+            root.overlay(&newer)?;
         }
         for (name, path) in machine.programs {
             root.program(&format!("usr/local/bin/{name}"), path);

@@ -11,7 +11,7 @@ pub use arena::Arena;
 pub use huge::HugePages;
 pub use numa::NumaNode;
 pub use pages::Pages;
-pub use shared::{SharedBuffer, SharedMemory};
+pub use shared::{QueueFile, SharedMemory};
 
 use super::queue::QueueMemory;
 use crate::error::{Error, Result};
@@ -35,7 +35,8 @@ impl ResourceType {
     /// twice, for its receives and for its sends.
     #[doc(alias = "MLX5DV_RES_TYPE_QP")]
     pub const MLX5_QP: ResourceType = ResourceType::mlx5(1);
-    /// A work queue of receives on mlx5.
+    /// A work queue of receives on mlx5. This library makes none, and asks no allocator for one; it
+    /// is there for allocators that serve others as well.
     #[doc(alias = "MLX5DV_RES_TYPE_RWQ")]
     pub const MLX5_RWQ: ResourceType = ResourceType::mlx5(2);
     /// A doorbell record on mlx5, 8 bytes: how far a queue was filled or emptied.
@@ -167,9 +168,15 @@ pub unsafe trait QueueAllocator:
     /// what a completion queue is resized to, the kernel takes addresses only, and is told those.
     ///
     /// Memory has no dma-buf unless this is implemented.
+    ///
+    /// # Safety
+    ///
+    /// `memory` was answered by `alloc` of this allocator and has not been freed, and the dma-buf is
+    /// used for nothing but naming the memory to the kernel: whoever else had it could register it as
+    /// a memory region, and let peers write the queue.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
-    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
         let _ = memory;
         None
     }
@@ -192,8 +199,9 @@ unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
         unsafe { A::free(self, domain, memory, resource) }
     }
 
-    fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
-        A::dmabuf(self, memory)
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        // SAFETY: the memory is of the allocator behind; what is asked of the caller is the same.
+        unsafe { A::dmabuf(self, memory) }
     }
 }
 
@@ -252,7 +260,9 @@ impl Source<'_> {
         };
         let held = pd.clone();
         let release = Box::new(move |memory| give_back(&held, memory, resource));
-        let dmabuf = match catch_unwind(AssertUnwindSafe(|| allocator.dmabuf(memory))) {
+        // SAFETY: it was just answered, and `QueueMemory` keeps the dma-buf to itself.
+        let asked = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.dmabuf(memory) }));
+        let dmabuf = match asked {
             Ok(dmabuf) => dmabuf,
             Err(payload) => {
                 release(memory);

@@ -1,6 +1,6 @@
 //! Completions as the device writes them.
 
-use crate::completion::{WcOpcode, WcStatus};
+use crate::completion::{Scattered, WcOpcode, WcStatus};
 use crate::mem::element::Element;
 use std::mem::offset_of;
 use uapi::{
@@ -24,6 +24,13 @@ const KINDS: usize = offset_of!(mlx5_cqe64, l4_l3_hdr_type);
 const VLAN: usize = offset_of!(mlx5_cqe64, vlan_info);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
+
+/// In the last byte: the core of the element begins with up to 32 bytes of data.
+const IN_CORE: u8 = 1 << 2;
+/// In the last byte: up to 64 bytes of data stand before the core, in the element's first half.
+const IN_FRONT: u8 = 1 << 3;
+/// Bytes that an atomic brings back.
+const ATOMIC: u32 = 8;
 
 /// An element that the device has not written yet.
 pub(crate) const INVALID: u8 = opcode::MLX5_CQE_INVALID.0 << 4;
@@ -167,6 +174,25 @@ impl Wc<'_> {
     /// The tag that the device took out of a raw packet.
     pub(crate) fn vlan(&self) -> Option<u16> {
         (self.element.byte::<KINDS>() & 1 != 0).then(|| self.element.be16::<VLAN>())
+    }
+
+    /// What came with the completion and lies in it, not in memory.
+    pub(crate) fn scattered(&self) -> Option<Scattered> {
+        if self.is_error() {
+            return None;
+        }
+        // Of a send the byte was not kept as it is.
+        let format = self.element.owner() & (IN_CORE | IN_FRONT);
+        let length = match (self.opcode_byte(), WcOpcode(self.kind)) {
+            // The device need not say how long the answer to an atomic is.
+            (opcode::MLX5_CQE_REQ, WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD) => ATOMIC,
+            _ => self.byte_len(),
+        };
+        match format {
+            IN_CORE => Some(Scattered::new(&self.element.start(), length)),
+            IN_FRONT => Some(Scattered::new(&self.element.front()?, length)),
+            _ => None,
+        }
     }
 
     /// When the device wrote the completion, by its own clock; an error stands in the same place.

@@ -2,6 +2,8 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::heir::take_over;
+use crate::leaks::rounds;
 use crate::pair::{Config, Pair};
 use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
@@ -25,6 +27,7 @@ trials![
     another_process_copies_and_writes,
     ownership_crosses,
     stale_envelopes_are_refused,
+    memory_leaves_nothing,
 ];
 
 const BYTES: usize = 4096;
@@ -278,7 +281,7 @@ fn registered_memory_is_not_freed() -> Verdict {
     // Who does not know of the region here is told by the kernel.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = context.import_dm(&envelope)?.into_owner().map_err(|(_, error)| error)?;
+    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
     let (own, error) = own.destroy().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     own.release().map_err(|(_, error)| error)?;
@@ -386,7 +389,7 @@ impl Desk {
             }
             ("own", ..) => {
                 let memory = self.imported.take().ok_or_else(|| missing("device memory"))?;
-                match memory.into_owner() {
+                match take_over(memory) {
                     Ok(memory) => {
                         self.own = Some(memory);
                         "owned".into()
@@ -397,4 +400,22 @@ impl Desk {
             _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
         })
     }
+}
+
+/// Allocated, mapped, registered, and imported.
+fn memory_leaves_nothing() -> Verdict {
+    open()?;
+    rounds(&[ObjectKind::DM, ObjectKind::MR, ObjectKind::PD], |context| {
+        let context = context.clone();
+        let pd = context.alloc_pd()?;
+        Ok(Box::new(move || {
+            let memory = alloc(&context, 256)?;
+            memory.copy_from(0, &1u64)?;
+            let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
+            drop(context.import_dm(&memory.export()?)?);
+            region.destroy().map_err(|(_, error)| error)?;
+            memory.destroy().map_err(|(_, error)| error)?;
+            Ok(())
+        }))
+    })
 }

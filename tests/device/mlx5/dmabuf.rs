@@ -2,70 +2,33 @@
 //! memory.
 
 use crate::capability::Capability;
+use crate::leaks::rounds;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, require, supported, trials};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use uverbs::{Access, Errno, Remote, SendWr, WcOpcode, WcStatus};
+use std::os::fd::{AsFd, OwnedFd};
+use uverbs::{Access, Errno, ObjectKind, Remote, SendWr, WcOpcode, WcStatus};
 
-trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf];
+trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf, regions_of_a_dma_buf_leave_nothing];
+
+/// The library's own, which it keeps to itself.
+#[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
+#[path = "../../../src/mem/udmabuf.rs"]
+mod udmabuf;
 
 const BYTES: usize = 1 << 16;
 
-/// `struct udmabuf_create` of `linux/udmabuf.h`.
-#[repr(C)]
-struct Create {
-    memfd: u32,
-    flags: u32,
-    offset: u64,
-    size: u64,
-}
-
-/// `UDMABUF_CREATE`.
-const CREATE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<Create>(b'u', 0x42);
-const CLOEXEC: u32 = 1;
-
 /// A file in memory, and a dma-buf of it.
-#[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
 fn dmabuf() -> Verdict<(OwnedFd, OwnedFd)> {
     let maker = File::options().read(true).write(true).open("/dev/udmabuf");
     require(maker.is_ok(), Capability::Udmabuf, "there is no /dev/udmabuf")?;
     let memory = memfd_create("dmabuf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, BYTES as u64)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK)?;
-    let create =
-        Create { memfd: memory.as_raw_fd() as u32, flags: CLOEXEC, offset: 0, size: BYTES as u64 };
-    // SAFETY: the kernel reads the struct, which is the one that this ioctl is for.
-    let fd = unsafe { rustix::ioctl::ioctl(maker?, Made(create)) }?;
+    let fd = udmabuf::of_memfd(maker?, memory.as_fd(), BYTES)?;
     Ok((memory, fd))
-}
-
-/// The ioctl, which answers a file.
-struct Made(Create);
-
-#[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
-// SAFETY: the opcode takes a pointer to the struct, and answers a new descriptor.
-unsafe impl rustix::ioctl::Ioctl for Made {
-    type Output = OwnedFd;
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> rustix::ioctl::Opcode {
-        CREATE
-    }
-
-    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
-        std::ptr::from_mut(&mut self.0).cast()
-    }
-
-    unsafe fn output_from_ptr(
-        fd: rustix::ioctl::IoctlOutput,
-        _: *mut std::ffi::c_void,
-    ) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: a success answers a descriptor that is nobody else's.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
 }
 
 /// Rights that a peer needs to write and read.
@@ -129,4 +92,21 @@ fn a_part_of_a_dma_buf() -> Verdict {
     let error = pair.b.pd.register_dmabuf(memory.as_fd(), 0, 4096, 0, ACCESS).unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::BADF), "{error}");
     Ok(())
+}
+
+fn regions_of_a_dma_buf_leave_nothing() -> Verdict {
+    super::open()?;
+    let (_memory, buffer) = dmabuf()?;
+    rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        let buffer = buffer.try_clone()?;
+        Ok(Box::new(move || {
+            let region = supported(
+                pd.register_dmabuf(&buffer, 0, BYTES as u64, 0, ACCESS),
+                Capability::Dmabuf,
+            )?;
+            drop(region);
+            Ok(())
+        }))
+    })
 }

@@ -6,6 +6,7 @@ mod context;
 mod cq;
 pub(crate) mod dm;
 mod dmabuf;
+mod scatter;
 pub(crate) mod stress;
 mod td;
 mod uar;
@@ -27,6 +28,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         cq::trials(),
         dm::trials(),
         dmabuf::trials(),
+        scatter::trials(),
         stress::trials(),
         td::trials(),
         uar::trials(),

@@ -3,12 +3,14 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::frame::{EXPERIMENT, Frame, TCP, UDP};
+use crate::leaks::rounds;
 use crate::pair::PORT;
 use crate::station::{Station, unprivileged};
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use uverbs::{
-    Context, Errno, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType, QpType,
+    Context, Errno, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType,
+    ObjectKind, QpType,
 };
 
 trials![
@@ -27,6 +29,7 @@ trials![
     rules_need_a_capability,
     packets_of_nobody,
     sniffers,
+    rules_leave_nothing,
 ];
 
 /// Sends frames over the cable, of which only the last may be heard under a rule: had one before it
@@ -313,7 +316,7 @@ fn refusals_say_why() -> Verdict {
     assert!(error.message().contains("the port"), "{error}");
     let error = refusal(it.rule().spec(eth).priority(16));
     assert_eq!(error.errno(), Errno::NOMEM);
-    assert!(error.message().contains("priority 16 is beyond the last"), "{error}");
+    assert!(error.message().contains("priority 16 is beyond the last, which is 15"), "{error}");
     let error = refusal(it.rule().spec(FlowIpv4::new().ttl(3)));
     assert!(error.is_unsupported() && error.message().contains("ttl"), "{error}");
     let error = refusal(it.rule().spec(eth.ether_type(0x86dd)).spec(FlowIpv4::new()));
@@ -379,4 +382,31 @@ fn sniffers() -> Verdict {
     drop(it);
     assert_eq!(Context::open(&env::device())?.leaked(), 0);
     Ok(())
+}
+
+/// And now and then a queue pair goes with its rule: they take longer to make.
+fn rules_leave_nothing() -> Verdict {
+    env::lab()?;
+    let mac = Station::on(&env::device())?.mac;
+    let rule = move |vlan| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(vlan));
+    rounds(&[ObjectKind::FLOW, ObjectKind::QP, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(4).build()?;
+        let make = move || {
+            let qp = pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build();
+            supported(qp, Capability::RawPacket)
+        };
+        let kept = make()?;
+        let mut round = 0;
+        Ok(Box::new(move || {
+            round += 1;
+            kept.create_flow(&rule(1))?.destroy().map_err(|(_, error)| error)?;
+            if round % 50 == 1 {
+                let qp = make()?;
+                let flow = qp.create_flow(&rule(2).tag(7))?;
+                drop((qp, flow));
+            }
+            Ok(())
+        }))
+    })
 }

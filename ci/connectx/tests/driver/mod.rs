@@ -44,6 +44,10 @@ pub(crate) struct Driver {
     pub(crate) fabric: Fabric,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
+    /// Code of the time after which queue pairs send again; 0 is never.
+    pub(crate) ack_timeout: u64,
+    /// Whom queue pairs believe to be connected to.
+    pub(crate) peer_gid: [u8; 16],
     next: u64,
     now: u64,
 }
@@ -61,7 +65,8 @@ impl Driver {
         function.write(Region::Config, 4, &[6, 0]);
         function.write(Region::Bar0, 0x10, &0u32.to_be_bytes());
         function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
-        let mut driver = Self { fabric, uar: 0, pd: 0, next: FIRST_FREE, now: 0 };
+        let mut driver =
+            Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
         let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
         let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
@@ -240,6 +245,26 @@ impl Driver {
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
     }
 
+    /// A key with these fields in its context, bound to no queue unless they say so, and with this
+    /// list. Its variant part is 0.
+    pub(crate) fn key_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
+        let octowords = list.len().div_ceil(16) as u64;
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        input.set(create_mkey_in::translations_octword_actual_size, octowords);
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        context.set(mkc::qpn, 0xff_ffff);
+        context.set(mkc::pd, self.pd.into());
+        context.set(mkc::translations_octword_size, octowords);
+        for (field, value) in fields {
+            context.set(*field, *value);
+        }
+        let mut input = input.into_inner();
+        input.extend(list);
+        input.resize(input.len().next_multiple_of(16), 0);
+        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8
+    }
+
     /// A queue pair of 16 receives of one segment and 16 send blocks.
     pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
         self.qp_with(service, cqn, &[])
@@ -252,7 +277,20 @@ impl Driver {
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
     ) -> Queue {
-        let (page, record) = (self.page(), self.page());
+        let page = self.page();
+        self.try_qp(0, page, service, cqn, fields).unwrap()
+    }
+
+    /// The same in the name of a user context and in a page of choice, if the device agrees.
+    pub(crate) fn try_qp(
+        &mut self,
+        uid: u32,
+        page: u64,
+        service: u64,
+        cqn: u32,
+        fields: &[(Field<qpc>, u64)],
+    ) -> Result<Queue, Refused> {
+        let record = self.page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
         for (field, value) in [
@@ -273,9 +311,9 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_QP, &input).unwrap();
+        let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
-        Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 }
+        Ok(Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 })
     }
 
     pub(crate) fn modify(
@@ -293,8 +331,8 @@ impl Driver {
             context.set(*field, *value);
         }
         let mut path = context.sub_mut(qpc::primary_address_path);
-        path.set_span(ads::rgid_rip, &GID);
-        path.set(ads::ack_timeout, 1);
+        path.set_span(ads::rgid_rip, &self.peer_gid);
+        path.set(ads::ack_timeout, self.ack_timeout);
         self.simple(op, &input.into_inner())
     }
 
@@ -348,8 +386,20 @@ impl Driver {
         self.memory().write(address, &record).unwrap();
     }
 
-    /// Posts one signaled request and rings.
+    /// Posts one signaled request, rings, and waits for what comes of it.
     pub(crate) fn post_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
+        self.ring_send(qp, op, immediate, segments);
+        self.run();
+    }
+
+    /// Posts one signaled request, rings, and waits for what comes of it right away.
+    pub(crate) fn ring_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
+        self.queue_send(qp, op, immediate, segments);
+        self.run_now();
+    }
+
+    /// Posts one signaled request and rings; nothing comes of it yet.
+    pub(crate) fn queue_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         let units = 1 + segments.len() / 16;
         let mut request = (u32::from(qp.posted) << 8 | u32::from(op)).to_be_bytes().to_vec();
         request.extend((qp.number << 8 | units as u32).to_be_bytes());
@@ -368,7 +418,17 @@ impl Driver {
         let doorbell = u64::from(self.uar) * 4096 + 0x800;
         self.fabric.function(0).write(Region::Bar0, doorbell, &request[..8]);
         self.fabric.function(0).device_mut().settle();
-        self.run();
+    }
+
+    /// Lets time pass, and the device do what it can do then.
+    pub(crate) fn run_at(&mut self, now: u64) {
+        self.now = now;
+        self.run_now();
+    }
+
+    /// Lets the device do what it can do right away.
+    pub(crate) fn run_now(&mut self) {
+        while self.fabric.turn(self.now) {}
     }
 
     /// Lets the device work until it has nothing more to do, timers included.

@@ -138,6 +138,79 @@ fn errors_have_names_and_the_device_s_own_code() {
     }
 }
 
+/// Data in the core of an element of either size, and in front of the core of a long one.
+#[test]
+fn data_in_completions_is_found_by_what_the_last_byte_says() {
+    const IN_CORE: u8 = 4;
+    const IN_FRONT: u8 = 8;
+    let pattern: [u8; 64] = std::array::from_fn(|at| at as u8 ^ 0x5a);
+    for size in [64, 128] {
+        let mut completed = Completed::new(4, size);
+        let record = member();
+        completed.ring.members().attach(&record);
+        for (opcode, length, data) in [
+            (SEND, 1, 1),
+            (SEND_IMM, 31, 31),
+            (SEND_INV, 32, 32),
+            (REQ, 32, 32),
+            // No device says this; there is no more in a core.
+            (SEND, 33, 32),
+        ] {
+            let mut core = element(opcode, 1, 0x42, 1);
+            core[..32].copy_from_slice(&pattern[..32]);
+            core[47] = length;
+            core[63] |= IN_CORE;
+            completed.write(core);
+            let wc = completed.ring.next(true).unwrap();
+            assert_eq!(wc.scattered().as_deref(), Some(&pattern[..data]), "of {size} bytes");
+            assert_eq!((wc.status(), wc.byte_len()), (WcStatus::SUCCESS, length.into()));
+            completed.ring.release();
+        }
+        for (opcode, bits) in [(SEND, 0), (REQ, 0), (REQ_ERR, IN_CORE), (RESP_ERR, IN_FRONT)] {
+            let mut core = element(opcode, 1, 0x42, 1);
+            core[47] = 8;
+            core[63] |= bits;
+            completed.write(core);
+            assert!(completed.ring.next(true).unwrap().scattered().is_none(), "{opcode} {bits}");
+            completed.ring.release();
+        }
+    }
+    let mut completed = Completed::new(4, 128);
+    let record = member();
+    completed.ring.members().attach(&record);
+    for length in [1, 63, 64, 40, 7] {
+        let at = completed.producer % 4 * 8;
+        completed.device.copy(at, 0, &pattern);
+        let mut core = element(SEND, 1, 0x42, 1);
+        core[47] = length;
+        core[63] |= IN_FRONT;
+        completed.write(core);
+        let wc = completed.ring.next(true).unwrap();
+        assert_eq!(wc.scattered().as_deref(), Some(&pattern[..length.into()]));
+        completed.ring.release();
+    }
+}
+
+/// The device need not say how long the answer to an atomic is.
+#[test]
+fn atomics_bring_eight_bytes() {
+    let mut completed = Completed::new(4, 64);
+    let index = Indices::new().take().unwrap();
+    let record = Record::new(0x42, index, Some(4), Receives::None);
+    for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
+        record.sends.notes().note(at, 0, at, kind.0);
+    }
+    completed.ring.members().attach(&record);
+    for at in 0..2 {
+        let mut core = element(REQ, 1, 0x42, at);
+        core[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        core[63] |= 4;
+        completed.write(core);
+        let wc = completed.ring.next(true).unwrap();
+        assert_eq!(wc.scattered().as_deref(), Some(&[1, 2, 3, 4, 5, 6, 7, 8][..]));
+    }
+}
+
 #[test]
 fn completions_of_nobody_are_given_back_unseen() {
     let mut completed = Completed::new(4, 64);
@@ -306,8 +379,14 @@ fn a_resized_queue_goes_on_with_what_was_there() {
             completed.write(element(REQ, 1, 0x42, n));
         }
         assert_eq!(ids(&mut completed.ring).len(), 3);
-        // One waits when the device moves, which ends the old queue with a mark.
-        completed.write(element(REQ, 1, 0x42, 3));
+        // One waits, with data in it, when the device moves, which ends the old queue with a mark.
+        let mut waiting = element(REQ, 1, 0x42, 3);
+        (waiting[0], waiting[47]) = (0xd7, 1);
+        waiting[63] |= if size == 64 { 4 } else { 8 };
+        if size == 128 {
+            completed.device.copy(3 * completed.stride, 0, &[0xd7; 64]);
+        }
+        completed.write(waiting);
         completed.write(element(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
         let elements = cq::prepare(&memory, entries, size).unwrap();
@@ -317,7 +396,9 @@ fn a_resized_queue_goes_on_with_what_was_there() {
             crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
         assert_eq!(completed.consumed(), 4, "the mark is consumed");
         completed.write(element(REQ, 1, 0x42, 0));
-        assert_eq!(ids(&mut completed.ring), [103, 100], "{entries} of {size} bytes");
+        let moved = completed.ring.next(true).unwrap();
+        assert_eq!((moved.wr_id, moved.scattered().as_deref()), (103, Some(&[0xd7][..])));
+        assert_eq!(ids(&mut completed.ring), [100], "{entries} of {size} bytes");
         assert_eq!(completed.consumed(), 6);
     }
 }

@@ -7,10 +7,10 @@ use crate::completion::{WcOpcode, WcStatus};
 use crate::identity::Identity;
 use crate::mem::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey};
-use crate::provider::Address;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::wqe::pair;
+use crate::provider::{Address, Cursor};
 use crate::wr::{Destination, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -226,9 +226,12 @@ fn requests_are_those_of_libmlx5() {
         let mut cursor = sends.ring.cursor();
         cursor.at = at;
         cursor.flags = pair(vector.number("flags") & 0x20, 0);
-        sends.ring.push(&mut cursor, &wr).unwrap();
-        let expected = vector.bytes();
-        let name = vector.line("bytes");
+        let (expected, name) = (vector.bytes(), vector.line("bytes"));
+        // The long way writes the same, a place further.
+        let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
+        sends.ring.push(&mut further, &wr).unwrap();
+        assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
+        sends.push(&mut cursor, &wr).unwrap();
         assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
 
         let rung = vector.lines.get("blueflame").or(vector.lines.get("doorbell"));
@@ -293,7 +296,7 @@ fn receives_are_those_of_libmlx5() {
                 let receiver = Receiver::new(512, stride);
                 let mut cursor = receiver.ring.cursor();
                 cursor.at = at;
-                receiver.ring.push(&mut cursor, &recv).unwrap();
+                receiver.push(&mut cursor, &recv).unwrap();
                 let unit = at * stride / 16;
                 bytes(&receiver.device, unit, expected.len())
             }
@@ -301,7 +304,7 @@ fn receives_are_those_of_libmlx5() {
                 let mut shared = SharedReceiver::new(512, stride);
                 let mut cursor = shared.ring.cursor();
                 cursor.at = at;
-                shared.ring.push(&mut cursor, &recv).unwrap();
+                shared.push(&mut cursor, &recv).unwrap();
                 bytes(&shared.device, at * stride / 16, expected.len())
             }
         };
@@ -349,19 +352,23 @@ fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
 
 #[test]
 fn completions_are_understood() {
-    let mut seen = Vec::new();
+    let (mut seen, mut brought) = (Vec::new(), Vec::new());
     for vector in Vector::of("completion") {
         let bytes = vector.bytes();
+        let long = bytes.len() == 128;
         let core: [u8; 64] = bytes[bytes.len() - 64..].try_into().unwrap();
         let Ok(cqe) = mlx5_cqe64::read_from_bytes(&core) else { unreachable!("64 bytes") };
         let Ok(error) = mlx5_err_cqe::read_from_bytes(&core) else { unreachable!("64 bytes") };
         // libmlx5 gives a queue pair no index of its own until somebody else has zero.
         let number = cqe.srqn.get() & 0xff_ffff;
-        let mut completed = Completed::new(4, 64);
-        let record = member(number.max(1), WcOpcode::WRITE);
+        let mut completed = Completed::new(4, bytes.len());
+        let record = member(number.max(1), WcOpcode::READ);
         completed.ring.members().attach(&record);
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
+        if long {
+            completed.device.copy(0, 0, &bytes[..64]);
+        }
         completed.write(own);
         let wc = completed.ring.next(true).unwrap();
         let opcode = cqe.op_own >> 4;
@@ -375,6 +382,17 @@ fn completions_are_understood() {
             assert_eq!(wc.opcode().is_recv(), receive);
             assert_eq!(wc.imm().is_some(), matches!(opcode, 1 | 3));
             assert_eq!(wc.invalidated_rkey().is_some(), opcode == 4);
+            // Where libmlx5 finds data: from the first byte of the last 64 on, or before them.
+            let length = cqe.byte_cnt.get() as usize;
+            let data = match cqe.op_own & 0xc {
+                4 => Some(&core[..length]),
+                8 => Some(&bytes[..length]),
+                _ => None,
+            };
+            assert_eq!(wc.scattered().as_deref(), data);
+            if data.is_some() {
+                brought.push((long, receive));
+            }
         } else {
             assert_ne!(wc.status(), WcStatus::SUCCESS);
             assert_ne!(wc.status(), WcStatus::GENERAL_ERR, "syndrome {:#x}", error.syndrome);
@@ -384,5 +402,8 @@ fn completions_are_understood() {
     }
     for opcode in [0, 1, 2, 3, 4, 13, 14] {
         assert!(seen.contains(&opcode), "no vector with opcode {opcode}: {seen:?}");
+    }
+    for form in [(false, true)] {
+        assert!(brought.contains(&form), "no data (in a long completion, received): {form:?}");
     }
 }
