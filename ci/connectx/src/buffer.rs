@@ -114,7 +114,7 @@ impl Buffer {
     pub fn address(&self, at: u64, len: u64) -> Result<u64, Refused> {
         let place = self.part(at, len)?.offset;
         let inside = place & ((1 << self.shift) - 1);
-        if inside % len != 0 {
+        if !inside.is_multiple_of(len) {
             return refuse!(BadParam, "a word of {len} bytes at {at:#x}");
         }
         match self.list.pages.get((place >> self.shift) as usize) {
