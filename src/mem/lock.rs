@@ -36,22 +36,25 @@ impl<T: Default> Default for Lock<T> {
 mod tests {
     use super::*;
     use crate::mem::fork::in_child;
-    use std::sync::Barrier;
+    use std::sync::mpsc;
 
     #[test]
     fn a_child_does_not_wait_for_a_thread_that_it_has_not() {
         let lock = Lock::new(7);
-        let (locked, forked) = (Barrier::new(2), Barrier::new(2));
+        let (locked, is_locked) = mpsc::channel();
+        let (forked, is_forked) = mpsc::channel::<()>();
+        let here = &lock;
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let guard = lock.lock();
-                locked.wait();
-                forked.wait();
+            scope.spawn(move || {
+                let guard = here.lock();
+                locked.send(()).unwrap();
+                // Until the other end is dropped, be it by a panic.
+                let _ = is_forked.recv();
                 drop(guard);
             });
-            locked.wait();
+            is_locked.recv().unwrap();
+            let _forked = forked;
             in_child(|| assert!(lock.lock().is_none()));
-            forked.wait();
         });
         assert_eq!(lock.lock().as_deref(), Some(&7));
     }
