@@ -309,15 +309,15 @@ struct Outside<'d, W> {
 
 impl<W: Watch> Ends for Outside<'_, W> {
     fn sweep(&mut self) -> Result<usize> {
-        let mut cq = self.core.cq();
-        let completions = cq
-            .poll()
+        let (mut cq, later) = (self.core.cq(), &mut *self.later);
+        let polled = cq.poll_each(ROUND, |settled| {
+            if let Some(Done { memory, tag, outcome }) = settled.into_done() {
+                let Tag { table, cell, side } = tag;
+                table.complete(cell, side, memory, outcome, later);
+            }
+        });
+        let found = polled
             .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
-        let mut found = 0;
-        for Done { memory, tag: Tag { table, cell, side }, outcome } in completions.take(ROUND) {
-            table.complete(cell, side, memory, outcome, self.later);
-            found += 1;
-        }
         drop(cq);
         self.later.run();
         Ok(found)

@@ -534,7 +534,8 @@ mod model {
         }
     }
 
-    /// A request completes while its future looks: the future is over, or is woken.
+    /// A request completes while its future looks: the future is over, or is woken. Both are
+    /// threads of their own, here and below: the model's first is not preempted as others are.
     #[test]
     fn look_while_a_request_completes() {
         loom::model(|| {
@@ -543,10 +544,14 @@ mod model {
             let cell = admit(&table, &waker);
             let theirs = table.clone();
             let driver = thread::spawn(move || complete(&theirs, cell));
-            while let Progress::UnderWay = table.progress(cell, &waker) {
-                task.0.wait();
-            }
+            let theirs = table.clone();
+            let future = thread::spawn(move || {
+                while let Progress::UnderWay = theirs.progress(cell, &waker) {
+                    task.0.wait();
+                }
+            });
             driver.join().unwrap();
+            future.join().unwrap();
             assert_eq!(table.under_way(), 0);
         });
     }
@@ -560,8 +565,10 @@ mod model {
             let cell = admit(&table, &waker);
             let theirs = table.clone();
             let driver = thread::spawn(move || complete(&theirs, cell));
-            table.abandon(cell);
+            let theirs = table.clone();
+            let future = thread::spawn(move || theirs.abandon(cell));
             driver.join().unwrap();
+            future.join().unwrap();
             let state = table.state();
             assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
         });
@@ -583,26 +590,29 @@ mod model {
             });
             let (theirs, slots) = (table.clone(), queue.slots().clone());
             let driver = thread::spawn(move || {
-                slots.settle(ticket.unwrap()).unwrap();
+                slots.settle(ticket.unwrap()).unwrap().take();
                 complete(&theirs, cell);
             });
-            let (task, waker) = task();
-            let mut number = None;
-            loop {
-                let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
-                    panic!("nobody else stands in line");
-                };
-                if queue.vacancy().is_some() {
-                    break;
+            let future = thread::spawn(move || {
+                let (task, waker) = task();
+                let mut number = None;
+                loop {
+                    let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
+                        panic!("nobody else stands in line");
+                    };
+                    if queue.vacancy().is_some() {
+                        break;
+                    }
+                    table.wait(Side::Send, &mut number, &waker);
+                    if queue.vacancy().is_some() {
+                        break;
+                    }
+                    table.dismiss(cell);
+                    task.0.wait();
                 }
-                table.wait(Side::Send, &mut number, &waker);
-                if queue.vacancy().is_some() {
-                    break;
-                }
-                table.dismiss(cell);
-                task.0.wait();
-            }
+            });
             driver.join().unwrap();
+            future.join().unwrap();
         });
     }
 }

@@ -125,6 +125,51 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 6));
 }
 
+/// What is looked at in place comes out as what it is, at most as many as are asked for, and what
+/// nobody takes is free again.
+#[test]
+fn completions_are_visited_in_place() {
+    let mut owned = Owned::new();
+    for tag in ["taken", "kept", "left", "later"] {
+        owned.send(tag);
+        let send = owned.taken(Role::Send);
+        owned.complete(send);
+    }
+    let (mut kept, mut seen) = (None, Vec::new());
+    let visited = owned.cq.poll_each(3, |request| {
+        assert!(request.is_success());
+        seen.push(*request.tag().unwrap());
+        match seen.len() {
+            1 => {
+                let (buffer, tag) = request.into_buffer().unwrap();
+                assert_eq!((&*buffer, tag), (&b"taken"[..], "taken"));
+            }
+            2 => kept = request.into_done(),
+            _ => {}
+        }
+    });
+    assert_eq!((visited, seen), (Ok(3), vec!["taken", "kept", "left"]));
+    let kept = kept.unwrap();
+    assert_eq!((kept.tag, kept.outcome.qpn), ("kept", owned.qp.qpn()));
+    assert_eq!(&*kept.memory.into_buffer().unwrap(), b"kept");
+    assert_eq!((owned.pool.idle(), owned.tags()), (7, vec!["later"]));
+    assert_eq!(
+        (owned.pool.idle(), owned.qp.send_room()),
+        (8, owned.qp.caps().max_send_wr as usize)
+    );
+    // Without a buffer it is the request that comes back.
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]).inline(b"x"), (), "none").unwrap();
+    batch.ring().unwrap();
+    let send = owned.taken(Role::Send);
+    owned.complete(send);
+    let visited = owned.cq.poll_each(1, |request| {
+        let request = request.into_buffer().unwrap_err();
+        assert_eq!(request.into_done().unwrap().tag, "none");
+    });
+    assert_eq!(visited, Ok(1));
+}
+
 #[test]
 fn a_full_queue_gives_the_buffer_back() {
     let mut owned = Owned::new();
