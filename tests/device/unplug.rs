@@ -59,23 +59,25 @@ fn work(name: &str) -> Verdict {
     let over = AtomicBool::new(false);
     let look = holding(&device)?;
     thread::scope(|scope| {
-        let threads: Vec<(&str, ScopedJoinHandle<'_, Verdict>)> = vec![
+        let threads: [(&str, ScopedJoinHandle<'_, Verdict>); 6] = [
             ("traffic", scope.spawn(|| traffic(&device, &over))),
             ("creation", scope.spawn(|| creation(&device, &over))),
             ("channel", scope.spawn(|| channel(&device))),
             ("events", scope.spawn(|| events(&device))),
             ("owned", scope.spawn(|| lending::owned(&device))),
             ("scope", scope.spawn(|| lending::scope(&device))),
-            #[cfg(feature = "tokio")]
-            ("futures", scope.spawn(|| waiting::futures(&device))),
         ];
+        #[cfg(feature = "tokio")]
+        let futures = [("futures", scope.spawn(|| waiting::futures(&device)))];
+        #[cfg(not(feature = "tokio"))]
+        let futures = [];
         // They need a moment to be at it.
         thread::sleep(Duration::from_millis(500));
         println!("at work");
         let mut line = String::new();
         stdin().read_line(&mut line)?;
         over.store(true, Ordering::Relaxed);
-        for (what, thread) in threads {
+        for (what, thread) in threads.into_iter().chain(futures) {
             match thread.join() {
                 Ok(verdict) => verdict.map_err(|stop| Stop::fail(format!("{what}: {stop:?}")))?,
                 Err(_) => return Err(Stop::fail(format!("{what}: a panic"))),
