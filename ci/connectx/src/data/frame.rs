@@ -4,7 +4,9 @@
 //! on the way in. Frames are the guest's: no length in them is believed.
 
 use uverbs_uapi::mlx5::prm::Bits;
-use uverbs_uapi::mlx5::prm::flow::{fte_match_param, fte_match_set_lyr_2_4 as layer};
+use uverbs_uapi::mlx5::prm::flow::{
+    fte_match_param, fte_match_set_lyr_2_4 as layer, fte_match_set_misc,
+};
 
 const VLAN: u16 = 0x8100;
 const IPV4: u16 = 0x0800;
@@ -115,11 +117,19 @@ impl Parts {
             outer.set_span(layer::src_ipv4_src_ipv6, &source);
             outer.set_span(layer::dst_ipv4_dst_ipv6, &destination);
         };
+        let first = word(self.network);
+        let (class, label) = match self.version {
+            4 => (first >> 16 & 0xff, 0),
+            6 => (first >> 20 & 0xff, first & 0xf_ffff),
+            _ => (0, 0),
+        };
         match self.version {
             4 => addresses(12, 4),
             6 => addresses(8, 16),
             _ => {}
         }
+        outer.set(layer::ip_dscp, class >> 2);
+        outer.set(layer::ip_ecn, class & 3);
         if let Some((at, protocol)) = self.transport {
             let source = half(frame, at).unwrap_or(0).into();
             let destination = half(frame, at + 2).unwrap_or(0).into();
@@ -135,6 +145,8 @@ impl Parts {
                 outer.set(layer::tcp_flags, flags.into());
             }
         }
+        let mut rest = bits.sub_mut(fte_match_param::misc_parameters);
+        rest.set(fte_match_set_misc::outer_ipv6_flow_label, label);
         bits.into_inner()
     }
 

@@ -21,6 +21,10 @@ super::layouts! {
     }
     fte_match_param[0x1000] {
         outer_headers: 0x0, 0x200 of fte_match_set_lyr_2_4;
+        misc_parameters: 0x200, 0x200 of fte_match_set_misc;
+    }
+    fte_match_set_misc[0x200] {
+        outer_ipv6_flow_label: 0xec, 0x14;
     }
     fte_match_set_lyr_2_4[0x200] {
         smac_47_16: 0x0, 0x20;
@@ -32,6 +36,8 @@ super::layouts! {
         first_cfi: 0x73, 0x1;
         first_vid: 0x74, 0xc;
         ip_protocol: 0x80, 0x8;
+        ip_dscp: 0x88, 0x6;
+        ip_ecn: 0x8e, 0x2;
         cvlan_tag: 0x90, 0x1;
         frag: 0x92, 0x1;
         ip_version: 0x93, 0x4;
