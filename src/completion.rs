@@ -6,7 +6,8 @@ use uverbs_uapi::wc::{ib_uverbs_wc, ib_wc_flags};
 
 open_enum! {
     /// How a request ended. After any error the queue pair is in state
-    /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and what else was posted to it completes as `WR_FLUSH_ERR`.
+    /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
+    /// what else was posted to it completes as `WR_FLUSH_ERR`.
     #[doc(alias = "ibv_wc_status")]
     pub struct WcStatus(u32) {
         SUCCESS = 0, "success";

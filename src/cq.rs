@@ -332,9 +332,13 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for fewer than are in the queue or more than the device has: the queue is as it was.
-    /// If the resized queue could not be mapped (`ENOMEM`, and `EAGAIN` for locked memory), no
-    /// completion arrives any more: destroy it.
+    /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` where the
+    /// device resizes none, `ENOMEM` where memory cannot be pinned: the queue is as it was.
+    ///
+    /// If the resized queue could not be mapped (on rxe, `ENOMEM`, and `EAGAIN` for locked memory), no
+    /// completion arrives any more, and after `EIO` and `ETIMEDOUT` nobody knows whether the device
+    /// goes on in the old memory or in the new: destroy it. Memory that the device may know stays
+    /// until then.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
@@ -359,7 +363,7 @@ impl CompletionQueue {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
             let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
             let resized = file.execute(VERB, &mut plan.request(command));
-            resized.map_err(|error| match error.errno() {
+            let resized = resized.map_err(|error| match error.errno() {
                 Errno::INVAL => {
                     let most = match file.limits() {
                         Some(limits) => limits.max_cqe().to_string(),
@@ -373,8 +377,15 @@ impl CompletionQueue {
                     ))
                 }
                 Errno::NOMEM => error.pinning(bytes),
+                Errno::OPNOTSUPP => {
+                    error.detail(format!("{} resizes no completion queues", file.device.name()))
+                }
                 _ => error,
-            })?;
+            });
+            if let Err(error) = resized {
+                plan.abandon(&error, object.memory());
+                return Err(error);
+            }
             // The old ring is dead whatever happens now; without a new one nothing is added to
             // what it holds.
             plan.finish(ring, object.memory(), file.kernel.mapper()).map_err(|errno| {
@@ -408,14 +419,16 @@ impl CompletionQueue {
     }
 
     /// Destroys the queue and says whether that went well; dropping it does the same silently, as
-    /// soon as no queue pair uses it any more.
+    /// soon as nothing uses it any more.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
+    /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it; the queue comes
+    /// back with the error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a queue pair still uses the completion queue";
+        const HELD: &str = "a queue pair, or a shared receive queue of an XRC domain, still uses \
+                            the completion queue";
         let CompletionQueue { inner, ring, epoch, heard } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
             .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch, heard }, error))

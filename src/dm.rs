@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::envelope::{Envelope, Proof};
 use crate::error::{Error, Result};
-use crate::file::File;
+use crate::file::{File, forked};
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
 use crate::mem::window::{WORD, Window};
@@ -174,14 +174,15 @@ fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<W
 }
 
 fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
-    file.provider.device_memory(verb)?;
     file.check_fork(verb)?;
-    Place::query(&*file.kernel, handle).map_err(|errno| match errno {
-        Errno::NOENT => Error::from_kernel(verb, errno).detail(format!(
-            "{} has no device memory with handle {handle} in this context",
-            file.device.name()
-        )),
-        _ => Error::from_kernel(verb, errno),
+    file.provider.find_device_memory(verb, &*file.kernel, handle).map_err(|error| {
+        match error.errno() {
+            Errno::NOENT => error.detail(format!(
+                "{} has no device memory with handle {handle} in this context",
+                file.device.name()
+            )),
+            _ => error,
+        }
     })
 }
 
@@ -315,8 +316,9 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while it is registered, here or by another holder of the file; the memory comes back
-    /// with the error.
+    /// `EBUSY` while it is registered, here or by another holder of the file, such as the one that a
+    /// region of it was [released](crate::MemoryRegion::release) to; the memory comes back with the
+    /// error.
     #[doc(alias = "ibv_free_dm")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str = "a memory region is on the device memory";
@@ -394,6 +396,10 @@ impl std::error::Error for DeviceMemoryError {}
 
 impl From<DeviceMemoryError> for Error {
     fn from(error: DeviceMemoryError) -> Error {
-        Error::invalid("device_memory", error.to_string())
+        const VERB: &str = "copy_dm";
+        match error {
+            DeviceMemoryError::Forked => forked(VERB),
+            other => Error::invalid(VERB, other.to_string()),
+        }
     }
 }

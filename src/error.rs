@@ -74,6 +74,25 @@ impl Error {
         }
     }
 
+    /// Whether a change was refused before anybody began to carry it out. After another error it may
+    /// have been made in part, or be made yet: the device may know both what was and what was to be.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.0.kernel.is_none_or(|errno| {
+            matches!(
+                errno,
+                Errno::INVAL
+                    | Errno::OPNOTSUPP
+                    | Errno::PROTONOSUPPORT
+                    | Errno::NOSYS
+                    | Errno::ACCESS
+                    | Errno::PERM
+                    | Errno::BUSY
+                    | Errno::NOENT
+                    | Errno::NOSPC
+            )
+        })
+    }
+
     /// The call that failed, in the vocabulary of this library.
     pub fn verb(&self) -> &'static str {
         self.0.verb

@@ -1,5 +1,5 @@
-//! Objects of other processes that cannot be used here, only looked at and destroyed: their queues
-//! are mapped in the process that made them and nowhere else.
+//! Objects of other processes that cannot be used here, only looked at, and destroyed by whoever
+//! vouches for it: their queues are mapped in the process that made them and nowhere else.
 //!
 //! Pairs with the DESTROY methods and the QUERY commands of `core/uverbs_cmd.c`, which take a handle
 //! from whoever has the file.
@@ -22,9 +22,8 @@ use std::sync::Arc;
 /// file, known by its handle alone.
 ///
 /// This is for those who clean up after a process that is gone while others keep its file open, or
-/// who watch over what their children do. It is not for use beside the owner: destroying a queue
-/// that its owner still polls or posts to is no danger to memory, but nobody tells the owner, and
-/// the handle may name the owner's next object a moment later. rdma-core cannot do this.
+/// who watch over what their children do. Looking is harmless; [destroying](Self::destroy) is
+/// `unsafe`, because nobody tells an owner who is still there. rdma-core cannot do this.
 ///
 /// Dropping it does nothing.
 pub struct ForeignObject {
@@ -78,8 +77,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The caller knows whose object it is, and does not destroy one that somebody relies on:
-    /// neither another process nor another part of this one.
+    /// The caller knows whose object it is: a bare handle says nothing of which object was meant,
+    /// and whoever destroys it later relies on this one's being the right one.
     ///
     /// # Errors
     ///
@@ -140,11 +139,21 @@ impl ForeignObject {
 
     /// Destroys the object, for everybody who has the file.
     ///
+    /// # Safety
+    ///
+    /// Nobody acts as the object's owner any more, neither in another process nor in another context
+    /// of this one: whoever made it ended, or drops it before anything else is made on the file.
+    ///
+    /// The kernel gives the handle to the next object of the file, and an owner who is left takes
+    /// that for its own: it changes what peers may do with memory that is somebody's slice, or
+    /// restarts a queue pair whose buffers are another's.
+    ///
     /// # Errors
     ///
     /// `ENOENT` if it is gone already, `EBUSY` while something else depends on it; it comes back
     /// with the error.
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         let mut object = Object::imported(self.file.clone(), self.class, self.handle, ());
         match object.destroy_existing() {
             Ok(()) => Ok(()),
@@ -173,25 +182,48 @@ impl fmt::Debug for ForeignObject {
     }
 }
 
+/// Seals an object of which the kernel tells nothing that could be compared.
+pub(crate) fn seal(
+    file: &File,
+    verb: &'static str,
+    kind: ObjectKind,
+    handle: u32,
+) -> Result<Envelope> {
+    file.check_fork(verb)?;
+    Ok(Envelope::seal(file, kind, handle, [0; 4]))
+}
+
 impl QpControl {
     /// The exported form, for [`Context::foreign`]: others can query and destroy the queue pair, not
     /// post to it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.qp.file(), ObjectKind::QP, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.qp.file(), "export_qp", ObjectKind::QP, self.handle())
     }
 }
 
 impl CompletionQueue {
     /// The exported form, for [`Context::foreign`]: others can destroy the queue, not poll it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.inner.file(), ObjectKind::CQ, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_cq", ObjectKind::CQ, self.handle())
     }
 }
 
 impl SharedReceiveQueue {
     /// The exported form, for [`Context::foreign`]: others can query and destroy the queue, not post
     /// to it.
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.inner.file(), ObjectKind::SRQ, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that has it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_srq", ObjectKind::SRQ, self.handle())
     }
 }

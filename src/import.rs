@@ -43,7 +43,8 @@ impl<T: sealed::Sealed> Importable for T {}
 ///
 /// To move the duty to destroy it, the owner calls `release` ([`ProtectionDomain::release`],
 /// [`MemoryRegion::release`]) and sends what that answers, and the importer calls
-/// [`into_owner`](Self::into_owner).
+/// [`into_owner`](Self::into_owner), which is `unsafe`: an envelope of `release` looks like one of
+/// `export`, and an object must not have two owners.
 ///
 /// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
 /// [`MemoryRegion::release`]: crate::MemoryRegion::release
@@ -78,13 +79,24 @@ impl<T: Importable> Imported<T> {
         Ok(())
     }
 
-    /// Makes the object this process's: dropping it destroys it from now on. The former owner must
-    /// have released it, or two would.
+    /// Makes the object this process's: dropping it destroys it from now on.
+    ///
+    /// # Safety
+    ///
+    /// The object has no owner: the former one released it, or ended without destroying it, and
+    /// nobody has taken it over since or will, be it in another process or in another context of
+    /// this one.
+    ///
+    /// Nothing that an import looks at tells. When one of two owners has destroyed the object, the
+    /// kernel gives its handle to the next one of the file, and the other owner takes that for its
+    /// own: it destroys it, or changes what peers may do with memory that is somebody's slice.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if the object is gone; the import comes back with the error.
-    pub fn into_owner(self) -> std::result::Result<T, (Self, Error)> {
+    /// `ENOENT` if the object is gone, `ESTALE` if it is another one; the import comes back with the
+    /// error.
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn into_owner(self) -> std::result::Result<T, (Self, Error)> {
         if let Err(error) = self.object.check("into_owner") {
             return Err((self, error));
         }

@@ -36,7 +36,6 @@ mod pd;
 mod port;
 mod provider;
 mod qp;
-mod retired;
 mod share;
 mod srq;
 mod td;
@@ -47,6 +46,9 @@ mod wr;
 mod xrcd;
 
 /// Ready-made allocators of queue memory, for [`ParentDomainBuilder::allocator`].
+///
+/// Each belongs to the process that made it: a forked child makes its own, as it does of contexts. In
+/// it an inherited one has nothing to give, and creations fail with `ENOMEM`.
 pub mod allocator {
     pub use crate::mem::allocator::{Arena, HugePages, NumaNode, Pages, QueueFile, SharedMemory};
 }

@@ -9,7 +9,12 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use uverbs_uapi as uapi;
+
+/// How long to ask again while the kernel takes the device away from a file, and pauses in between.
+const FAREWELL: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kinds of kernel objects: how the kernel names them and how they are destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +28,14 @@ pub(crate) struct Class {
     pub(crate) report: Option<(u16, u8)>,
 }
 
+/// The part of an object's id that says whose it is: 0 of the core, else of a driver.
+const NAMESPACE: u16 = 0xf000;
+
 impl Class {
+    fn is_of_driver(&self) -> bool {
+        self.object & NAMESPACE != 0
+    }
+
     pub(crate) const PD: Class = Class {
         verb: "dealloc_pd",
         object: uapi::object::UVERBS_OBJECT_PD,
@@ -99,7 +111,8 @@ pub(crate) struct Object<M = ()> {
     file: Arc<File>,
     class: Class,
     handle: u32,
-    alive: bool,
+    /// Whether the kernel has not confirmed that it is gone.
+    alive: AtomicBool,
     /// Whether it is for this process to destroy.
     owned: AtomicBool,
     /// `Some` until dropped.
@@ -108,8 +121,8 @@ pub(crate) struct Object<M = ()> {
 
 impl<M> Object<M> {
     pub(crate) fn new(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
-        let owned = AtomicBool::new(true);
-        Object { file, class, handle, alive: true, owned, memory: Some(memory) }
+        let (alive, owned) = (AtomicBool::new(true), AtomicBool::new(true));
+        Object { file, class, handle, alive, owned, memory: Some(memory) }
     }
 
     /// An object that somebody else who shares the file made and will destroy.
@@ -132,40 +145,39 @@ impl<M> Object<M> {
     }
 
     /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
-    /// struct in either case; see [`leak`](Self::leak).
+    /// struct in either case; see [`give_away`](Self::give_away).
     pub(crate) fn set_owned(&self, owned: bool) {
         self.owned.store(owned, Ordering::Relaxed);
     }
 
-    /// Gives the object away for good together with its memory, which the device may reach until
-    /// the new owner has destroyed it: nobody will hear of that here.
-    pub(crate) fn leak(mut self) {
+    /// Gives the object away for good, and answers its memory, which the device may reach until the
+    /// new owner has destroyed it: nobody will hear of that here.
+    pub(crate) fn give_away(mut self) -> Option<M> {
         self.set_owned(false);
-        std::mem::forget(self.memory.take());
+        self.memory.take()
     }
 
     /// Whether the kernel confirmed that the object is gone.
     pub(crate) fn is_gone(&self) -> bool {
-        !self.alive
+        !self.alive.load(Ordering::Relaxed)
     }
 
     /// The same object with other memory, for when the kernel exchanged what stands behind it.
     pub(crate) fn exchange<N>(mut self, memory: N) -> (Object<N>, Option<M>) {
         let object = Object::new(self.file.clone(), self.class, self.handle, memory);
         // What is dropped here stands for nothing any more.
-        self.alive = false;
+        *self.alive.get_mut() = false;
         (object, self.memory.take())
     }
 
     /// Takes the memory out, once the kernel confirmed that the object is gone.
     pub(crate) fn reclaim(&mut self) -> Option<M> {
-        if self.alive { None } else { self.memory.take() }
+        if self.is_gone() { self.memory.take() } else { None }
     }
 
     /// Gives up on an object that the kernel refuses to destroy: leaks its memory, and counts it.
     pub(crate) fn abandon(&mut self) {
-        if self.alive {
-            self.alive = false;
+        if std::mem::take(self.alive.get_mut()) {
             std::mem::forget(self.memory.take());
             self.file.count_leak();
         }
@@ -176,7 +188,7 @@ impl<M> Object<M> {
         match self.destroy_existing() {
             // Somebody who shares the file destroyed it.
             Err(error) if error.errno() == Errno::NOENT => {
-                self.alive = false;
+                *self.alive.get_mut() = false;
                 Ok(())
             }
             other => other,
@@ -185,10 +197,37 @@ impl<M> Object<M> {
 
     /// As [`destroy`](Self::destroy), but that it is gone already is an error.
     pub(crate) fn destroy_existing(&mut self) -> Result<()> {
-        if !self.alive {
+        if self.is_gone() {
             return Ok(());
         }
         self.file.check_fork(self.class.verb)?;
+        let mut answer = self.ask_to_destroy();
+        // Either the device is going, or its firmware failed, and may still reach the memory.
+        if answer == Err(Errno::IO) && self.file.is_disassociated() {
+            // The methods of drivers end first, and no memory is behind what they make.
+            answer = if self.class.is_of_driver() { Ok(()) } else { self.outlast() };
+        }
+        answer.map_err(|errno| Error::from_kernel(self.class.verb, errno))?;
+        self.alive.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Destroys an object of a file that the kernel takes the device away from: that answers `EIO` to
+    /// all but this at once, and destroys what there is only after that. Until then the object is
+    /// alive, and may be held by somebody else.
+    fn outlast(&self) -> std::result::Result<(), Errno> {
+        let started = Instant::now();
+        loop {
+            match self.ask_to_destroy() {
+                Err(Errno::IO | Errno::BUSY) if started.elapsed() < FAREWELL => {
+                    std::thread::sleep(PAUSE);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn ask_to_destroy(&self) -> std::result::Result<(), Errno> {
         let mut report = [0u8; 8];
         let mut command = Command::new(self.class.object, self.class.destroy)
             .destroy(self.class.handle, self.handle);
@@ -196,19 +235,22 @@ impl<M> Object<M> {
             let bytes: &mut [u8] = &mut report[..usize::from(size)];
             command = command.output(id, bytes);
         }
-        match self.file.kernel.execute(&mut command) {
-            Ok(()) => {
-                self.alive = false;
-                Ok(())
-            }
-            // Either the device is gone, and the kernel destroyed everything on it, or its
-            // firmware failed, and it may still reach the memory.
-            Err(Errno::IO) if self.file.is_disassociated() => {
-                self.alive = false;
-                Ok(())
-            }
-            Err(errno) => Err(Error::from_kernel(self.class.verb, errno)),
+        self.file.kernel.execute(&mut command)
+    }
+
+    /// Whether the kernel confirms that the object of a file without a device is gone, for everybody
+    /// who holds it; its memory stays until the last of them lets go.
+    pub(crate) fn is_gone_with_its_device(&self) -> bool {
+        if self.is_gone() {
+            return true;
         }
+        let gone = !self.file.epoch.is_over()
+            && self.file.is_disassociated()
+            && matches!(self.outlast(), Ok(()) | Err(Errno::NOENT));
+        if gone {
+            self.alive.store(false, Ordering::Relaxed);
+        }
+        gone
     }
 }
 

@@ -12,7 +12,7 @@ use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
-use crate::provider::{Member, RecvRing};
+use crate::provider::{Cursor, Member, RecvKind, RecvRing};
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
@@ -280,10 +280,17 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
-        if self.epoch.is_over() {
-            return Err(PostError::Forked);
-        }
-        Ok(RecvBatch::new(&mut self.ring))
+        let cursor = match self.ring.enter_shared() {
+            Some(cursor) => cursor,
+            None => self.admit()?,
+        };
+        Ok(RecvBatch::new(&mut self.ring, RecvKind::Shared, cursor))
+    }
+
+    /// As a gate would: asked where none opens.
+    #[inline(never)]
+    fn admit(&mut self) -> std::result::Result<Cursor, PostError> {
+        if self.epoch.is_over() { Err(PostError::Forked) } else { Ok(self.ring.cursor()) }
     }
 
     /// Raises [`SRQ_LIMIT_REACHED`](crate::EventType::SRQ_LIMIT_REACHED) once when fewer than

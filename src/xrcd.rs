@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::file::File;
+use crate::foreign;
 use crate::handles::ObjectKind;
 use crate::object::{Class, Object, destroy_sole};
 use crate::uverbs::invoke_write::write;
@@ -177,8 +178,12 @@ impl XrcDomain {
 
     /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
     /// opening. To share the domain itself, open it with a [file](XrcDomainOptions::file).
-    pub fn export(&self) -> Envelope {
-        Envelope::seal(self.inner.file(), ObjectKind::XRCD, self.handle(), [0; 4])
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that opened it.
+    pub fn export(&self) -> Result<Envelope> {
+        foreign::seal(self.inner.file(), "export_xrcd", ObjectKind::XRCD, self.handle())
     }
 
     /// Closes the domain and says whether that went well; dropping it does the same silently, as

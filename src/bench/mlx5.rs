@@ -10,7 +10,7 @@ use crate::provider::mlx5::cq;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::{rq, sq};
-use crate::provider::{CqRing, RecvRing, SendLimits, SendRing};
+use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -80,7 +80,7 @@ impl Sends {
             record: record.clone(),
             frames: sq::Frames { min_header: 0, checksums: false },
         };
-        let ring = SendRing::Mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
+        let ring = SendRing::mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
         Ok(Sends { ring, record })
     }
 
@@ -89,9 +89,14 @@ impl Sends {
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..count {
-            self.ring.push(&mut cursor, &make())?;
+            let wr = make();
+            if !self.ring.try_push(&mut cursor, &wr) {
+                self.ring.push(&mut cursor, &wr)?;
+            }
         }
-        self.ring.publish(cursor, count == 1, || Ok(()))?;
+        if !self.ring.try_publish(cursor, count == 1) {
+            return Err(PostError::Forked);
+        }
         self.record.sends.complete(cursor.last);
         Ok(())
     }
@@ -114,7 +119,7 @@ impl Recvs {
         let gate = open(&dbrec)?;
         let place = rq::Place { offset: 0, entries: requests, stride: unit, max_sge: 1 };
         let ring = rq::RecvRing::new(memory, place, dbrec, record.clone(), gate);
-        Ok(Recvs { ring: RecvRing::Mlx5(ring.ok_or(Errno::INVAL)?), record })
+        Ok(Recvs { ring: RecvRing::mlx5(ring.ok_or(Errno::INVAL)?), record })
     }
 
     /// Posts what `make` makes `count` times at once; then all of them are done.
@@ -122,9 +127,12 @@ impl Recvs {
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> Recv<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..count {
-            self.ring.push(&mut cursor, &make())?;
+            let recv = make();
+            if !self.ring.try_push(RecvKind::Own, &mut cursor, &recv) {
+                self.ring.push(&mut cursor, &recv)?;
+            }
         }
-        self.ring.publish(cursor);
+        self.ring.publish(RecvKind::Own, cursor);
         if let Source::Own(posted) = &self.record.receives {
             for at in 0..count {
                 posted.complete(at);

@@ -57,7 +57,7 @@ impl Sends {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
         let ring = rxe::sq::SendRing::map(memory.mi, limits, &memory)?;
-        Ok(Sends(SendRing::Rxe(ring)))
+        Ok(Sends(SendRing::rxe(ring)))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
@@ -76,7 +76,7 @@ impl Recvs {
     pub fn new(slots: u32) -> Result<Recvs, Errno> {
         let memory = Memory::new(slots, size_of::<rxe_recv_wqe>() + size_of::<rxe_sge>())?;
         let ring = rxe::rq::RecvRing::map(memory.mi, 1, &memory)?;
-        Ok(Recvs(RecvRing::Rxe(ring)))
+        Ok(Recvs(RecvRing::rxe(ring)))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.

@@ -25,6 +25,9 @@ use zerocopy::IntoBytes;
 /// The most specifications of a rule, as the kernel has it.
 const MAX_SPECS: usize = 10;
 
+/// The priority that is asked last; `MLX5_IB_FLOW_LAST_PRIO`, of the only driver that has rules here.
+const LAST_PRIORITY: u16 = 15;
+
 open_enum! {
     /// What packets a rule is about.
     #[doc(alias = "ibv_flow_attr_type")]
@@ -203,7 +206,7 @@ impl QpControl {
     /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that there is not, and for specifications that
     /// contradict each other or ask for what cannot be matched; `EOPNOTSUPP` for what the device
     /// does not do; `EEXIST` if another rule matches the same and marks or drops it otherwise;
-    /// `ENOMEM` for a priority beyond the last, too.
+    /// `ENOMEM` for a priority beyond the last (on mlx5, 15), and without room for another rule.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&self, attr: &FlowAttr) -> Result<Flow> {
         const VERB: &str = "create_flow";
@@ -233,10 +236,11 @@ impl QpControl {
             Errno::EXIST => error.detail(format!(
                 "another rule matches the same and does something else with it: {attr:?}"
             )),
-            Errno::NOMEM => error.detail(format!(
-                "priority {} is beyond the last, or {device} has no room for another rule",
+            Errno::NOMEM if attr.priority > LAST_PRIORITY => error.detail(format!(
+                "priority {} is beyond the last, which is {LAST_PRIORITY}",
                 attr.priority
             )),
+            Errno::NOMEM => error.detail(format!("{device} has no room for another rule")),
             Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
                 error.detail(format!(
                     "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"

@@ -8,10 +8,13 @@
 
 pub(crate) mod allocator;
 pub(crate) mod barrier;
+mod chunk;
 pub(crate) mod dbrec;
 pub(crate) mod element;
 pub(crate) mod fork;
+pub(crate) mod gated;
 pub(crate) mod inbox;
+pub(crate) mod lock;
 pub(crate) mod mapping;
 pub(crate) mod masked;
 #[cfg(test)]

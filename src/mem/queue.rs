@@ -6,12 +6,12 @@
 //! and then mask every index, so that no index can leave the memory and no access needs a check.
 
 use super::allocator::DmaBufPart;
+use super::chunk::{self, Part};
 use super::fork::Epoch;
 #[cfg(test)]
 use super::order::{Step, note};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapRaw;
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -24,6 +24,7 @@ use uverbs_uapi::endian::Be32;
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
 
 enum Keeper {
+    Part(ManuallyDrop<Part>),
     Pages(ManuallyDrop<MmapRaw>),
     Custom(Option<Release>),
 }
@@ -47,7 +48,7 @@ impl std::panic::UnwindSafe for QueueMemory {}
 impl std::panic::RefUnwindSafe for QueueMemory {}
 
 impl QueueMemory {
-    /// At least `length` bytes of whole pages.
+    /// At least `length` bytes of whole pages, of a mapping that others share if they are few.
     ///
     /// The kernel wipes them in a forked child (`MADV_WIPEONFORK`). As with `MADV_DONTFORK` no
     /// page is shared with the child, so none moves away from under the device; but whoever in
@@ -56,15 +57,14 @@ impl QueueMemory {
         let epoch = Epoch::current()?;
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
-        let pages = MmapOptions::new()
-            .len(length)
-            .map_anon()
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let pages = MmapRaw::from(pages);
-        let base = NonNull::new(pages.as_mut_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: the range is the mapping made above, which nobody else uses yet.
-        unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
-        let keeper = Keeper::Pages(ManuallyDrop::new(pages));
+        let (base, keeper) = match Part::take(length)? {
+            Some(part) => (part.base(), Keeper::Part(ManuallyDrop::new(part))),
+            None => {
+                let pages = chunk::map(length)?;
+                (pages.as_mut_ptr(), Keeper::Pages(ManuallyDrop::new(pages)))
+            }
+        };
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
         Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
@@ -136,7 +136,9 @@ impl Drop for QueueMemory {
     fn drop(&mut self) {
         let inherited = self.epoch.is_over();
         match &mut self.keeper {
-            Keeper::Pages(_) if inherited => {}
+            Keeper::Part(_) | Keeper::Pages(_) if inherited => {}
+            // SAFETY: dropped once, here, and not used afterwards.
+            Keeper::Part(part) => unsafe { ManuallyDrop::drop(part) },
             // SAFETY: dropped once, here, and not used afterwards.
             Keeper::Pages(pages) => unsafe { ManuallyDrop::drop(pages) },
             Keeper::Custom(release) => match release.take() {
@@ -166,7 +168,7 @@ pub(crate) const UNIT: usize = 16;
 pub(crate) struct Units {
     base: *mut [u64; 2],
     mask: u32,
-    memory: Arc<QueueMemory>,
+    _memory: Arc<QueueMemory>,
 }
 
 // SAFETY: see `QueueMemory`; the queue that owns the view writes through `&mut` of itself, or into
@@ -183,12 +185,7 @@ impl Units {
         }
         let length = UNIT.checked_mul(usize::try_from(count).ok()?)?;
         let base = memory.range(offset, length, UNIT)?.as_ptr().cast();
-        Some(Units { base, mask: count - 1, memory })
-    }
-
-    /// The process that may use the ring.
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.memory.epoch()
+        Some(Units { base, mask: count - 1, _memory: memory })
     }
 
     /// How many units there are.
@@ -234,16 +231,23 @@ impl Units {
         if bytes.len() > room || bytes.len() < UNIT {
             return self.copy(index, size_of::<Be32>(), bytes);
         }
-        // Whole units, and the last one again from the end back: a call would cost more.
+        if bytes.len() > 4 * UNIT {
+            // SAFETY: there is room for all bytes up to the end of the ring; queue memory is never
+            // lent as a slice, so that the two lie apart.
+            return unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        // Whole units, and the last one again from the end back: for so few a call would cost more.
+        // The first apart, since with it many are done.
         let last = bytes.len() - UNIT;
-        let mut at = 0;
+        // SAFETY: `UNIT` bytes are there to read, and to write, which lie apart, as above.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
+        let mut at = UNIT;
         while at < last {
             // SAFETY: `at + UNIT` is less than the length.
             let piece = unsafe { bytes.as_ptr().add(at) };
             // SAFETY: there is room for all bytes up to the end of the ring.
             let place = unsafe { to.add(at) };
-            // SAFETY: `UNIT` bytes are there to read and to write; queue memory is never lent as a
-            // slice, so that the two lie apart.
+            // SAFETY: as above.
             unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
             // Or the loop becomes a call after all.
             compiler_fence(Ordering::SeqCst);
@@ -416,11 +420,12 @@ mod tests {
 
     #[test]
     fn a_child_finds_zeros_and_releases_nothing() {
-        let units = Units::new(page(), 0, 4).unwrap();
+        let memory = page();
+        let units = Units::new(memory.clone(), 0, 4).unwrap();
         units.write(0, [7, 7]);
         crate::mem::fork::in_child(|| {
             assert_eq!(units.read(0), [0, 0]);
-            assert!(units.epoch().is_over());
+            assert!(memory.epoch().is_over());
             units.write(0, [9, 9]);
         });
         assert_eq!(units.read(0), [7, 7]);

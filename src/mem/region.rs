@@ -105,8 +105,20 @@ pub(crate) struct Backing<M> {
     length: usize,
     /// Bytes that the device can reach.
     reach: u64,
-    /// Whether another process has it, or another part of this one that exported it.
-    foreign: bool,
+    place: Place,
+}
+
+/// Where registered memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In this process.
+    Here,
+    /// Where this process has no address for it.
+    Beyond,
+    /// On the device.
+    Device,
+    /// With another process, or another part of this one that exported it.
+    Foreign,
 }
 
 // SAFETY: the owner is only ever dropped or moved out, which `M: Send` allows on any thread.
@@ -122,7 +134,7 @@ impl<M: StableBytes> Backing<M> {
         let items = unsafe { owner.as_mut() }.items();
         let length = items.len().saturating_mul(size_of::<M::Item>());
         let start = items.as_ptr().cast();
-        Backing { owner, start, length, reach: length as u64, foreign: false }
+        Backing { owner, start, length, reach: length as u64, place: Place::Here }
     }
 }
 
@@ -136,7 +148,19 @@ impl Backing<MmapMut> {
 impl<M> Backing<M> {
     fn with(owner: M, start: *mut u8, length: usize, reach: u64) -> Self {
         let owner = NonNull::from(Box::leak(Box::new(owner)));
-        Backing { owner, start, length, reach, foreign: false }
+        Backing { owner, start, length, reach, place: Place::Here }
+    }
+
+    /// Memory that this process has no address for, and what keeps it alive.
+    fn elsewhere(owner: M, reach: u64, place: Place) -> Self {
+        let mut backing = Backing::with(owner, ptr::null_mut(), 0, reach);
+        backing.place = place;
+        backing
+    }
+
+    /// Memory on the device, and what keeps it alive.
+    pub(crate) fn on_device(owner: M, reach: u64) -> Self {
+        Backing::elsewhere(owner, reach, Place::Device)
     }
 
     /// The address of the first byte, as the kernel takes it.
@@ -144,9 +168,8 @@ impl<M> Backing<M> {
         self.start.expose_provenance() as u64
     }
 
-    /// Whether somebody else has it.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.foreign
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     /// How many bytes from there belong to it.
@@ -296,24 +319,15 @@ impl Drop for Pledges<'_> {
     }
 }
 
-impl<M> Backing<M> {
-    /// Memory that this process has no address for, and what keeps it alive.
-    pub(crate) fn beyond(owner: M, reach: u64) -> Self {
-        Backing::with(owner, ptr::null_mut(), 0, reach)
-    }
-}
-
 impl Backing<DmaBuf> {
     pub(crate) fn dmabuf(reach: u64) -> Self {
-        Backing::beyond(DmaBuf(()), reach)
+        Backing::elsewhere(DmaBuf(()), reach, Place::Beyond)
     }
 }
 
 impl Backing<Foreign> {
     pub(crate) fn foreign(reach: u64) -> Self {
-        let mut backing = Backing::beyond(Foreign(()), reach);
-        backing.foreign = true;
-        backing
+        Backing::elsewhere(Foreign(()), reach, Place::Foreign)
     }
 }
 

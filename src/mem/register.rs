@@ -155,8 +155,6 @@ impl Register {
             return false;
         }
         let offset = self.take_turn();
-        // One burst moves one block.
-        let bursts = (count + (BLOCK - 1)) >> BLOCK.ilog2();
         // Pairs with the device reading the doorbell record, and the ring where the copy does not
         // suffice.
         mmio_wc_start();
@@ -164,8 +162,10 @@ impl Register {
         note(Step::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
         let mut place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
-        for burst in 0..bursts {
-            let block = queue.at(index.wrapping_add(burst));
+        let (mut index, mut left) = (index, count);
+        // One burst moves one block, and most requests are one.
+        loop {
+            let block = queue.at(index);
             for unit in 0..BLOCK {
                 // SAFETY: at most `buffer` bytes from the buffer's start; aligned to a unit, as the
                 // buffers are to a burst.
@@ -173,6 +173,10 @@ impl Register {
                 // SAFETY: at most one past the end of the buffer.
                 place = unsafe { place.add(1) };
             }
+            if left <= BLOCK {
+                break;
+            }
+            (index, left) = (index.wrapping_add(1), left - BLOCK);
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();

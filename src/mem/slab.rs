@@ -42,40 +42,74 @@ unsafe impl StableBytes for Pages {
     }
 }
 
-/// Equal pieces of memory, and `K`: what all of them need to know.
-pub(crate) struct Slab<K> {
+/// Equal pieces of memory, and `K`: what belongs to all of them.
+pub(crate) struct Slab<K, N> {
     /// First, so that a device lets go of the pages before they go.
     keep: K,
-    pages: Arc<MmapRaw>,
+    _pages: Arc<MmapRaw>,
     size: u32,
     /// Above, how often a piece was taken or came back, so that a list that looks the same was not
     /// changed meanwhile; below, one more than the piece that came back last.
     free: AtomicU64,
-    /// One more than the piece behind each in the list of free ones.
-    next: Box<[AtomicU32]>,
-    /// How many hold each piece.
-    holders: Box<[AtomicU32]>,
+    heads: Box<[Head<K, N>]>,
 }
 
-impl<K> Slab<K> {
-    /// Cuts `pages` into `count` pieces of `size` bytes. `None` if they do not hold as much.
-    pub(crate) fn new(pages: &Pages, size: u32, count: u32, keep: K) -> Option<Arc<Slab<K>>> {
+/// What is known of one piece, on a cache line of its own: the way from a piece to what a request
+/// asks of it is one load long.
+#[repr(align(64))]
+struct Head<K, N> {
+    start: *mut u8,
+    near: N,
+    /// Alive as long as a piece of it is.
+    slab: *const Slab<K, N>,
+    index: u32,
+    /// One more than the piece behind this in the list of free ones.
+    next: AtomicU32,
+    /// How many hold it: one, but for those that are shared.
+    holders: AtomicU32,
+}
+
+// SAFETY: the pointers are to memory that is accessed by those who own pieces alone, and to the slab,
+// which is `Sync` if `K` and `N` are.
+unsafe impl<K: Send + Sync, N: Send + Sync> Send for Head<K, N> {}
+// SAFETY: as above.
+unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Head<K, N> {}
+
+impl<K, N: Copy> Slab<K, N> {
+    /// Cuts `pages` into `count` pieces of `size` bytes, each with a copy of `near` at hand. `None`
+    /// if they do not hold as much.
+    pub(crate) fn new(
+        pages: &Pages,
+        size: u32,
+        count: u32,
+        keep: K,
+        near: N,
+    ) -> Option<Arc<Slab<K, N>>> {
         let total = (size as usize).checked_mul(count as usize)?;
         if total > pages.0.len() || count == u32::MAX {
             return None;
         }
-        let next =
-            (1..=count).map(|piece| AtomicU32::new(if piece < count { piece + 1 } else { 0 }));
-        Some(Arc::new(Slab {
-            keep,
-            pages: pages.0.clone(),
-            size,
-            free: AtomicU64::new(u64::from(count.min(1))),
-            next: next.collect(),
-            holders: (0..count).map(|_| AtomicU32::new(0)).collect(),
+        Some(Arc::new_cyclic(|slab| {
+            let head = |index: u32| Head {
+                start: pages.0.as_mut_ptr().wrapping_add(index as usize * size as usize),
+                near,
+                slab: slab.as_ptr(),
+                index,
+                next: AtomicU32::new(if index + 1 < count { index + 2 } else { 0 }),
+                holders: AtomicU32::new(0),
+            };
+            Slab {
+                keep,
+                _pages: pages.0.clone(),
+                size,
+                free: AtomicU64::new(u64::from(count.min(1))),
+                heads: (0..count).map(head).collect(),
+            }
         }))
     }
+}
 
+impl<K, N> Slab<K, N> {
     pub(crate) fn keep(&self) -> &K {
         &self.keep
     }
@@ -87,21 +121,22 @@ impl<K> Slab<K> {
 
     /// How many pieces there are in all.
     pub(crate) fn count(&self) -> usize {
-        self.holders.len()
+        self.heads.len()
     }
 
     /// How many pieces nobody holds right now.
     pub(crate) fn idle(&self) -> usize {
-        self.holders.iter().filter(|holders| holders.load(Ordering::Relaxed) == 0).count()
+        let idle = |head: &&Head<K, N>| head.holders.load(Ordering::Relaxed) == 0;
+        self.heads.iter().filter(idle).count()
     }
 
     /// A piece that nobody holds.
     #[inline]
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece<K>> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece<K, N>> {
         let mut free = self.free.load(Ordering::Acquire);
         loop {
-            let index = (free as u32).checked_sub(1)?;
-            let next = self.next.get(index as usize)?.load(Ordering::Relaxed);
+            let head = self.heads.get((free as u32).checked_sub(1)? as usize)?;
+            let next = head.next.load(Ordering::Relaxed);
             let changed = ((free >> 32) + 1) << 32 | u64::from(next);
             // Acquire pairs with the Release of `put`: what the last owner did is done.
             match self.free.compare_exchange_weak(
@@ -111,8 +146,10 @@ impl<K> Slab<K> {
                 Ordering::Acquire,
             ) {
                 Ok(_) => {
-                    self.holders.get(index as usize)?.store(1, Ordering::Relaxed);
-                    return Some(Piece { slab: self.clone(), index });
+                    head.holders.store(1, Ordering::Relaxed);
+                    // One more holds the slab, and says so until the piece is dropped.
+                    std::mem::forget(self.clone());
+                    return Some(Piece { head: NonNull::from(head) });
                 }
                 Err(seen) => free = seen,
             }
@@ -120,12 +157,11 @@ impl<K> Slab<K> {
     }
 
     #[inline]
-    fn put(&self, index: u32) {
-        let Some(next) = self.next.get(index as usize) else { return };
+    fn put(&self, head: &Head<K, N>) {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
-            next.store(free as u32, Ordering::Relaxed);
-            let changed = ((free >> 32) + 1) << 32 | u64::from(index + 1);
+            head.next.store(free as u32, Ordering::Relaxed);
+            let changed = ((free >> 32) + 1) << 32 | u64::from(head.index + 1);
             match self.free.compare_exchange_weak(
                 free,
                 changed,
@@ -137,78 +173,97 @@ impl<K> Slab<K> {
             }
         }
     }
-
-    #[inline]
-    fn start(&self, index: u32) -> *mut u8 {
-        self.pages.as_mut_ptr().wrapping_add(index as usize * self.size as usize)
-    }
 }
 
 /// One piece, and its only owner.
-pub(crate) struct Piece<K> {
-    slab: Arc<Slab<K>>,
-    index: u32,
+pub(crate) struct Piece<K, N> {
+    /// Of a slab that this holds.
+    head: NonNull<Head<K, N>>,
 }
 
 // SAFETY: a piece is memory that it owns alone, and a share of the slab.
-unsafe impl<K: Send + Sync> Send for Piece<K> {}
-// SAFETY: `&Piece` gives `&[u8]` and `&K`.
-unsafe impl<K: Send + Sync> Sync for Piece<K> {}
+unsafe impl<K: Send + Sync, N: Send + Sync> Send for Piece<K, N> {}
+// SAFETY: `&Piece` gives `&[u8]`, `&K` and `&N`.
+unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Piece<K, N> {}
 
-impl<K> Piece<K> {
-    pub(crate) fn slab(&self) -> &Arc<Slab<K>> {
-        &self.slab
+impl<K, N> Piece<K, N> {
+    #[inline(always)]
+    fn head(&self) -> &Head<K, N> {
+        // SAFETY: the slab holds its heads in place, and this holds the slab.
+        unsafe { self.head.as_ref() }
+    }
+
+    /// What was put near all pieces.
+    #[inline(always)]
+    pub(crate) fn near(&self) -> &N {
+        &self.head().near
+    }
+
+    #[inline]
+    pub(crate) fn slab(&self) -> &Slab<K, N> {
+        // SAFETY: this holds the slab, by the clone that `take` forgot or `share` made.
+        unsafe { &*self.head().slab }
     }
 
     /// The address of its first byte.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn address(&self) -> u64 {
-        self.slab.start(self.index).addr() as u64
+        self.head().start.addr() as u64
     }
 
     /// All of it.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `new` checked that all pieces lie in the pages, which `slab` keeps and which were
+        let (start, size) = (self.head().start, self.slab().size as usize);
+        // SAFETY: `new` checked that all pieces lie in the pages, which the slab keeps and which were
         // zeroed; nobody else has the piece.
-        unsafe { std::slice::from_raw_parts(self.slab.start(self.index), self.slab.size as usize) }
+        unsafe { std::slice::from_raw_parts(start, size) }
     }
 
     /// All of it, to write.
     #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let start = self.slab.start(self.index);
+        let (start, size) = (self.head().start, self.slab().size as usize);
         // SAFETY: as in `bytes`, and borrowed exclusively with the only owner.
-        unsafe { std::slice::from_raw_parts_mut(start, self.slab.size as usize) }
+        unsafe { std::slice::from_raw_parts_mut(start, size) }
     }
 
     /// Gives up on writing it, to have many owners.
-    pub(crate) fn share(self) -> SharedPiece<K> {
+    pub(crate) fn share(self) -> SharedPiece<K, N> {
         SharedPiece(self)
     }
 }
 
-impl<K> Drop for Piece<K> {
+impl<K, N> Drop for Piece<K, N> {
     #[inline]
     fn drop(&mut self) {
-        let Some(holders) = self.slab.holders.get(self.index as usize) else { return };
-        // Release, and Acquire by the last: it puts the piece away after everybody has finished.
-        if holders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.slab.put(self.index);
+        let head = self.head();
+        // Release, and Acquire by the last: it puts the piece away after everybody has finished. Who
+        // is alone, as Acquire tells, needs no exchange: nobody else can make new ones meanwhile.
+        let last = head.holders.load(Ordering::Acquire) == 1
+            || head.holders.fetch_sub(1, Ordering::AcqRel) == 1;
+        let slab = head.slab;
+        if last {
+            head.holders.store(0, Ordering::Relaxed);
+            self.slab().put(head);
         }
+        // SAFETY: the pointer is an `Arc`'s, and one of its counts is this piece's.
+        unsafe { Arc::decrement_strong_count(slab) };
     }
 }
 
 /// One piece, and one of its owners, who only read it.
-pub(crate) struct SharedPiece<K>(Piece<K>);
+pub(crate) struct SharedPiece<K, N>(Piece<K, N>);
 
-impl<K> SharedPiece<K> {
-    pub(crate) fn slab(&self) -> &Arc<Slab<K>> {
-        &self.0.slab
+impl<K, N> SharedPiece<K, N> {
+    /// What was put near all pieces.
+    #[inline(always)]
+    pub(crate) fn near(&self) -> &N {
+        self.0.near()
     }
 
     /// The address of its first byte.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn address(&self) -> u64 {
         self.0.address()
     }
@@ -220,31 +275,31 @@ impl<K> SharedPiece<K> {
     }
 
     /// The piece for its only owner, if this is the only one.
-    pub(crate) fn unshare(self) -> Result<Piece<K>, Self> {
-        let holders = self.0.slab.holders.get(self.0.index as usize);
+    pub(crate) fn unshare(self) -> Result<Piece<K, N>, Self> {
         // Acquire pairs with the Release of those who have dropped theirs. Nobody else can make
         // new ones meanwhile.
-        match holders.is_some_and(|holders| holders.load(Ordering::Acquire) == 1) {
+        match self.0.head().holders.load(Ordering::Acquire) == 1 {
             true => Ok(self.0),
             false => Err(self),
         }
     }
 }
 
-impl<K> Clone for SharedPiece<K> {
+impl<K, N> Clone for SharedPiece<K, N> {
     fn clone(&self) -> Self {
-        if let Some(holders) = self.0.slab.holders.get(self.0.index as usize) {
-            let before = holders.fetch_add(1, Ordering::Relaxed);
-            if before > u32::MAX / 2 {
-                // Only by forgetting clones: a count that wraps would free what is in use.
-                std::process::abort();
-            }
+        let head = self.0.head();
+        let before = head.holders.fetch_add(1, Ordering::Relaxed);
+        if before > u32::MAX / 2 {
+            // Only by forgetting clones: a count that wraps would free what is in use.
+            std::process::abort();
         }
-        SharedPiece(Piece { slab: self.0.slab.clone(), index: self.0.index })
+        // SAFETY: the pointer is an `Arc`'s, one of whose counts is this piece's.
+        unsafe { Arc::increment_strong_count(head.slab) };
+        SharedPiece(Piece { head: self.0.head })
     }
 }
 
-impl<K> fmt::Debug for Slab<K> {
+impl<K, N> fmt::Debug for Slab<K, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slab").field("size", &self.size).field("count", &self.count()).finish()
     }
@@ -254,9 +309,9 @@ impl<K> fmt::Debug for Slab<K> {
 mod tests {
     use super::*;
 
-    fn slab(size: u32, count: u32) -> Arc<Slab<()>> {
+    fn slab(size: u32, count: u32) -> Arc<Slab<(), ()>> {
         let pages = Pages::new(4096, false).unwrap();
-        Slab::new(&pages, size, count, ()).unwrap()
+        Slab::new(&pages, size, count, (), ()).unwrap()
     }
 
     #[test]
@@ -297,9 +352,9 @@ mod tests {
     #[test]
     fn a_slab_is_no_larger_than_its_pages() {
         let pages = Pages::new(4096, false).unwrap();
-        assert!(Slab::new(&pages, 64, 65, ()).is_none());
-        assert!(Slab::new(&pages, u32::MAX, u32::MAX - 1, ()).is_none());
-        assert!(Slab::new(&pages, 64, 0, ()).unwrap().take().is_none());
+        assert!(Slab::new(&pages, 64, 65, (), ()).is_none());
+        assert!(Slab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
+        assert!(Slab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
     }
 
     #[test]
@@ -334,7 +389,7 @@ mod model {
     fn take_and_give_back() {
         loom::model(|| {
             let pages = Pages::new(4096, false).unwrap();
-            let slab = Slab::new(&pages, 8, 2, ()).unwrap();
+            let slab = Slab::new(&pages, 8, 2, (), ()).unwrap();
             let other = slab.clone();
             let thread = thread::spawn(move || {
                 // Both may be taken.

@@ -5,102 +5,220 @@
 //! A ticket stands for the one in the other's hands: it is what the device carries from the request
 //! to the completion. A ticket that is forged, stale or shown twice settles nothing. Neither side
 //! locks, waits or allocates. Model-checked with loom.
+//!
+//! Slots are lent in turn, because most queues complete in turn: where to lend next is the lender's
+//! own knowledge, and a slot that comes back is free by what stands in it. A shared receive queue
+//! completes in about that order; slots that are still lent when their turn comes are skipped, and
+//! there are never more of those than queue pairs that are in the middle of a message, completions
+//! that nobody polled, and receives that queue pairs took along when they were dropped.
 
-use super::sync::{AtomicU32, AtomicU64, Ordering, Turns};
+use super::masked::Masked;
+use super::sync::{AtomicU64, Ordering, Turns};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::sync::Arc;
 
-/// Bits of a ticket that say which slot; the rest count how often the slot was used.
-const INDEX_BITS: u32 = 24;
-/// Bits of a ticket in all, so that there is room for its holder's own.
-pub(crate) const TICKET_BITS: u32 = 56;
-const TICKETS: u64 = 1 << TICKET_BITS;
-/// The most slots of a table.
-pub(crate) const MAX_SLOTS: u32 = 1 << INDEX_BITS;
-/// Set in the state of a slot that is lent.
-const LENT: u64 = 1 << 63;
+/// Set in every ticket, so that none is taken for one of the two states below.
+const TICKET: u64 = 1;
+/// Set in the tickets of tables that were [marked](Lender::new), and in no others.
+pub(crate) const MARK: u64 = 1 << 1;
+/// Bits of a ticket below those that count; the count, modulo the size of the table, is the slot.
+const MARKS: u32 = 2;
+/// What a ticket and the next one differ by.
+const NEXT: u64 = 1 << MARKS;
 
+/// The state of a slot that can be lent.
+const FREE: u64 = 0;
+/// That of one whose payload somebody is taking out, and of those that are never lent.
+const TAKEN: u64 = 1 << MARKS;
+
+#[derive(Debug)]
 struct Slot<P> {
-    /// The ticket under which it is lent, or will be next.
+    /// The ticket under which it is lent, or one of the two above.
     state: AtomicU64,
-    /// One more than the slot behind this one, in whichever list it is.
-    next: AtomicU32,
-    /// Whose turn it is, `state` says, and whose list the slot is in.
-    payload: Turns<Option<P>>,
+    /// There while the slot is lent.
+    payload: Turns<MaybeUninit<P>>,
 }
 
-/// The table, seen by everybody.
+impl<P> Slot<P> {
+    /// Gives back what is lent here under `ticket`.
+    #[inline(always)]
+    fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
+        // Acquire pairs with the Release of `Vacancy::lend`. Of several who show the same ticket one
+        // wins.
+        self.state.compare_exchange(ticket, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Settling { slot: self })
+    }
+
+    /// Takes the payload out of a slot that is taken, which is the caller's alone, and frees it.
+    #[inline(always)]
+    fn empty(&self) -> P {
+        // SAFETY: the lender leaves the slot alone until it is free.
+        let payload = unsafe { self.payload.place().read() };
+        // SAFETY: a slot is lent with its payload, and nobody took it out: that frees the slot.
+        let payload = unsafe { payload.assume_init() };
+        // Release pairs with the Acquire of `vacancy`: the payload is out before another comes.
+        self.state.store(FREE, Ordering::Release);
+        payload
+    }
+
+    /// Drops the payload of a slot that is taken, out of the way of those who do not.
+    #[cold]
+    #[inline(never)]
+    fn discard(&self) {
+        drop(self.empty());
+    }
+
+    /// Gives back what is lent here, if anything is.
+    fn settle_any(&self) -> Option<P> {
+        let state = self.state.load(Ordering::Relaxed);
+        if state & TICKET == 0 { None } else { self.settle(state).map(Settling::take) }
+    }
+
+    fn is_free(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == FREE
+    }
+}
+
+impl<P> Default for Slot<P> {
+    fn default() -> Self {
+        Slot { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
+    }
+}
+
+impl<P> Drop for Slot<P> {
+    fn drop(&mut self) {
+        drop(self.settle_any());
+    }
+}
+
+/// What comes back, in the place where it was lent. The place is free when it was taken out.
+pub(crate) struct Settling<'s, P> {
+    /// Taken, and holds its payload.
+    slot: &'s Slot<P>,
+}
+
+impl<P> Settling<'_, P> {
+    /// What it is.
+    #[inline(always)]
+    pub(crate) fn get(&self) -> &P {
+        // SAFETY: whoever made the slot a taken one and made this of it is alone with the payload.
+        let payload = unsafe { &*self.slot.payload.place() };
+        // SAFETY: it is there until `take`, which consumes this.
+        unsafe { payload.assume_init_ref() }
+    }
+
+    /// Takes it out.
+    #[inline(always)]
+    pub(crate) fn take(self) -> P {
+        let slot = self.slot;
+        std::mem::forget(self);
+        slot.empty()
+    }
+}
+
+/// What is lent where most of it is of one small kind.
+#[derive(Debug)]
+pub(crate) enum Parcel<A, B> {
+    /// Usual, and few words.
+    Small(A),
+    /// Anything else.
+    Large(B),
+}
+
+impl<A, B> Settling<'_, Parcel<A, B>> {
+    /// Takes out what is small, and moves nothing but that.
+    #[inline(always)]
+    pub(crate) fn take_small(self) -> Result<A, Self> {
+        let Parcel::Small(small) = self.get() else { return Err(self) };
+        let small: *const A = small;
+        // SAFETY: it is there, and nobody sees it again: the slot is freed as one that is empty.
+        let small = unsafe { small.read() };
+        let slot = self.slot;
+        std::mem::forget(self);
+        // Release pairs with the Acquire of `vacancy`, as in `empty`.
+        slot.state.store(FREE, Ordering::Release);
+        Ok(small)
+    }
+}
+
+impl<P> Drop for Settling<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.slot.discard();
+    }
+}
+
+/// Something that comes back another way than from a table.
+#[derive(Debug)]
+pub(crate) struct Spare<P>(Slot<P>);
+
+impl<P> Spare<P> {
+    pub(crate) fn new() -> Self {
+        Spare(Slot::default())
+    }
+
+    /// As if it had been lent. What is there already, because nobody took it out, stays for ever.
+    pub(crate) fn settle(&mut self, payload: P) -> Settling<'_, P> {
+        self.0.state.store(TAKEN, Ordering::Relaxed);
+        // SAFETY: it is borrowed exclusively.
+        unsafe { self.0.payload.put(MaybeUninit::new(payload)) };
+        Settling { slot: &self.0 }
+    }
+}
+
+/// The table, seen by everybody. Clones are the same table.
 pub(crate) struct Slots<P> {
-    slots: Box<[Slot<P>]>,
-    /// One more than the slot that came back last; 0 for none.
-    returned: AtomicU32,
+    slots: Masked<Slot<P>>,
+    len: u32,
+}
+
+impl<P> Clone for Slots<P> {
+    fn clone(&self) -> Self {
+        Slots { slots: self.slots.clone(), len: self.len }
+    }
 }
 
 // SAFETY: payloads are moved in by one thread and out by another, and never shared.
-unsafe impl<P: Send> Send for Slots<P> {}
-// SAFETY: `&Slots` only moves payloads in and out, which needs `P: Send` and no more.
-unsafe impl<P: Send> Sync for Slots<P> {}
+unsafe impl<P: Send> Send for Slot<P> {}
+// SAFETY: `&Slot` only moves payloads in and out, which needs `P: Send` and no more.
+unsafe impl<P: Send> Sync for Slot<P> {}
 // Payloads are taken out whole before they are dropped: a panic leaves nothing half done.
-impl<P> UnwindSafe for Slots<P> {}
-impl<P> RefUnwindSafe for Slots<P> {}
+impl<P> UnwindSafe for Slot<P> {}
+impl<P> RefUnwindSafe for Slot<P> {}
 
 impl<P> Slots<P> {
     /// How many can be lent at once.
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.len as usize
     }
 
-    /// The slot of a link of a list: one more than its index.
-    #[inline]
-    fn get(&self, link: u32) -> Option<&Slot<P>> {
-        self.slots.get(link.checked_sub(1)? as usize)
+    /// Whether both are the same table.
+    pub(crate) fn is(&self, other: &Slots<P>) -> bool {
+        self.slots.is(&other.slots)
     }
 
     /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.
     #[inline(always)]
-    pub(crate) fn settle(&self, ticket: u64) -> Option<P> {
-        if ticket >= TICKETS {
-            return None;
-        }
-        let index = (ticket & u64::from(MAX_SLOTS - 1)) as u32;
-        let slot = self.slots.get(index as usize)?;
-        let (lent, free) = (ticket | LENT, (ticket + (1 << INDEX_BITS)) & (TICKETS - 1));
-        // Acquire pairs with the Release of `Vacancy::lend`. Of several who show the same ticket one
-        // wins.
-        slot.state.compare_exchange(lent, free, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // SAFETY: the exchange above chose this caller, and the lender leaves the slot alone until
-        // it is in the list below.
-        let payload = unsafe { slot.payload.replace(None) };
-        let mut head = self.returned.load(Ordering::Relaxed);
-        loop {
-            slot.next.store(head, Ordering::Relaxed);
-            // Release pairs with the Acquire of `collect`: the slot is empty before it is found.
-            match self.returned.compare_exchange_weak(
-                head,
-                index + 1,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return payload,
-                Err(seen) => head = seen,
-            }
-        }
+    pub(crate) fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
+        // What is no ticket is made one that was never given.
+        self.slot(ticket).settle(ticket | TICKET)
     }
 
-    /// Gives back what a slot holds, if it is lent.
-    fn settle_lent(&self, slot: &Slot<P>) -> Option<P> {
-        let state = slot.state.load(Ordering::Relaxed);
-        if state & LENT == 0 { None } else { self.settle(state & !LENT) }
+    /// The slot that is lent under `ticket`, if any.
+    #[inline(always)]
+    fn slot(&self, ticket: u64) -> &Slot<P> {
+        self.slots.at((ticket >> MARKS) as u32)
+    }
+
+    /// Those that can be lent.
+    fn all(&self) -> impl Iterator<Item = &Slot<P>> {
+        (0..self.len).map(|index| self.slots.at(index))
     }
 
     /// Takes back everything that is lent: for when the device can complete nothing any more.
-    pub(crate) fn reclaim(&self, mut visit: impl FnMut(P)) {
-        for slot in &self.slots {
-            if let Some(payload) = self.settle_lent(slot) {
-                visit(payload);
-            }
-        }
+    pub(crate) fn reclaim(&self, visit: impl FnMut(P)) {
+        self.all().filter_map(Slot::settle_any).for_each(visit);
     }
 }
 
@@ -118,7 +236,7 @@ impl<P: Send> Reclaim for Slots<P> {
 
 impl<P> fmt::Debug for Slots<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("slots", &self.slots.len()).finish_non_exhaustive()
+        f.debug_struct("Slots").field("slots", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -127,150 +245,110 @@ impl<P> fmt::Debug for Slots<P> {
 /// What it hands to the device at once is lent piece by piece before; until it says that the device
 /// [has it](Self::hand_over), all of that can be [taken back](Self::take_back).
 pub(crate) struct Lender<P> {
-    slots: Arc<Slots<P>>,
-    /// One more than the first slot that is free; the others follow by `next`, as those that came
-    /// back do.
-    free: u32,
-    /// Where `free` was when the device was told last: the slots from there are lent, and the device
-    /// does not know of them.
-    told: u32,
+    slots: Slots<P>,
+    /// The ticket of the slot to be lent next.
+    next: u64,
+    /// What it was when the device was told last.
+    told: u64,
 }
 
 impl<P> Lender<P> {
-    /// With `count` slots, at most [`MAX_SLOTS`].
-    pub(crate) fn new(count: u32) -> Self {
+    /// With `count` slots; `mark` is 0 or [`MARK`].
+    pub(crate) fn new(count: u32, mark: u64) -> Self {
         // Each table counts from elsewhere, so that tickets of one open nothing in another. Not
         // loom's: this is no part of what is shared.
         static TABLES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let first = table.wrapping_mul(0x9e37_79b1) << INDEX_BITS & (TICKETS - 1);
-        let count = count.min(MAX_SLOTS);
-        let slots = (0..count)
-            .map(|slot| Slot {
-                state: AtomicU64::new(first | u64::from(slot)),
-                next: AtomicU32::new(if slot + 1 < count { slot + 2 } else { 0 }),
-                payload: Turns::new(None),
-            })
-            .collect();
-        let slots = Slots { slots, returned: AtomicU32::new(0) };
-        let free = count.min(1);
-        Lender { slots: Arc::new(slots), free, told: free }
+        let first = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | mark | TICKET;
+        let slots = Slots { slots: Masked::new(count), len: count };
+        for beyond in count..slots.slots.len() {
+            slots.slots.at(beyond).state.store(TAKEN, Ordering::Relaxed);
+        }
+        Lender { slots, next: first, told: first }
     }
 
     /// What settles what is lent here.
-    pub(crate) fn slots(&self) -> &Arc<Slots<P>> {
+    pub(crate) fn slots(&self) -> &Slots<P> {
         &self.slots
     }
 
     /// How many more can be lent. Takes back what the device does not know of, and looks at each.
     pub(crate) fn room(&mut self) -> usize {
         self.take_back();
-        // Those that came back go behind the others.
-        let returned = self.slots.returned.swap(0, Ordering::Acquire);
-        self.append(returned);
-        let (mut count, mut at) = (0, self.free);
-        while let Some(slot) = self.slots.get(at) {
-            count += 1;
-            at = slot.next.load(Ordering::Relaxed);
-        }
-        count
+        self.slots.all().filter(|slot| slot.is_free()).count()
     }
 
     /// A slot that is free, if there is one.
     #[inline(always)]
     pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, P>> {
-        if self.free == 0 {
-            self.collect();
-        }
-        let index = self.free.checked_sub(1)?;
-        let slot = self.slots.slots.get(index as usize)?;
-        let ticket = slot.state.load(Ordering::Relaxed);
-        if ticket & LENT != 0 {
-            // Only a device that completes what it never got can bring a list into disorder.
-            return None;
-        }
-        Some(Vacancy { free: &mut self.free, slot, ticket })
-    }
-
-    /// Fetches the slots that came back.
-    #[cold]
-    fn collect(&mut self) {
         // Acquire pairs with the Release of `settle`.
-        let returned = self.slots.returned.swap(0, Ordering::Acquire);
-        self.append(returned);
+        let free = self.slots.slot(self.next).state.load(Ordering::Acquire) == FREE;
+        (free || self.skip()).then_some(Vacancy { lender: self })
     }
 
-    /// Puts a list of free slots behind those that are free, and those behind what is lent last.
-    fn append(&mut self, list: u32) {
-        let (mut at, mut last) = (self.told, None);
-        // No list is longer, whatever is wrong with it.
-        for _ in 0..self.slots.len() {
-            let Some(slot) = self.slots.get(at) else { break };
-            at = slot.next.load(Ordering::Relaxed);
-            last = Some(slot);
+    /// Moves on to a slot that is free; whether there is one. Those between lose their turn.
+    #[cold]
+    #[inline(never)]
+    fn skip(&mut self) -> bool {
+        for distance in 1..u64::from(self.slots.slots.len()) {
+            let ticket = self.next.wrapping_add(distance * NEXT);
+            // Acquire as in `vacancy`.
+            if self.slots.slot(ticket).state.load(Ordering::Acquire) == FREE {
+                self.next = ticket;
+                return true;
+            }
         }
-        match last {
-            Some(last) => last.next.store(list, Ordering::Relaxed),
-            None => self.told = list,
-        }
-        if self.free == 0 {
-            self.free = list;
-        }
+        false
     }
 
     /// Whether something is lent that the device does not know of.
     #[inline(always)]
     pub(crate) fn is_holding(&self) -> bool {
-        self.told != self.free
+        self.told != self.next
     }
 
     /// The device knows of everything that is lent.
     #[inline(always)]
     pub(crate) fn hand_over(&mut self) {
-        self.told = self.free;
+        self.told = self.next;
     }
 
     /// Takes back, and drops, what the device does not know of.
     #[cold]
     pub(crate) fn take_back(&mut self) {
         while self.is_holding() {
-            let Some(slot) = self.slots.get(self.told) else { break };
-            // First: once it is settled it is in another list.
-            self.told = slot.next.load(Ordering::Relaxed);
-            drop(self.slots.settle_lent(slot));
+            // First: what is dropped may unwind.
+            self.next = self.next.wrapping_sub(NEXT);
+            // Slots that were skipped are lent under other tickets, or not at all.
+            drop(self.slots.slot(self.next).settle(self.next));
         }
-        self.hand_over();
     }
 }
 
 /// A free slot, that what is to be lent may be told its ticket before.
 pub(crate) struct Vacancy<'l, P> {
-    free: &'l mut u32,
-    /// The first of `free`.
-    slot: &'l Slot<P>,
-    ticket: u64,
+    /// Its next slot is free.
+    lender: &'l mut Lender<P>,
 }
 
 impl<P> Vacancy<'_, P> {
     /// Under which what is lent here will be settled.
     #[inline(always)]
     pub(crate) fn ticket(&self) -> u64 {
-        self.ticket
+        self.lender.next
     }
 
     /// Takes `payload` in.
     #[inline(always)]
     pub(crate) fn lend(self, payload: P) {
-        // It keeps its place in the list, behind what the device knows and before what is free.
-        *self.free = self.slot.next.load(Ordering::Relaxed);
-        // SAFETY: the slot is not lent and was in the list of free ones, which has one reader, so
-        // that nobody else has it; and what `settle` did to it is known by the Acquire of `collect`.
-        let empty = unsafe { self.slot.payload.replace(Some(payload)) };
-        debug_assert!(empty.is_none());
-        // It is; the compiler cannot know, and would drop it.
-        std::mem::forget(empty);
+        let Lender { slots, next, .. } = self.lender;
+        let slot = slots.slot(*next);
+        // SAFETY: the slot is free, which only the lender changes, and what `settle` did to it is
+        // known by the Acquire of `vacancy`.
+        unsafe { slot.payload.put(MaybeUninit::new(payload)) };
         // Release pairs with the Acquire of `settle`.
-        self.slot.state.store(self.ticket | LENT, Ordering::Release);
+        slot.state.store(*next, Ordering::Release);
+        *next = next.wrapping_add(NEXT);
     }
 }
 
@@ -296,92 +374,130 @@ impl<P> Lender<P> {
     }
 }
 
+#[cfg(test)]
+impl<P> Slots<P> {
+    fn give(&self, ticket: u64) -> Option<P> {
+        self.settle(ticket).map(Settling::take)
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn a_ticket_settles_once() {
-        let mut lender = Lender::new(2);
+        let mut lender = Lender::new(2, 0);
         let first = lender.lend("a").unwrap();
         let second = lender.lend("b").unwrap();
         assert_eq!(lender.lend("c"), Err("c"));
         let slots = lender.slots().clone();
-        assert_eq!(slots.settle(first), Some("a"));
-        assert_eq!(slots.settle(first), None);
+        assert_eq!(slots.give(first), Some("a"));
+        assert_eq!(slots.give(first), None);
         let third = lender.lend("d").unwrap();
-        assert_eq!(slots.settle(first), None, "a stale ticket of the same slot");
-        assert_eq!((slots.settle(third), slots.settle(second)), (Some("d"), Some("b")));
+        assert_eq!(slots.give(first), None, "a stale ticket of the same slot");
+        assert_eq!((slots.give(third), slots.give(second)), (Some("d"), Some("b")));
         assert_eq!(lender.room(), 2);
     }
 
     #[test]
     fn forged_tickets_settle_nothing() {
-        let mut lender = Lender::new(1);
+        let mut lender = Lender::new(1, 0);
         let ticket = lender.lend(1).unwrap();
         let forged = [
-            ticket + 1,
-            ticket ^ 1 << INDEX_BITS,
-            ticket | 1 << TICKET_BITS,
-            ticket | LENT,
+            ticket + NEXT,
+            ticket.wrapping_sub(NEXT),
+            ticket ^ 1 << 63,
+            ticket | MARK,
+            FREE,
+            TAKEN,
             !ticket,
         ];
         for forged in forged {
-            assert_eq!(lender.slots().settle(forged), None, "{forged:#x}");
+            assert_eq!(lender.slots().give(forged), None, "{forged:#x}");
         }
-        assert_eq!(lender.slots().settle(ticket), Some(1));
+        assert_eq!(lender.slots().give(ticket), Some(1));
     }
 
     #[test]
-    fn generations_wrap() {
-        let mut lender = Lender::new(1);
-        let last = TICKETS - (1 << INDEX_BITS);
-        lender.slots.slots[0].state.store(last, Ordering::Relaxed);
-        let ticket = lender.lend(7).unwrap();
-        assert_eq!((ticket, lender.slots().settle(ticket)), (last, Some(7)));
-        let ticket = lender.lend(8).unwrap();
-        assert_eq!((ticket, lender.slots().settle(ticket)), (0, Some(8)));
+    fn tickets_wrap() {
+        let mut lender = Lender::new(1, MARK);
+        lender.next |= !0 << MARKS;
+        lender.told = lender.next;
+        for payload in [7, 8] {
+            let ticket = lender.lend(payload).unwrap();
+            assert_eq!(ticket & MARK, MARK);
+            assert_eq!(lender.slots().give(ticket), Some(payload));
+        }
+        assert_eq!(lender.next, TICKET | MARK | NEXT);
+    }
+
+    /// A table of another size than a power of two lends no more than it has, whatever the order.
+    #[test]
+    fn slots_are_skipped_and_found_again() {
+        let mut lender = Lender::new(5, 0);
+        let mut lent: Vec<(u64, u32)> = Vec::new();
+        // As a shared receive queue may complete: any of those that are lent.
+        for round in 0..1000 {
+            while lent.len() < 5 {
+                lent.push((lender.hold(round).unwrap(), round));
+            }
+            assert_eq!(lender.hold(round), Err(round));
+            lender.hand_over();
+            for _ in 0..=round % 5 {
+                let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
+                assert_eq!(lender.slots().give(ticket), Some(payload));
+            }
+            // What is taken back between them leaves the others alone.
+            let held = (0..round % 3).filter(|_| lender.hold(round).is_ok()).count();
+            lender.take_back();
+            assert_eq!(lender.room(), 5 - lent.len(), "{held} were held");
+        }
+        let mut none = Lender::new(0, 0);
+        assert!((0..3).all(|_| none.hold(()).is_err()));
+        assert_eq!(none.room(), 0);
     }
 
     #[test]
     fn everything_can_be_reclaimed() {
-        let mut lender = Lender::new(8);
+        let mut lender = Lender::new(8, 0);
         let tickets: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
-        lender.slots().settle(tickets[1]);
+        lender.slots().give(tickets[1]);
         let mut back = Vec::new();
         lender.slots().reclaim(|n| back.push(n));
         back.sort();
         assert_eq!(back, [0, 2, 3, 4]);
-        assert_eq!((lender.room(), lender.slots().settle(tickets[0])), (8, None));
+        assert_eq!((lender.room(), lender.slots().give(tickets[0])), (8, None));
     }
 
     #[test]
     fn what_is_held_can_be_taken_back() {
         let payload = Arc::new(());
-        let mut lender = Lender::new(4);
+        let mut lender = Lender::new(4, 0);
         let given = lender.lend(payload.clone()).unwrap();
         for round in 1..4 {
             let held: Vec<u64> = (0..3).map(|_| lender.hold(payload.clone()).unwrap()).collect();
             assert!(lender.is_holding() && lender.hold(payload.clone()).is_err());
             lender.take_back();
             assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-            assert!(held.iter().all(|ticket| lender.slots().settle(*ticket).is_none()));
+            assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
         }
         // A list that ends while something is held goes on with what came back.
         assert!((0..3).all(|_| lender.hold(payload.clone()).is_ok()));
-        lender.slots().settle(given);
+        lender.slots().give(given);
         let given = lender.hold(payload.clone()).unwrap();
         assert!(lender.hold(payload.clone()).is_err());
         lender.take_back();
-        assert!(lender.slots().settle(given).is_none());
+        assert!(lender.slots().give(given).is_none());
         assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
         let given = lender.lend(payload.clone()).unwrap();
         lender.take_back();
-        assert!(lender.slots().settle(given).is_some());
+        assert!(lender.slots().give(given).is_some());
         // Some came back while others are free.
         let again = lender.lend(payload.clone()).unwrap();
         assert_eq!(lender.room(), 3);
-        lender.slots().settle(again);
+        lender.slots().give(again);
         assert_eq!((lender.room(), lender.room()), (4, 4));
         assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
         assert_eq!(lender.room(), 0);
@@ -390,7 +506,7 @@ mod tests {
     #[test]
     fn dropping_the_table_drops_what_is_lent() {
         let payload = Arc::new(());
-        let mut lender = Lender::new(2);
+        let mut lender = Lender::new(2, 0);
         lender.lend(payload.clone()).unwrap();
         drop(lender);
         assert_eq!(Arc::strong_count(&payload), 1);
@@ -403,22 +519,48 @@ mod model {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// The lender uses a slot again while the poller settles what was lent in it before.
+    /// The lender uses a slot again while the poller settles what was lent in it before. Both are
+    /// threads of their own, because the model's first is not preempted as others are.
     #[test]
     fn lend_while_another_settles() {
         loom::model(|| {
-            let mut lender = Lender::new(1);
+            let mut lender = Lender::new(1, 0);
             let first = lender.lend(Box::new(1)).unwrap();
             let slots = lender.slots().clone();
             let poller = thread::spawn(move || {
-                let settled = slots.settle(first);
-                assert_eq!(settled.as_deref(), Some(&1));
+                assert_eq!(slots.give(first).as_deref(), Some(&1));
             });
-            let second = lender.lend(Box::new(2));
+            let poster = thread::spawn(move || {
+                let second = lender.lend(Box::new(2));
+                (lender, second)
+            });
             poller.join().unwrap();
+            let (mut lender, second) = poster.join().unwrap();
             let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-            assert_eq!(lender.slots().settle(first), None);
-            assert_eq!(lender.slots().settle(second).as_deref(), Some(&2));
+            assert_eq!(lender.slots().give(first), None);
+            assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
+        });
+    }
+
+    /// Slots come back out of turn while the lender looks for one: what it finds is empty.
+    #[test]
+    fn skip_while_others_settle() {
+        loom::model(|| {
+            let mut lender = Lender::new(2, 0);
+            let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+            let pollers = tickets.map(|ticket| {
+                let slots = lender.slots().clone();
+                thread::spawn(move || assert!(slots.give(ticket).is_some()))
+            });
+            let poster = thread::spawn(move || {
+                let third = lender.hold(Box::new(3));
+                drop(third);
+                lender.take_back();
+                lender
+            });
+            pollers.into_iter().for_each(|poller| poller.join().unwrap());
+            let mut lender = poster.join().unwrap();
+            assert_eq!(lender.room(), 2);
         });
     }
 
@@ -427,22 +569,25 @@ mod model {
     #[test]
     fn settle_while_another_reclaims() {
         loom::model(|| {
-            let mut lender = Lender::new(2);
+            let mut lender = Lender::new(2, 0);
             let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-            let slots = lender.slots().clone();
             let sum = loom::sync::Arc::new(AtomicUsize::new(0));
-            let (other, theirs) = (slots.clone(), sum.clone());
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
             let poller = thread::spawn(move || {
                 for ticket in tickets {
-                    if let Some(payload) = other.settle(ticket) {
+                    if let Some(payload) = slots.give(ticket) {
                         theirs.fetch_add(*payload, Ordering::Relaxed);
                     }
                 }
             });
-            slots.reclaim(|payload| {
-                sum.fetch_add(*payload, Ordering::Relaxed);
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
+            let owner = thread::spawn(move || {
+                slots.reclaim(|payload| {
+                    theirs.fetch_add(*payload, Ordering::Relaxed);
+                });
             });
             poller.join().unwrap();
+            owner.join().unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), 3);
             assert_eq!(lender.room(), 2);
         });

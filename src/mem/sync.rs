@@ -26,19 +26,30 @@ impl<T> Turns<T> {
         return Turns(std::cell::UnsafeCell::new(value));
     }
 
-    /// Puts `value` there and answers what was there.
+    /// Puts `value` there. What was there before is forgotten.
     ///
     /// # Safety
     ///
     /// Nobody else is at it, and whoever was before is known to have finished.
-    #[inline]
-    pub(crate) unsafe fn replace(&self, value: T) -> T {
+    #[inline(always)]
+    pub(crate) unsafe fn put(&self, value: T) {
         #[cfg(loom)]
         // SAFETY: the caller is alone with it.
-        return self.0.with_mut(|cell| unsafe { std::ptr::replace(cell, value) });
+        self.0.with_mut(|cell| unsafe { std::ptr::write(cell, value) });
         #[cfg(not(loom))]
         // SAFETY: the caller is alone with it.
-        return unsafe { std::ptr::replace(self.0.get(), value) };
+        unsafe {
+            std::ptr::write(self.0.get(), value)
+        };
+    }
+
+    /// Where it is, for who is alone with it.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> *mut T {
+        #[cfg(loom)]
+        return self.0.with_mut(|cell| cell);
+        #[cfg(not(loom))]
+        return self.0.get();
     }
 }
 

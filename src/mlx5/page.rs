@@ -66,20 +66,24 @@ impl DoorbellPage {
         if self.page.is_inherited() {
             return Err(PageError::Forked);
         }
-        self.page.load(offset).map(u32::from_le).ok_or(match offset % size_of::<u32>() {
-            0 => PageError::OutOfBounds,
-            _ => PageError::Unaligned,
-        })
+        let loaded = self.page.load(offset).map(u32::from_le);
+        loaded.ok_or_else(|| self.refusal(offset, size_of::<u32>()))
     }
 
     fn ring<T: Word>(&self, offset: usize, value: T) -> Result<(), PageError> {
         if self.page.is_inherited() {
             return Err(PageError::Forked);
         }
-        self.page.store(offset, value).ok_or(match offset % size_of::<T>() {
-            0 => PageError::OutOfBounds,
-            _ => PageError::Unaligned,
-        })
+        let stored = self.page.store(offset, value);
+        stored.ok_or_else(|| self.refusal(offset, size_of::<T>()))
+    }
+
+    #[cold]
+    fn refusal(&self, offset: usize, width: usize) -> PageError {
+        if offset % width != 0 {
+            return PageError::Unaligned { offset, width };
+        }
+        PageError::OutOfBounds { offset, width, size: self.len() }
     }
 }
 
@@ -88,20 +92,41 @@ impl DoorbellPage {
 #[non_exhaustive]
 pub enum PageError {
     /// The doorbell is not in the page.
-    OutOfBounds,
+    OutOfBounds {
+        /// Where it would be, in bytes.
+        offset: usize,
+        /// How wide it would be, in bytes.
+        width: usize,
+        /// The page's bytes.
+        size: usize,
+    },
     /// The offset is no multiple of the doorbell's width.
-    Unaligned,
+    Unaligned {
+        /// Where it would be, in bytes.
+        offset: usize,
+        /// How wide it would be, in bytes.
+        width: usize,
+    },
     /// This process is a fork of the one that mapped the page.
     Forked,
 }
 
 impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PageError::OutOfBounds => "the doorbell is not in the page",
-            PageError::Unaligned => "the offset is no multiple of the doorbell's width",
-            PageError::Forked => "this process is a fork of the one that mapped the page",
-        })
+        match self {
+            PageError::OutOfBounds { offset, width, size } => {
+                write!(f, "a doorbell of {width} bytes at {offset} is not in a page of {size}")
+            }
+            PageError::Unaligned { offset, width } => {
+                write!(
+                    f,
+                    "a doorbell of {width} bytes at {offset}, which is no multiple of its width"
+                )
+            }
+            PageError::Forked => {
+                f.write_str("this process is a fork of the one that mapped the page")
+            }
+        }
     }
 }
 

@@ -60,8 +60,9 @@ impl Place {
 
 /// A VAR: a doorbell page of an emulated device.
 ///
-/// Dropping it destroys it, for everybody who has [imported](Var::import) it. A page that is [mapped](Self::map) stays with whoever mapped it: the
-/// kernel gives it to nobody else before the last mapping is gone.
+/// Dropping it destroys it, for everybody who has [imported](Var::import) it. A page that is
+/// [mapped](Self::map) stays with whoever mapped it: the kernel gives it to nobody else before the
+/// last mapping is gone.
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {

@@ -97,7 +97,7 @@ impl RegionBuilder {
         drop(command);
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let owner = OnDevice { _memory: memory.inner.clone() };
-        let backing = Backing::beyond(owner, length as u64);
+        let backing = Backing::on_device(owner, length as u64);
         Ok(MemoryRegion::of(Arc::new(MrInner {
             object: Object::new(file.clone(), Class::MR, handle, backing),
             pd: self.pd,
@@ -106,6 +106,7 @@ impl RegionBuilder {
             access,
             iova: 0,
             dead: false,
+            imported: None,
         })))
     }
 }

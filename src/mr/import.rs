@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
-use crate::mem::region::{Backing, Foreign};
+use crate::mem::region::{Backing, Foreign, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{ProtectionDomain, Sharing};
@@ -25,7 +25,7 @@ const VERB: &str = "import_mr";
 
 /// What the kernel knows of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
+pub(super) struct Known {
     lkey: u32,
     rkey: u32,
     length: u64,
@@ -95,6 +95,11 @@ impl<T, M> MemoryRegion<T, M> {
     /// Leaves it to another process to deregister the region. Its memory stays as it is until this
     /// process ends, because nobody says here when the device is done with it.
     ///
+    /// [Device memory](crate::DeviceMemory) does not stay because of the region: it is for whoever has
+    /// it to keep, or to release as well. Until the region's new owner has deregistered it, the kernel
+    /// answers `EBUSY` to freeing the memory; memory that is dropped meanwhile stays until the file is
+    /// closed, and is counted as [leaked](crate::Context::leaked).
+    ///
     /// # Errors
     ///
     /// `EBUSY` while a window is bound to the region, and as [`export`](Self::export); the region
@@ -107,7 +112,11 @@ impl<T, M> MemoryRegion<T, M> {
         };
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
-                inner.object.leak();
+                let memory = inner.object.give_away();
+                // What is elsewhere goes neither sooner nor later because of this process.
+                if memory.as_ref().is_some_and(|memory| memory.place() == Place::Here) {
+                    std::mem::forget(memory);
+                }
                 Ok(envelope)
             }
             Err(inner) => {
@@ -141,7 +150,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     }
 
     /// Imports a memory region by its bare handle, as rdma-core's programs exchange them. Its
-    /// [rights](MemoryRegion::access) are not known here and read as none.
+    /// [rights](MemoryRegion::access) are not known here and read as none. Nor is it known whether it
+    /// is one of device memory, of which the kernel tells another [beginning](MemoryRegion::addr) than
+    /// requests have to name, which is 0.
     ///
     /// # Safety
     ///
@@ -175,6 +186,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             // Of device memory the kernel says where on the device it is.
             iova: if access.contains(Access::ZERO_BASED) { 0 } else { known.iova },
             dead: false,
+            imported: Some(known),
         })))
     }
 }
@@ -184,12 +196,7 @@ impl Sealed for MemoryRegion<u8, Foreign> {
 
     fn check(&self, verb: &'static str) -> Result<()> {
         let known = Known::query(self.inner.file(), verb, self.handle())?;
-        let imported = Known {
-            lkey: self.lkey().0,
-            rkey: self.rkey().0,
-            length: self.byte_len() as u64,
-            iova: self.inner.iova,
-        };
+        let imported = self.inner.imported.unwrap_or(known);
         known.compare(verb, self.handle(), imported.proof(self.access()))
     }
 

@@ -1,9 +1,9 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
-//! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process reaches it, [`range`] names pieces of it
-//! for requests, [`rereg`] changes it, [`advise`] says which pages will be needed, and [`import`]
-//! shares it with other processes. Pairs with `core/uverbs_std_types_mr.c` and the registration
-//! commands of `core/uverbs_cmd.c`.
+//! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process
+//! reaches it, [`range`] names pieces of it for requests, [`rereg`] changes it, [`advise`] says
+//! which pages will be needed, and [`import`] shares it with other processes. Pairs with
+//! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;
 mod device;
@@ -50,6 +50,9 @@ pub(crate) struct MrInner<M> {
     iova: u64,
     /// Whether a failed change left it without a translation.
     dead: bool,
+    /// Of an imported region, what the kernel said of it. Of device memory that is not `iova` but
+    /// where on the device it begins.
+    imported: Option<import::Known>,
 }
 
 impl<M> MrInner<M> {

@@ -126,8 +126,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// Until the region was destroyed or dropped successfully, the memory must be readable, writable
     /// and initialised, and must be neither borrowed nor accessed other than through the region,
-    /// from any thread: its safe methods read and write it. If the region is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), this holds until the process ends.
+    /// from any thread: its safe methods read and write it. If the region is leaked, by the program
+    /// or because the kernel refuses to destroy it ([`Context::leaked`](crate::Context::leaked)),
+    /// this holds until the process ends.
     ///
     /// # Errors
     ///
@@ -401,6 +402,7 @@ impl RegionBuilder {
             access: self.access,
             iova,
             dead: false,
+            imported: None,
         })))
     }
 
@@ -446,6 +448,7 @@ impl RegionBuilder {
             access: self.access,
             iova: hca_va,
             dead: false,
+            imported: None,
         })))
     }
 }

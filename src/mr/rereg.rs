@@ -3,7 +3,7 @@
 use super::{MemoryRegion, MrInner, register};
 use crate::access::Access;
 use crate::error::{Error, Result};
-use crate::mem::region::{Backing, StableBytes};
+use crate::mem::region::{Backing, Place, StableBytes};
 use crate::number::{Lkey, Rkey};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::uverbs::invoke_write::write;
@@ -45,21 +45,6 @@ impl Rereg {
     }
 }
 
-/// Whether the kernel refused a change before it began to carry it out.
-fn is_refusal(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::INVAL
-            | Errno::OPNOTSUPP
-            | Errno::PROTONOSUPPORT
-            | Errno::ACCESS
-            | Errno::PERM
-            | Errno::BUSY
-            | Errno::NOENT
-            | Errno::NOSPC
-    )
-}
-
 impl<T, M> MemoryRegion<T, M> {
     /// Changes the rights, the protection domain or both. The keys may change with them.
     ///
@@ -70,7 +55,8 @@ impl<T, M> MemoryRegion<T, M> {
     /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
     /// to memory that was registered without, `EBUSY` while a window is bound to the region,
     /// `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
-    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), or a domain of another context; `EPERM` for a region
+    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of
+    /// [device memory](crate::DeviceMemory), which no kernel changes; `EPERM` for a region
     /// that was [imported](crate::ProtectionDomain::import_mr), even by its new owner. After
     /// these the region is what it was. Other errors, `ENOMEM` for one, can come in the middle:
     /// the region [is dead](Self::is_dead) then, its keys reach nothing, and all that is left is to
@@ -81,9 +67,7 @@ impl<T, M> MemoryRegion<T, M> {
         if inner.dead {
             return Err(dead());
         }
-        if inner.object.memory().is_some_and(Backing::is_foreign) {
-            return Err(foreign());
-        }
+        check_place(inner)?;
         let file = inner.object.file().clone();
         let mut flags = change::empty();
         if let Some(pd) = &change.pd {
@@ -111,7 +95,7 @@ impl<T, M> MemoryRegion<T, M> {
         let done = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = done {
-            inner.dead = error.kernel_errno().is_some_and(|errno| !is_refusal(errno));
+            inner.dead = !error.is_refusal();
             return Err(error.detail(format!("{flags:?}, access {access:?}")));
         }
         (inner.lkey, inner.rkey) = (Lkey(resp.lkey), Rkey(resp.rkey));
@@ -145,11 +129,18 @@ fn dead() -> Error {
     Error::invalid(VERB, "a failed change left the region without memory; it can be destroyed")
 }
 
-/// An envelope can be made up: of a region of this process's pools, for one, whose buffers are
-/// slices that no peer may write.
-fn foreign() -> Error {
-    Error::new(VERB, Errno::PERM)
-        .detail("the region was imported: only who registered its memory can change it")
+fn check_place<M>(inner: &MrInner<M>) -> Result<()> {
+    match inner.object.memory().map(Backing::place) {
+        // An envelope can be made up: of a region of this process's pools, for one, whose buffers
+        // are slices that no peer may write.
+        Some(Place::Foreign) => Err(Error::new(VERB, Errno::PERM)
+            .detail("the region was imported: only who registered its memory can change it")),
+        Some(Place::Device) => Err(Error::invalid(
+            VERB,
+            "a region of device memory, which the kernel does not change: register it anew",
+        )),
+        Some(Place::Here | Place::Beyond) | None => Ok(()),
+    }
 }
 
 /// The region with its new memory, and the old memory.
@@ -200,8 +191,9 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a window is bound to the
-    /// region; `EINVAL` for memory of zero bytes; `EPERM` for a region that was
-    /// [imported](crate::ProtectionDomain::import_mr). After these the region comes back as it was.
+    /// region; `EINVAL` for memory of zero bytes, and for a region of device memory; `EPERM` for a
+    /// region that was [imported](crate::ProtectionDomain::import_mr). After these the region comes
+    /// back as it was.
     /// After others, `ENOMEM` beyond the limit of locked memory for one, it is destroyed, and
     /// both memories come back.
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
@@ -223,10 +215,11 @@ impl<T, M> MemoryRegion<T, M> {
         let (start, length) = (backing.address(), backing.reach());
         let checked = if inner.dead {
             Err(dead())
-        } else if inner.object.memory().is_some_and(Backing::is_foreign) {
-            Err(foreign())
         } else {
-            register::check(inner.access, start, start, length).map_err(|error| error.in_verb(VERB))
+            check_place(&inner).and_then(|()| {
+                let checked = register::check(inner.access, start, start, length);
+                checked.map_err(|error| error.in_verb(VERB))
+            })
         };
         let file = inner.object.file().clone();
         let request = ib_uverbs_rereg_mr {
@@ -256,6 +249,7 @@ impl<T, M> MemoryRegion<T, M> {
                     access,
                     iova: start,
                     dead: false,
+                    imported: None,
                 }));
                 match old {
                     Some(old) => Ok((region, old.into_owner())),
@@ -264,9 +258,7 @@ impl<T, M> MemoryRegion<T, M> {
                     }
                 }
             }
-            Err(error) if error.kernel_errno().is_none_or(is_refusal) => {
-                Err(refused(Arc::new(inner), backing, error))
-            }
+            Err(error) if error.is_refusal() => Err(refused(Arc::new(inner), backing, error)),
             Err(error) => match inner.object.destroy() {
                 Ok(()) => Err(ExchangeError {
                     region: None,

@@ -1,12 +1,14 @@
 //! Registered buffers: a pool that is registered once, and pieces of it that are taken, lent to
 //! requests and given back without an allocation, a lock or a system call.
 
+use super::memory::Name;
 use crate::access::Access;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::mem::slab::{Pages, Piece, SharedPiece, Slab};
 use crate::mr::{MemoryRegion, RegionBuilder};
 use crate::number::Lkey;
-use crate::pd::{KernelPd, ProtectionDomain, Sharing};
+use crate::pd::{ProtectionDomain, Sharing};
 use crate::wr::{Remote, Sge};
 use rustix::io::Errno;
 use std::fmt;
@@ -15,28 +17,28 @@ use std::sync::Arc;
 
 const VERB: &str = "buffer_pool";
 
-/// What all buffers of a pool need to know.
+/// What all buffers of a pool need.
 struct Registered {
     /// Nobody reaches the memory through it, only by the buffers.
     region: MemoryRegion<u8, Pages>,
-    // What each request asks for, near at hand.
+}
+
+/// What each request asks for.
+#[derive(Clone, Copy)]
+struct Near {
     lkey: Lkey,
-    domain: Arc<KernelPd>,
+    /// Which the region keeps.
+    domain: Identity,
 }
 
-impl Registered {
-    #[inline]
-    fn sge(&self, addr: u64, length: u32) -> Sge {
-        Sge { addr, length, lkey: self.lkey }
-    }
-
-    #[inline]
-    fn domain(&self) -> &Arc<KernelPd> {
-        &self.domain
+impl Near {
+    #[inline(always)]
+    fn name(&self, addr: u64, length: u32) -> Name {
+        Name { sge: Sge { addr, length, lkey: self.lkey }, domain: self.domain }
     }
 }
 
-type Pool = Slab<Registered>;
+type Pool = Slab<Registered, Near>;
 
 /// Memory that is registered once and cut into buffers of one size.
 ///
@@ -134,9 +136,8 @@ impl BufferPoolBuilder {
             .access(access)
             .register(pages)
             .map_err(|failed| failed.error.in_verb(VERB))?;
-        let domain = region.inner.pd.kernel.clone();
-        let registered = Registered { lkey: region.lkey(), domain, region };
-        let slab = Slab::new(&shared, stride, count, registered)
+        let near = Near { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
+        let slab = Slab::new(&shared, stride, count, Registered { region }, near)
             .ok_or_else(|| Error::invalid(VERB, format!("{count} buffers of {size} bytes")))?;
         Ok(BufferPool { slab })
     }
@@ -155,7 +156,8 @@ impl BufferPool {
     /// taken.
     #[inline]
     pub fn take(&self) -> Option<Buffer> {
-        self.slab.take().map(|piece| Buffer { offset: 0, length: piece.slab().size(), piece })
+        let length = self.slab.size();
+        self.slab.take().map(|piece| Buffer { offset: 0, length, piece })
     }
 
     /// A buffer that holds a copy of `bytes`; `None` when all are taken or too small.
@@ -196,7 +198,7 @@ impl fmt::Debug for BufferPool {
 ///
 /// It goes back to the pool when it is dropped. While a request works on it the queue has it.
 pub struct Buffer {
-    piece: Piece<Registered>,
+    piece: Piece<Registered, Near>,
     offset: u32,
     length: u32,
 }
@@ -248,13 +250,13 @@ impl Buffer {
     /// it.
     #[inline]
     pub fn sge(&self) -> Sge {
-        let at = self.piece.address() + u64::from(self.offset);
-        self.piece.slab().keep().sge(at, self.length)
+        self.named().sge
     }
 
-    #[inline]
-    pub(super) fn domain(&self) -> &Arc<KernelPd> {
-        self.piece.slab().keep().domain()
+    #[inline(always)]
+    pub(super) fn named(&self) -> Name {
+        let at = self.piece.address() + u64::from(self.offset);
+        self.piece.near().name(at, self.length)
     }
 }
 
@@ -292,7 +294,7 @@ impl fmt::Debug for Buffer {
 ///
 /// Cloning and slicing copy nothing. It goes back to the pool with its last holder.
 pub struct SharedBuffer {
-    piece: SharedPiece<Registered>,
+    piece: SharedPiece<Registered, Near>,
     offset: u32,
     length: u32,
 }
@@ -321,13 +323,13 @@ impl SharedBuffer {
     /// it.
     #[inline]
     pub fn sge(&self) -> Sge {
-        let at = self.piece.address() + u64::from(self.offset);
-        self.piece.slab().keep().sge(at, self.length)
+        self.named().sge
     }
 
-    #[inline]
-    pub(super) fn domain(&self) -> &Arc<KernelPd> {
-        self.piece.slab().keep().domain()
+    #[inline(always)]
+    pub(super) fn named(&self) -> Name {
+        let at = self.piece.address() + u64::from(self.offset);
+        self.piece.near().name(at, self.length)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::memory::Named;
 use super::route::{Entry, Lent};
+use crate::identity::Identity;
 use crate::mem::slots::{Lender, Vacancy};
 use crate::pd::KernelPd;
 use crate::wr::{PostError, Sge};
@@ -44,16 +45,18 @@ pub(super) struct Desk<T> {
     /// It holds what the batch in the making has lent.
     lender: Lender<Entry<T>>,
     /// Whose memory the queue knows.
-    domain: Arc<KernelPd>,
+    domain: Identity,
+    _domain: Arc<KernelPd>,
 }
 
 impl<T> Desk<T> {
-    /// Of a queue that holds `depth` requests.
-    pub(super) fn new(depth: u32, domain: &Arc<KernelPd>) -> Self {
-        Desk { lender: Lender::new(depth), domain: domain.clone() }
+    /// Of a queue that holds `depth` requests, all of whose tickets bear `mark`.
+    pub(super) fn new(depth: u32, mark: u64, domain: &Arc<KernelPd>) -> Self {
+        let lender = Lender::new(depth, mark);
+        Desk { lender, domain: Identity::of(domain), _domain: domain.clone() }
     }
 
-    pub(super) fn lent(&self) -> &Arc<Lent<T>> {
+    pub(super) fn lent(&self) -> &Lent<T> {
         self.lender.slots()
     }
 
@@ -83,7 +86,7 @@ impl<T> Draft<'_, T> {
     /// Whether the queue knows `memory` by the number that requests name it by.
     #[inline(always)]
     pub(super) fn knows(&self, memory: &impl Named) -> bool {
-        memory.name().is_none_or(|name| Arc::ptr_eq(name.domain, &self.desk.domain))
+        memory.name().is_none_or(|name| name.domain == self.desk.domain)
     }
 
     /// A place for what the next request works on.
@@ -114,7 +117,7 @@ pub(super) struct Place<'d, T> {
 }
 
 impl<T> Place<'_, T> {
-    /// What the request's number is made of.
+    /// The request's number.
     #[inline(always)]
     pub(super) fn ticket(&self) -> u64 {
         self.vacancy.ticket()
@@ -127,9 +130,8 @@ impl<T> Place<'_, T> {
     }
 }
 
-/// What a request names: nothing for no bytes, because to some devices a length of zero means
-/// 2^31.
+/// What a request names.
 #[inline(always)]
 pub(super) fn named(memory: &impl Named) -> Option<Sge> {
-    memory.name().map(|name| name.sge).filter(|sge| sge.length > 0)
+    memory.name().map(|name| name.sge)
 }

@@ -1,9 +1,9 @@
 //! What can be lent to a request: memory that stays registered for as long as it is held.
 
 use super::buffer::{Buffer, SharedBuffer};
+use crate::identity::Identity;
 use crate::mem::region::StableBytes;
 use crate::mr::{MemoryRegion, RegionError};
-use crate::pd::KernelPd;
 use crate::wr::Sge;
 use std::any::Any;
 use std::fmt;
@@ -18,8 +18,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct RegionSlice {
     region: Arc<dyn Any + Send + Sync>,
-    domain: Arc<KernelPd>,
-    sge: Sge,
+    name: Name,
 }
 
 impl RegionSlice {
@@ -33,8 +32,9 @@ impl RegionSlice {
         range: impl RangeBounds<usize>,
     ) -> Result<RegionSlice, RegionError> {
         let sge = region.sge(range)?;
-        let domain = region.inner.pd.kernel.clone();
-        Ok(RegionSlice { region: region.clone(), domain, sge })
+        // Which the region keeps.
+        let domain = Identity::of(&region.inner.pd.kernel);
+        Ok(RegionSlice { region: region.clone(), name: Name { sge, domain } })
     }
 
     /// Whether it is a part of `region`.
@@ -45,13 +45,13 @@ impl RegionSlice {
     /// Bytes.
     #[expect(clippy::len_without_is_empty, reason = "its holder chose the range")]
     pub fn len(&self) -> usize {
-        self.sge.length as usize
+        self.name.sge.length as usize
     }
 }
 
 impl fmt::Debug for RegionSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegionSlice").field("sge", &self.sge).finish()
+        f.debug_struct("RegionSlice").field("sge", &self.name.sge).finish()
     }
 }
 
@@ -82,17 +82,17 @@ mod sealed {
     /// How requests name the memory.
     pub trait Named {
         /// By number, unless there is none.
-        fn name(&self) -> Option<Name<'_>>;
+        fn name(&self) -> Option<Name>;
     }
 }
 
 pub(super) use sealed::Named;
 
 /// A number, and who knows what it means.
-#[derive(Debug)]
-pub struct Name<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
     pub(super) sge: Sge,
-    pub(super) domain: &'a Arc<KernelPd>,
+    pub(super) domain: Identity,
 }
 
 /// Memory that can be lent to a request: [`Buffer`], [`SharedBuffer`], [`RegionSlice`], any of them
@@ -146,35 +146,35 @@ lend! {
 
 impl Named for Buffer {
     #[inline(always)]
-    fn name(&self) -> Option<Name<'_>> {
-        Some(Name { sge: self.sge(), domain: self.domain() })
+    fn name(&self) -> Option<Name> {
+        Some(self.named())
     }
 }
 
 impl Named for SharedBuffer {
     #[inline(always)]
-    fn name(&self) -> Option<Name<'_>> {
-        Some(Name { sge: self.sge(), domain: self.domain() })
+    fn name(&self) -> Option<Name> {
+        Some(self.named())
     }
 }
 
 impl Named for RegionSlice {
     #[inline(always)]
-    fn name(&self) -> Option<Name<'_>> {
-        Some(Name { sge: self.sge, domain: &self.domain })
+    fn name(&self) -> Option<Name> {
+        Some(self.name)
     }
 }
 
 impl Named for () {
     #[inline(always)]
-    fn name(&self) -> Option<Name<'_>> {
+    fn name(&self) -> Option<Name> {
         None
     }
 }
 
 impl Named for Memory {
     #[inline(always)]
-    fn name(&self) -> Option<Name<'_>> {
+    fn name(&self) -> Option<Name> {
         match self {
             Memory::None => None,
             Memory::Buffer(buffer) => buffer.name(),

@@ -4,11 +4,11 @@ use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
-use super::route::{Entry, Lent, Route, recv_id, send_id};
+use super::route::{Lent, Route, entry, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, Recv, SendWr, Sge};
+use crate::wr::{Payload, PostError, Recv, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -79,8 +79,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::reset`](crate::QueuePair::reset).
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset). What the kernel refused may be done
+    /// by half: a queue pair on a shared receive queue may be in state `RESET` then, where nothing
+    /// but another `reset` helps.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
         if self.recvs.is_none() {
             // Now, or what arrives between looking and resetting would be discarded, and with it the
             // place in the shared receive queue. Should it fail, so does what follows.
@@ -91,8 +94,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         self.qp.reset(&mut [&mut cq.cq])?;
         let qpn = self.qp.qpn();
         for lent in self.tables() {
-            lent.reclaim(|Entry { memory, tag }| {
-                if let Some(tag) = tag {
+            lent.reclaim(|entry| {
+                if let Some((memory, tag)) = parts(entry) {
                     cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
                 }
             });
@@ -121,7 +124,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     }
 
     /// Everything lent to queues of this queue pair alone.
-    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Lent<T>>> {
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Lent<T>> {
         std::iter::once(self.sends.lent()).chain(self.recvs.as_ref().map(Desk::lent))
     }
 }
@@ -138,13 +141,14 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
         if self.qp.revoke() {
+            // First, for what is dropped is the program's, and may panic.
+            self.route.close();
             self.tables().for_each(|lent| lent.reclaim(drop));
         } else {
-            // Nobody knows what the device still does.
+            // Nobody knows what the device still does, nor what it may complete.
             self.tables().for_each(|lent| std::mem::forget(lent.clone()));
             self.qp.qp.file().count_leak();
         }
-        self.route.close();
     }
 }
 
@@ -178,7 +182,8 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// # Errors
     ///
     /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if the request names memory by
-    /// number; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
+    /// number, as that which [binds](SendWr::bind_mw) a window does;
+    /// [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
     /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
     /// with the error.
     #[inline(always)]
@@ -199,7 +204,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         };
         match append(batch, wr, place.ticket(), named(&memory)) {
             Ok(()) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                place.lend(entry(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),
@@ -275,7 +280,11 @@ pub(super) fn append<S: Sharing>(
     ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
-    let mut wr = wr.id(send_id(ticket)).signaled();
+    if let SendOp::BindMw(_) = wr.op {
+        // By a key that may be that of other memory by now.
+        return Err(PostError::NamesMemory);
+    }
+    let mut wr = wr.id(ticket).signaled();
     match wr.payload {
         Payload::Inline(_) => {}
         Payload::Sges([]) => wr.payload = Payload::Sges(sge.as_slice()),
@@ -323,9 +332,9 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             Err(error) => return Err(Refused { memory, tag, error }),
         };
         let sge = named(&memory);
-        match batch.push(Recv { wr_id: recv_id(place.ticket()), sges: sge.as_slice() }) {
+        match batch.push(Recv { wr_id: place.ticket(), sges: sge.as_slice() }) {
             Ok(()) => {
-                place.lend(Entry { memory: memory.into_memory(), tag: Some(tag) });
+                place.lend(entry(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),

@@ -4,13 +4,15 @@ use super::buffer::{Buffer, SharedBuffer};
 use super::completion::Outcome;
 use super::cq::OwnedCompletionQueue;
 use super::desk::named;
-use super::memory::{Memory, Name, Named};
+use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
-use super::route::{Entry, recv_id, send_id};
+use super::route::Rest;
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::Result;
+use crate::identity::Identity;
 use crate::mem::region::{Pledged, Pledges};
+use crate::mem::slots::Parcel;
 use crate::mr::{HostMemory, MemoryRegion, RegionError};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
@@ -106,19 +108,19 @@ pub trait Held<'env>: Named {
 }
 
 impl Named for &Buffer {
-    fn name(&self) -> Option<Name<'_>> {
+    fn name(&self) -> Option<Name> {
         (**self).name()
     }
 }
 
 impl Named for &mut Buffer {
-    fn name(&self) -> Option<Name<'_>> {
+    fn name(&self) -> Option<Name> {
         (**self).name()
     }
 }
 
 impl Named for &SharedBuffer {
-    fn name(&self) -> Option<Name<'_>> {
+    fn name(&self) -> Option<Name> {
         (**self).name()
     }
 }
@@ -170,8 +172,8 @@ impl<'env> Part<'env> {
 }
 
 impl Named for Part<'_> {
-    fn name(&self) -> Option<Name<'_>> {
-        Some(Name { sge: self.sge, domain: self.domain })
+    fn name(&self) -> Option<Name> {
+        Some(Name { sge: self.sge, domain: Identity::of(self.domain) })
     }
 }
 
@@ -202,8 +204,8 @@ impl<'env> Local<'env> {
 }
 
 impl Named for Local<'_> {
-    fn name(&self) -> Option<Name<'_>> {
-        Some(Name { sge: self.sge, domain: &self.domain })
+    fn name(&self) -> Option<Name> {
+        Some(Name { sge: self.sge, domain: Identity::of(&self.domain) })
     }
 }
 
@@ -318,10 +320,10 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
             return Err(PostError::ForeignMemory);
         }
         let place = batch.draft.place()?;
-        let number = recv_id(place.ticket());
+        let number = place.ticket();
         let sge = named(&memory);
         batch.batch.push(Recv { wr_id: number, sges: sge.as_slice() })?;
-        place.lend(Entry { memory: Memory::None, tag: None });
+        place.lend(Parcel::Large(Rest::Scoped));
         self.open.push(number);
         batch.ring();
         Ok(Pending { memory, number, route: self.route() })
@@ -408,7 +410,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         let mut pace = Pace::new();
         loop {
             // A child of a fork finds nothing, and has nothing to wait for.
-            if self.gather().is_err() || self.open.is_empty() {
+            if self.gather() == Err(PollError::Forked) || self.open.is_empty() {
                 return true;
             }
             if started.elapsed() >= patience {
@@ -433,9 +435,9 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
             return Err(PostError::ForeignMemory);
         }
         let place = batch.draft.place()?;
-        let number = send_id(place.ticket());
+        let number = place.ticket();
         append(&mut batch.batch, wr, place.ticket(), named(&memory))?;
-        place.lend(Entry { memory: Memory::None, tag: None });
+        place.lend(Parcel::Large(Rest::Scoped));
         let rung = ring(batch);
         if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
             self.open.push(number);

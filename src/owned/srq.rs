@@ -2,7 +2,7 @@
 
 use super::desk::Desk;
 use super::queue::OwnedRecvBatch;
-use super::route::Lent;
+use super::route::{Lent, RECV};
 use crate::error::{Error, Result};
 use crate::srq::SharedReceiveQueue;
 use crate::wr::PostError;
@@ -32,9 +32,9 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
             return Err(Error::invalid(VERB, format!("{srq:?} is of an XRC domain")));
         }
         let depth = srq.query()?.max_wr;
-        let desk = Desk::new(depth, srq.domain());
+        let desk = Desk::new(depth, RECV, srq.domain());
         // It cannot be set: queues are taken over once.
-        let _ = srq.inner.lent.set(desk.lent().clone());
+        let _ = srq.inner.lent.set(Arc::new(desk.lent().clone()));
         Ok(OwnedSharedReceiveQueue { srq, desk })
     }
 }
@@ -45,7 +45,7 @@ impl<T> OwnedSharedReceiveQueue<T> {
         &self.srq
     }
 
-    pub(super) fn lent(&self) -> &Arc<Lent<T>> {
+    pub(super) fn lent(&self) -> &Lent<T> {
         self.desk.lent()
     }
 

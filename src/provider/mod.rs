@@ -12,7 +12,7 @@ mod queue;
 pub(crate) mod rxe;
 
 pub(crate) use mlx5::dm::Place as DmPlace;
-pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvRing, SendRing};
+pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvKind, RecvRing, SendRing};
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
@@ -175,6 +175,21 @@ impl Provider {
             }
             Provider::Mlx5(_) => Ok(DmPlace::default()),
         }
+    }
+
+    /// Where the device memory of a handle is, and how many bytes it has.
+    ///
+    /// # Errors
+    ///
+    /// As [`device_memory`](Self::device_memory), and what the kernel answers.
+    pub(crate) fn find_device_memory(
+        &self,
+        verb: &'static str,
+        kernel: &dyn Kernel,
+        handle: u32,
+    ) -> Result<(DmPlace, u64)> {
+        self.device_memory(verb)?;
+        DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
     }
 
     pub(crate) fn ah_answer(&self) -> Answer {

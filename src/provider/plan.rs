@@ -29,7 +29,7 @@ pub(crate) enum Hold {
     /// The queues are the kernel's.
     #[default]
     None,
-    Mlx5(mlx5::create::Hold),
+    Mlx5(mlx5::hold::Hold),
 }
 
 /// What a completion queue is asked to be.
@@ -227,8 +227,8 @@ impl QpPlan {
                     false => None,
                 };
                 Ok(Queues {
-                    send: SendRing::Rxe(send),
-                    recv: recv.map(RecvRing::Rxe),
+                    send: SendRing::rxe(send),
+                    recv: recv.map(RecvRing::rxe),
                     member: Member::Rxe { qpn },
                     gate: None,
                 })
@@ -371,13 +371,13 @@ impl SrqPlan {
             SrqPlan::Rxe { answer, .. } => {
                 let mi = answer.read::<rxe_create_srq_resp>().mi;
                 let ring = rxe::rq::RecvRing::map(mi, granted.max_sge, mapper)?;
-                Ok((RecvRing::Rxe(ring), SharedSlots::Rxe, Member::None))
+                Ok((RecvRing::rxe(ring), SharedSlots::Rxe, Member::None))
             }
             SrqPlan::Mlx5(plan) => {
                 let (ring, record) = plan.finish(number);
                 let slots = SharedSlots::Mlx5(ring.slots().clone());
                 let member = record.map_or(Member::None, Member::Mlx5);
-                Ok((RecvRing::Mlx5Shared(ring), slots, member))
+                Ok((RecvRing::mlx5_shared(ring), slots, member))
             }
         }
     }
@@ -455,6 +455,14 @@ impl ResizePlan {
             _ => Err(Errno::BADMSG),
         }
     }
+
+    /// What follows a failure: memory that the device may have moved to stays with the kernel's object
+    /// until that is gone, like the memory that it may not have left.
+    pub(crate) fn abandon(&self, error: &Error, hold: Option<&Hold>) {
+        if let (ResizePlan::Mlx5(plan), Some(Hold::Mlx5(hold))) = (self, hold) {
+            plan.abandon(error, hold);
+        }
+    }
 }
 
 /// The ring of a shared receive queue after rxe moved it to `mi`.
@@ -463,5 +471,5 @@ pub(crate) fn resized_srq_ring(
     max_sge: u32,
     mapper: &dyn Mapper,
 ) -> std::result::Result<RecvRing, Errno> {
-    rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::Rxe)
+    rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::rxe)
 }

@@ -3,13 +3,14 @@
 //! Each enum is matched once per call, and a batch makes few calls; the arms are the rings of
 //! [`rxe`](super::rxe) and [`mlx5`](super::mlx5).
 
+use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::completion::Wc;
-use crate::mem::dbrec::Gate;
+use crate::mem::gated::Gated;
 use crate::mem::ring::ProducerWatch;
-use crate::retired::Retirements;
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 /// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
@@ -160,8 +161,6 @@ pub(crate) struct Cursor {
     pub(crate) head: u32,
     /// Where the newest request begins.
     pub(crate) last: u32,
-    /// The size of the newest request, in the ring's units.
-    pub(crate) size: u32,
     /// The first word of the newest request.
     pub(crate) word: u64,
     /// Flags of the next request, as they lie there.
@@ -169,49 +168,56 @@ pub(crate) struct Cursor {
 }
 
 /// The producer's side of a send queue.
+///
+/// What devices read by themselves is behind its gate, and everything else out of the way of it.
 #[derive(Debug)]
-pub(crate) enum SendRing {
-    Rxe(rxe::sq::SendRing),
-    Mlx5(mlx5::sq::SendRing),
+pub(crate) struct SendRing {
+    mlx5: Gated<mlx5::sq::SendRing>,
+    rxe: Option<rxe::sq::SendRing>,
 }
 
 impl SendRing {
-    /// As [`cursor`](Self::cursor) where the ring's gate says that the ring may be used; `None` where
-    /// it does not, or where there is none.
+    pub(crate) fn rxe(ring: rxe::sq::SendRing) -> SendRing {
+        SendRing { mlx5: Gated::none(), rxe: Some(ring) }
+    }
+
+    pub(crate) fn mlx5(ring: mlx5::sq::SendRing) -> SendRing {
+        let gate = ring.gate().clone();
+        SendRing { mlx5: Gated::new(ring, &gate), rxe: None }
+    }
+
+    /// As [`cursor`](Self::cursor) where the ring's gate says `least` or more; `None` where it does
+    /// not, or where there is none.
     #[inline(always)]
-    pub(crate) fn enter(&self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
-        match self {
-            SendRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
-            SendRing::Mlx5(_) | SendRing::Rxe(_) => None,
+    pub(crate) fn enter(&self, least: NonZeroU8) -> Option<Cursor> {
+        let ring = self.mlx5.open(least)?;
+        Some(ring.cursor())
+    }
+
+    pub(crate) fn cursor(&self) -> Cursor {
+        match (&self.rxe, self.mlx5.any()) {
+            (Some(ring), _) => ring.cursor(),
+            (None, Some(ring)) => ring.cursor(),
+            (None, None) => Cursor::default(),
         }
     }
 
-    /// Whether the ring's gate says that this is the process that made the ring.
+    /// Writes a usual request that nothing is wrong with; `false`, and nothing done, where it has to
+    /// be looked at by [`push`](Self::push).
     #[inline(always)]
-    pub(crate) fn is_here(&self) -> bool {
-        matches!(self, SendRing::Mlx5(ring) if !ring.gate().is_shut())
-    }
-
-    #[inline(always)]
-    pub(crate) fn cursor(&self) -> Cursor {
-        match self {
-            SendRing::Rxe(ring) => ring.cursor(),
-            SendRing::Mlx5(ring) => ring.cursor(),
+    pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
+        match self.mlx5.here() {
+            Some(ring) => ring.try_push(cursor, wr),
+            None => false,
         }
     }
 
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    #[inline(always)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        match self {
-            // Copies, lest the other arm keeps them in memory for this one.
-            SendRing::Rxe(ring) => {
-                let mut copy = *cursor;
-                ring.push(&mut copy, &{ *wr })?;
-                *cursor = copy;
-                Ok(())
-            }
-            SendRing::Mlx5(ring) => ring.push(cursor, wr),
+        match (&self.rxe, self.mlx5.any()) {
+            (Some(ring), _) => ring.push(cursor, wr),
+            (None, Some(ring)) => ring.push(cursor, wr),
+            (None, None) => Err(PostError::Unsupported),
         }
     }
 
@@ -222,113 +228,184 @@ impl SendRing {
         cursor: &mut Cursor,
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
-        match self {
-            SendRing::Rxe(_) => Err(PostError::Unsupported),
-            SendRing::Mlx5(ring) => ring.push_packet(cursor, wr),
+        match self.mlx5.any() {
+            Some(ring) => ring.push_packet(cursor, wr),
+            None => Err(PostError::Unsupported),
         }
     }
 
-    /// Takes over where a cursor ended, shows its requests to the device, and makes it look. `single`
-    /// if it is one request, which may go whole; `kick` rings a doorbell that is in the kernel.
+    /// Takes over where a cursor ended, shows its requests to the device, and makes it look, where
+    /// the ring's gate is open; `false`, and nothing done, elsewhere. `single` if it is one request,
+    /// which may go whole.
     #[inline(always)]
+    pub(crate) fn try_publish(&mut self, cursor: Cursor, single: bool) -> bool {
+        match self.mlx5.here_mut() {
+            Some(ring) => {
+                ring.publish(cursor, single);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// As [`try_publish`](Self::try_publish) for a ring whose doorbell is in the kernel, which `kick`
+    /// rings, up to where a cursor stood.
     pub(crate) fn publish(
         &mut self,
-        cursor: Cursor,
-        single: bool,
+        at: u32,
         kick: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), PostError> {
-        match self {
-            SendRing::Rxe(ring) => {
-                ring.publish(cursor.at);
-                kick().map_err(PostError::Kernel)
-            }
-            SendRing::Mlx5(ring) => {
-                ring.publish(cursor, single);
-                Ok(())
-            }
-        }
+        // All others have a gate, and only a fork shuts it.
+        let ring = self.rxe.as_mut().ok_or(PostError::Forked)?;
+        ring.publish(at);
+        kick().map_err(PostError::Kernel)
     }
 
     /// Begins anew after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
-        match self {
-            // The kernel drained the queue up to our index.
-            SendRing::Rxe(_) => {}
-            SendRing::Mlx5(ring) => ring.reset(),
+        // The kernel drained rxe's up to our index.
+        if let Some(ring) = self.mlx5.any_mut() {
+            ring.reset();
         }
     }
 }
 
 /// The producer's side of a receive queue or shared receive queue.
+///
+/// What devices read by themselves is behind its gate, and everything else out of the way of it.
 #[derive(Debug)]
-pub(crate) enum RecvRing {
-    Rxe(rxe::rq::RecvRing),
-    Mlx5(mlx5::rq::RecvRing),
-    Mlx5Shared(mlx5::srq::SrqRing),
+pub(crate) struct RecvRing {
+    mlx5: Gated<mlx5::rq::RecvRing>,
+    mlx5_shared: Gated<mlx5::srq::SrqRing>,
+    rxe: Option<rxe::rq::RecvRing>,
+}
+
+/// Whose receives a ring holds, where that is known when the caller is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecvKind {
+    /// A queue pair's.
+    Own,
+    Shared,
 }
 
 impl RecvRing {
+    pub(crate) fn rxe(ring: rxe::rq::RecvRing) -> RecvRing {
+        RecvRing { mlx5: Gated::none(), mlx5_shared: Gated::none(), rxe: Some(ring) }
+    }
+
+    pub(crate) fn mlx5(ring: mlx5::rq::RecvRing) -> RecvRing {
+        let gate = ring.gate().clone();
+        RecvRing { mlx5: Gated::new(ring, &gate), mlx5_shared: Gated::none(), rxe: None }
+    }
+
+    pub(crate) fn mlx5_shared(ring: mlx5::srq::SrqRing) -> RecvRing {
+        let gate = ring.gate().clone();
+        RecvRing { mlx5: Gated::none(), mlx5_shared: Gated::new(ring, &gate), rxe: None }
+    }
+
     /// How many requests the ring holds.
     pub(crate) fn capacity(&self) -> u32 {
-        match self {
-            RecvRing::Rxe(ring) => ring.capacity(),
-            RecvRing::Mlx5(ring) => ring.capacity(),
-            RecvRing::Mlx5Shared(ring) => ring.capacity(),
+        match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any()) {
+            (Some(ring), _, _) => ring.capacity(),
+            (_, Some(ring), _) => ring.capacity(),
+            (_, _, Some(ring)) => ring.capacity(),
+            (None, None, None) => 0,
         }
     }
 
     /// Takes no more requests: the device has left this ring for another.
     pub(crate) fn close(&mut self) {
-        match self {
-            RecvRing::Rxe(ring) => ring.close(),
-            // Those of mlx5 never move.
-            RecvRing::Mlx5(_) | RecvRing::Mlx5Shared(_) => {}
+        // Those of mlx5 never move.
+        if let Some(ring) = &mut self.rxe {
+            ring.close();
         }
     }
 
-    /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says that the ring may be
-    /// used; `None` where it does not, or where there is none.
+    /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says `least` or more; `None`
+    /// where it does not, or where there is none.
     #[inline(always)]
-    pub(crate) fn enter(&mut self, open: impl FnOnce(&Gate) -> bool) -> Option<Cursor> {
-        match self {
-            RecvRing::Mlx5(ring) if open(ring.gate()) => Some(ring.cursor()),
-            RecvRing::Mlx5(_) | RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => None,
-        }
+    pub(crate) fn enter(&self, least: NonZeroU8) -> Option<Cursor> {
+        let ring = self.mlx5.open(least)?;
+        Some(ring.cursor())
     }
 
+    /// The same of a shared ring, which knows no states.
     #[inline(always)]
+    pub(crate) fn enter_shared(&mut self) -> Option<Cursor> {
+        let ring = self.mlx5_shared.here_mut()?;
+        Some(ring.cursor())
+    }
+
+    /// Where the next request goes. Not to be called in a forked child.
     pub(crate) fn cursor(&mut self) -> Cursor {
-        match self {
-            RecvRing::Rxe(ring) => ring.cursor(),
-            RecvRing::Mlx5(ring) => ring.cursor(),
-            RecvRing::Mlx5Shared(ring) => ring.cursor(),
+        match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any_mut()) {
+            (Some(ring), _, _) => ring.cursor(),
+            (_, Some(ring), _) => ring.cursor(),
+            (_, _, Some(ring)) => ring.cursor(),
+            (None, None, None) => Cursor::default(),
         }
     }
 
+    /// Writes a usual request that nothing is wrong with; `false`, and nothing done, where it has to
+    /// be looked at by [`push`](Self::push).
     #[inline(always)]
+    pub(crate) fn try_push(&self, kind: RecvKind, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+        match kind {
+            RecvKind::Own => match self.mlx5.here() {
+                Some(ring) => ring.try_push(cursor, recv),
+                None => false,
+            },
+            RecvKind::Shared => match self.mlx5_shared.here() {
+                Some(ring) => ring.try_push(cursor, recv),
+                None => false,
+            },
+        }
+    }
+
+    /// Writes a request where the cursor stands; after an error the cursor has not moved.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
-        match self {
-            RecvRing::Rxe(ring) => ring.push(cursor, recv),
-            RecvRing::Mlx5(ring) => ring.push(cursor, recv),
-            RecvRing::Mlx5Shared(ring) => ring.push(cursor, recv),
+        match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any()) {
+            (Some(ring), _, _) => ring.push(cursor, recv),
+            (_, Some(ring), _) => ring.push(cursor, recv),
+            (_, _, Some(ring)) => ring.push(cursor, recv),
+            (None, None, None) => Err(PostError::Unsupported),
         }
     }
 
+    /// Takes over where a cursor ended, and shows its requests to the device; nothing in a forked
+    /// child.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
-        match self {
-            RecvRing::Rxe(ring) => ring.publish(cursor.at),
-            RecvRing::Mlx5(ring) => ring.publish(cursor),
-            RecvRing::Mlx5Shared(ring) => ring.publish(cursor),
+    pub(crate) fn publish(&mut self, kind: RecvKind, cursor: Cursor) {
+        match kind {
+            RecvKind::Own => {
+                if let Some(ring) = self.mlx5.here_mut() {
+                    return ring.publish(cursor);
+                }
+            }
+            RecvKind::Shared => {
+                if let Some(ring) = self.mlx5_shared.here_mut() {
+                    return ring.publish(cursor);
+                }
+            }
+        }
+        self.publish_rxe(cursor.at);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn publish_rxe(&mut self, at: u32) {
+        if let Some(ring) = &mut self.rxe {
+            ring.publish(at);
         }
     }
 
     /// Begins anew after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
-        match self {
-            RecvRing::Mlx5(ring) => ring.reset(),
-            // The kernel drained rxe's up to our index; what is shared stays.
-            RecvRing::Rxe(_) | RecvRing::Mlx5Shared(_) => {}
+        // The kernel drained rxe's up to our index; what is shared stays.
+        if let Some(ring) = self.mlx5.any_mut() {
+            ring.reset();
         }
     }
 }

@@ -153,9 +153,10 @@ impl<S: Sharing> QueuePairBuilder<S> {
     /// # Errors
     ///
     /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
-    /// if the queues belong to another context, for what the type has not, and for [`QpType::XRC_TGT`], which
-    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) makes; `EOPNOTSUPP` for a type that the device does
-    /// not have and for options that are mlx5's; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
+    /// if the queues belong to another context, for what the type has not, and for
+    /// [`QpType::XRC_TGT`], which [`XrcDomain::create_target`](crate::XrcDomain::create_target)
+    /// makes; `EOPNOTSUPP` for a type that the device does not have and for options that are
+    /// mlx5's; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
     /// `CAP_NET_RAW`.
     pub fn build(mut self) -> Result<QueuePair<S>> {
         const VERB: &str = "create_qp";
@@ -237,6 +238,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
                 pd: self.pd,
             },
             member,
+            retired: false,
         });
         // Before anything can be posted: who polls must know what it completes.
         qp.each_cq(|cq| cq.members.attach(&qp.member));

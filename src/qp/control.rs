@@ -60,7 +60,8 @@ impl QpControl {
     ///
     /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
     /// value out of range (the message names it), and for `RESET`: see
-    /// [`reset`](crate::QueuePair::reset). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// [`reset`](crate::QueuePair::reset), which is also due before anything else when somebody who
+    /// shares the context reset the queue pair (`EINVAL`, too). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]
@@ -74,6 +75,7 @@ impl QpControl {
             ));
         }
         attr.check_ranges(VERB)?;
+        self.check_fresh(VERB)?;
         let mut tracked = self.qp.state();
         if let Err(refusal) = transition::check(VERB, self.qp_type(), tracked, attr) {
             // The device, or another process that shares the context, may have moved it.
@@ -81,12 +83,23 @@ impl QpControl {
             if self.qp.state() == tracked {
                 return Err(refusal);
             }
+            self.check_fresh(VERB)?;
             tracked = self.qp.state();
             transition::check(VERB, self.qp_type(), tracked, attr)?;
         }
         self.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
         if let Some(state) = attr.next_state() {
             self.qp.set_state(state);
+        }
+        Ok(())
+    }
+
+    /// Refuses a queue pair that would work on what was posted in an earlier life.
+    pub(crate) fn check_fresh(&self, verb: &'static str) -> Result<()> {
+        if self.qp.is_stale() {
+            let detail = "something else than QueuePair::reset brought the queue pair to state \
+                          RESET, and its queues hold what was posted before: reset it first";
+            return Err(Error::invalid(verb, detail));
         }
         Ok(())
     }
@@ -130,7 +143,9 @@ impl QpControl {
         }
     }
 
-    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers.
+    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers, but
+    /// that it stays [`RESET`](QpState::RESET), where nothing can be posted, after somebody else
+    /// reset the queue pair, until [`reset`](crate::QueuePair::reset) brings the queues back, too.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         let before = self.qp.state();

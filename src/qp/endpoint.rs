@@ -340,8 +340,8 @@ impl QpControl {
 
     /// Connects to `remote` with the defaults of [`Handshake`]: `INIT`, `RTR`, `RTS`.
     ///
-    /// Both sides do the same, in any order; over XRC one is an initiator and the other a target. A datagram queue pair has no peer and is made ready
-    /// with its own endpoint.
+    /// Both sides do the same, in any order; over XRC one is an initiator and the other a target. A
+    /// datagram queue pair has no peer and is made ready with its own endpoint.
     ///
     /// A receive can be posted from `INIT` on. Over RC a message that finds none waits; over UC
     /// and UD it is lost, so bring the queue pair to `INIT` with [`modify`](Self::modify), post,

@@ -91,6 +91,8 @@ pub(crate) struct QpInner {
     pub(crate) base: Base,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Whether they were told that it is gone.
+    retired: bool,
 }
 
 /// What a queue pair stands on.
@@ -122,16 +124,28 @@ impl QpInner {
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
     pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        self.state.change(before, told);
+        self.state.learn(before, told, matches!(self.base, Base::Domain { .. }));
+    }
+
+    /// Notes that the device began anew, and the rings did not: nothing is posted, and nobody moves
+    /// the queue pair on, before a [`reset`](QueuePair::reset) that brings them back, too.
+    pub(crate) fn set_stale(&self) {
+        self.state.set_stale();
+    }
+
+    /// See [`set_stale`](Self::set_stale).
+    pub(crate) fn is_stale(&self) -> bool {
+        self.state.is_stale()
     }
 
     /// Destroys the kernel's queue pair, and tells the completion queues that what they still hold
     /// of it concerns nobody.
     pub(crate) fn destroy(&mut self) -> Result<()> {
-        if self.object.is_gone() {
+        if self.retired {
             return Ok(());
         }
         self.object.destroy()?;
+        self.retired = true;
         self.each_cq(|cq| cq.members.retire(&self.member));
         Ok(())
     }
@@ -275,8 +289,8 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it comes back with
-    /// the error.
+    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it
+    /// comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
         const HELD: &str =

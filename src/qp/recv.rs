@@ -2,8 +2,9 @@
 
 use super::{QpInner, QpState, QpType};
 use crate::mem::fork::Epoch;
-use crate::provider::{Cursor, RecvRing};
+use crate::provider::{Cursor, RecvKind, RecvRing};
 use crate::wr::{PostError, Recv};
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 /// The receive queue of a queue pair.
@@ -16,12 +17,14 @@ pub struct RecvQueue {
     epoch: Epoch,
     /// The first state in which the device may hear of receives.
     from: QpState,
+    /// The same as the ring's gate says it.
+    opening: NonZeroU8,
 }
 
 impl RecvQueue {
     pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
         let (epoch, from) = (qp.file().epoch, first_state(qp.qp_type));
-        RecvQueue { qp, ring, epoch, from }
+        RecvQueue { qp, ring, epoch, from, opening: from.opening() }
     }
 
     pub(super) fn into_ring(self) -> RecvRing {
@@ -42,16 +45,15 @@ impl RecvQueue {
     /// # Errors
     ///
     /// [`PostError::State`] in state [`RESET`](crate::QpState::RESET), and for raw packets in
-    /// [`INIT`](crate::QpState::INIT), in which a device would receive already; [`PostError::Forked`] in a
-    /// child of the process that created the queue pair.
+    /// [`INIT`](crate::QpState::INIT), in which a device would receive already;
+    /// [`PostError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
-        let from = self.from;
-        let cursor = match self.ring.enter(|gate| from.opens(gate)) {
+        let cursor = match self.ring.enter(self.opening) {
             Some(cursor) => cursor,
             None => self.admit()?,
         };
-        Ok(RecvBatch { ring: &mut self.ring, cursor, count: 0 })
+        Ok(RecvBatch::new(&mut self.ring, RecvKind::Own, cursor))
     }
 
     /// As a gate would, or says why not: asked where none opens.
@@ -74,15 +76,15 @@ fn first_state(qp_type: QpType) -> QpState {
 #[derive(Debug)]
 pub struct RecvBatch<'q> {
     ring: &'q mut RecvRing,
+    kind: RecvKind,
     cursor: Cursor,
     count: u32,
 }
 
 impl<'q> RecvBatch<'q> {
     #[inline(always)]
-    pub(crate) fn new(ring: &'q mut RecvRing) -> Self {
-        let cursor = ring.cursor();
-        RecvBatch { ring, cursor, count: 0 }
+    pub(crate) fn new(ring: &'q mut RecvRing, kind: RecvKind, cursor: Cursor) -> Self {
+        RecvBatch { ring, kind, cursor, count: 0 }
     }
 
     /// Appends a request.
@@ -92,7 +94,12 @@ impl<'q> RecvBatch<'q> {
     /// A [`PostError`] that says what was wrong; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, recv: Recv<'_>) -> Result<(), PostError> {
-        self.ring.push(&mut self.cursor, &recv)?;
+        if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
+            // Copies, lest all others are kept in memory for this.
+            let mut cursor = self.cursor;
+            self.ring.push(&mut cursor, &{ recv })?;
+            self.cursor = cursor;
+        }
         self.count += 1;
         Ok(())
     }
@@ -130,7 +137,7 @@ impl<'q> RecvBatch<'q> {
     #[inline(always)]
     pub(crate) fn ring_lent(self) {
         if self.count > 0 {
-            self.ring.publish(self.cursor);
+            self.ring.publish(self.kind, self.cursor);
         }
     }
 }

@@ -39,7 +39,8 @@ impl<S: Sharing> QueuePair<S> {
                 }
                 answer => answer?,
             }
-            self.qp.set_state(QpState::RESET);
+            // Until the rings are, too: another handle may want to move on.
+            self.qp.set_stale();
             // After each, lest a second that fails leaves completions of the life before.
             for cq in cqs.iter_mut() {
                 cq.purge(&self.qp.member);
@@ -48,11 +49,13 @@ impl<S: Sharing> QueuePair<S> {
             if let Some(recv) = &mut self.recv {
                 recv.reset();
             }
+            self.qp.set_state(QpState::RESET);
         }
         Ok(())
     }
 
-    fn check_cqs(&self, verb: &'static str, cqs: &[&mut CompletionQueue]) -> Result<()> {
+    /// Whether `cqs` are what [`reset`](Self::reset) needs.
+    pub(crate) fn check_cqs(&self, verb: &'static str, cqs: &[&mut CompletionQueue]) -> Result<()> {
         let Base::Domain { send_cq: send, recv_cq: recv, .. } = &self.qp.base else {
             return Ok(());
         };
@@ -76,7 +79,7 @@ impl<S: Sharing> QueuePair<S> {
 impl QpControl {
     /// Makes sure that the device works on nothing any more that was posted to the queues of this
     /// queue pair alone; whether the kernel confirmed that. The queue pair is fit for destruction
-    /// only, or for a proper [`reset`](QueuePair::reset).
+    /// only, or for a proper [`reset`](QueuePair::reset): the rings are [stale](QpInner::set_stale).
     pub(crate) fn revoke(&self) -> bool {
         const VERB: &str = "reset_qp";
         let attr = QpAttr::new().state(QpState::RESET);
@@ -88,14 +91,14 @@ impl QpControl {
         }
         match answer {
             Ok(()) => {
-                self.qp.set_state(QpState::RESET);
+                self.qp.set_stale();
                 true
             }
             Err(error) => match error.kernel_errno() {
                 // Somebody who shares the file destroyed it.
                 Some(Errno::NOENT) => true,
-                // As when an object is destroyed: the device may be gone.
-                Some(Errno::IO) => self.qp.file().is_disassociated(),
+                // The device may be gone, or going: then only the destruction is an answer.
+                Some(Errno::IO) => self.qp.object.is_gone_with_its_device(),
                 _ => false,
             },
         }

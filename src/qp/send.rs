@@ -61,7 +61,7 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        let cursor = match self.ring.enter(|gate| QpState::RTS.opens(gate)) {
+        let cursor = match self.ring.enter(QpState::RTS.opening()) {
             Some(cursor) => cursor,
             None => self.admit()?,
         };
@@ -78,28 +78,36 @@ impl<S: Sharing> SendQueue<S> {
         if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
     }
 
-    /// Writes a request that has to be looked at first, and answers where the next one goes.
+    /// Writes a request that has to be looked at first.
+    #[cold]
     #[inline(never)]
-    fn push_checked(&self, mut cursor: Cursor, wr: SendWr<'_>) -> Result<Cursor, PostError> {
+    fn push_checked(&self, cursor: &mut Cursor, wr: SendWr<'_>) -> Result<(), PostError> {
         check(&self.qp, &wr)?;
         if self.qp.qp_type == QpType::RAW_PACKET {
-            self.ring.push_packet(&mut cursor, &wr)?;
+            self.ring.push_packet(cursor, &wr)
         } else {
-            self.ring.push(&mut cursor, &wr)?;
+            self.ring.push(cursor, &wr)
         }
-        Ok(cursor)
     }
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
     fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
-        if !self.ring.is_here() && self.epoch.is_over() {
+        if self.ring.try_publish(cursor, single) {
+            return Ok(());
+        }
+        self.ring_otherwise(cursor.at)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ring_otherwise(&mut self, at: u32) -> Result<(), PostError> {
+        if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
         let qp = &self.qp;
-        self.ring.publish(cursor, single, || {
-            qp.file().kernel.ring(Doorbell::Send { qp_handle: qp.object.handle() })
-        })
+        self.ring
+            .publish(at, || qp.file().kernel.ring(Doorbell::Send { qp_handle: qp.object.handle() }))
     }
 }
 
@@ -128,13 +136,12 @@ impl<S: Sharing> SendBatch<'_, S> {
             Some(to) if to.domain == self.queue.domain => self.queue.addressed,
             Some(_) => 0,
         };
-        if wr.op.bit() & known == 0 || wr.srq.is_some() {
+        if wr.op.bit() & known == 0 || !self.queue.ring.try_push(&mut self.cursor, &wr) {
             // Copies, lest all others are kept in memory for this.
-            self.cursor = self.queue.push_checked(self.cursor, wr)?;
-            self.count += 1;
-            return Ok(());
+            let mut cursor = self.cursor;
+            self.queue.push_checked(&mut cursor, wr)?;
+            self.cursor = cursor;
         }
-        self.queue.ring.push(&mut self.cursor, &wr)?;
         self.count += 1;
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::mem::dbrec::Gate;
 use crate::number::open_enum;
+use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
@@ -54,8 +55,8 @@ open_enum! {
 
 /// The state that this process last brought a queue pair to.
 ///
-/// Where the rings have a gate it is kept there, as one more than the state, so that a batch begins
-/// with one look.
+/// Where the rings have a gate it is kept there, as two more than the state, so that a batch begins
+/// with one look. Between nothing and `RESET` is `RESET` with [stale](Self::is_stale) rings.
 #[derive(Debug)]
 pub(super) struct Tracked {
     gate: Option<Gate>,
@@ -66,7 +67,7 @@ impl Tracked {
     /// `RESET`.
     pub(super) fn new(gate: Option<Gate>) -> Tracked {
         let tracked = Tracked { gate, own: AtomicU8::new(0) };
-        tracked.word().store(QpState::RESET.opening(), Ordering::Release);
+        tracked.word().store(QpState::RESET.opening().get(), Ordering::Release);
         tracked
     }
 
@@ -76,33 +77,58 @@ impl Tracked {
 
     /// In a forked child it may be `RESET` whatever it was.
     pub(super) fn get(&self) -> QpState {
-        QpState(self.word().load(Ordering::Acquire).saturating_sub(1))
+        QpState(self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.opening().get()))
     }
 
     /// What a fork has shut stays shut.
     pub(super) fn set(&self, state: QpState) {
-        let open = |now| (now > 0).then(|| state.opening());
+        self.open(state.opening().get());
+    }
+
+    /// `RESET`, while the rings are as they were before: the device begins anew, and would come upon
+    /// requests of the past.
+    pub(super) fn set_stale(&self) {
+        self.open(STALE);
+    }
+
+    fn open(&self, to: u8) {
+        let open = |now| (now > 0).then_some(to);
         let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
     }
 
-    /// Changes it unless it is no longer `before`.
-    pub(super) fn change(&self, before: QpState, after: QpState) {
-        let (before, after) = (before.opening(), after.opening());
+    pub(super) fn is_stale(&self) -> bool {
+        self.word().load(Ordering::Acquire) == STALE
+    }
+
+    /// Notes what the kernel told, unless this process moved the queue pair since it was `before`.
+    /// If others reset it meanwhile its rings, if it `has_rings`, are stale, however far it is again.
+    pub(super) fn learn(&self, before: QpState, told: QpState, has_rings: bool) {
+        let stale = has_rings && told.is_past_reset_of(before);
+        let after = if stale { STALE } else { told.opening().get() };
+        let before = before.opening().get();
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
+/// What a gate says of a queue pair that is in `RESET` and whose rings are not.
+const STALE: u8 = 1;
+
 impl QpState {
     /// As a gate says it.
-    const fn opening(self) -> u8 {
-        self.0.saturating_add(1)
+    pub(super) const fn opening(self) -> NonZeroU8 {
+        NonZeroU8::MIN.saturating_add(1).saturating_add(self.0)
     }
 
-    /// Whether a gate is open for what may be done from this state on: in a state of this process,
-    /// and one that is as far.
-    #[inline(always)]
-    pub(super) fn opens(self, gate: &Gate) -> bool {
-        gate.word().load(Ordering::Acquire) >= self.opening()
+    /// Whether a queue pair that was in state `before` and is in this one was reset in between: no
+    /// other way leads back from where something may have been posted.
+    fn is_past_reset_of(self, before: QpState) -> bool {
+        let running = |state| (QpState::RTS..=QpState::SQE).contains(&state);
+        match self {
+            QpState::ERR => false,
+            _ if before == QpState::ERR => true,
+            _ if running(self) => false,
+            _ => self < before,
+        }
     }
 
     /// Whether a send may be posted. In an error state it completes at once, flushed.

@@ -130,6 +130,7 @@ impl XrcDomain {
             registration,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
+            retired: false,
         });
         XrcTarget { control: QpControl { qp } }
     }

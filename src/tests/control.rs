@@ -58,8 +58,8 @@ fn a_refusal_by_the_kernel_leaves_the_state() {
 
 #[test]
 fn a_state_that_the_device_changed_is_learned() {
-    let bench = Bench::new();
-    let qp = bench.qp(QpType::UD);
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::UD);
     bench.script.set_qp_state(qp.handle(), QpState::SQE.0);
     // A change that is legal from what was last known needs no question.
     let before = times(&bench, QUERY);
@@ -71,11 +71,42 @@ fn a_state_that_the_device_changed_is_learned() {
     // One that is not is checked against what the kernel says.
     bench.script.set_qp_state(qp.handle(), QpState::RESET.0);
     let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1));
+    let error = qp.modify(&init).unwrap_err();
+    assert!(error.message().contains("reset it first"), "{error}");
+    qp.reset(&mut [&mut bench.cq]).unwrap();
     qp.modify(&init).unwrap();
     assert_eq!(qp.state(), QpState::INIT);
     bench.script.set_qp_state(qp.handle(), QpState::ERR.0);
     let error = qp.modify(&QpAttr::new().sqd_async_notify(true)).unwrap_err();
     assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
+}
+
+/// The device begins anew when somebody else resets a queue pair, and its queues do not.
+#[test]
+fn a_queue_pair_that_others_reset_works_on_only_after_a_reset_of_its_own() {
+    use QpState as S;
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::UD);
+    let mut learn = |before: S, told: S| {
+        qp.qp.set_state(before);
+        bench.script.set_qp_state(qp.handle(), told.0);
+        assert_eq!(qp.query().unwrap().state, told);
+        let known = (qp.state(), qp.send_batch().err());
+        let refused = qp.modify(&QpAttr::new().state(S::ERR)).err();
+        let stale = refused.is_some_and(|error| error.message().contains("reset it first"));
+        if stale {
+            assert_eq!(known, (S::RESET, Some(PostError::State(S::RESET))), "{before}, {told}");
+            qp.reset(&mut [&mut bench.cq]).unwrap();
+        } else {
+            assert_eq!(known.0, told, "{before}, {told}");
+        }
+        stale
+    };
+    let all = [S::RESET, S::INIT, S::RTR, S::RTS, S::SQD, S::SQE, S::ERR];
+    let stale: Vec<usize> =
+        all.map(|told| all.iter().filter(|before| learn(**before, told)).count()).to_vec();
+    // Back to each state lead those from which only a reset leads there.
+    assert_eq!(stale, [6, 5, 4, 1, 1, 1, 0]);
 }
 
 #[test]

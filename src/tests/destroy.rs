@@ -167,55 +167,67 @@ fn what_somebody_else_destroyed_is_gone_without_a_leak() {
     qp.destroy().unwrap();
 }
 
-/// Kernels differ in what DESTROY answers when the device is gone: success for the core's
-/// objects, `EIO` for those of drivers.
+/// The kernel answers `EIO` before it has destroyed anything, so that says nothing of an object: only
+/// its destruction does.
 #[test]
-fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
-    for refuse in [false, true] {
-        let mut bench = Bench::new();
+fn a_device_that_is_going_is_not_gone() {
+    for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
+        let bench = Bench::new();
         let alive = Arc::new(());
         let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
-        let srq = bench.pd.create_srq(4).build().unwrap();
-        let ah = bench.pd.create_ah(&address()).unwrap();
-        let mut qp = bench.qp(QpType::RC);
-        if refuse {
-            for object in [
-                objects::UVERBS_OBJECT_MR,
-                objects::UVERBS_OBJECT_QP,
-                objects::UVERBS_OBJECT_CQ,
-                objects::UVERBS_OBJECT_SRQ,
-                objects::UVERBS_OBJECT_AH,
-                objects::UVERBS_OBJECT_PD,
-            ] {
-                bench.script.refuse(Op::destroy(object), Errno::IO);
-            }
-        }
-        bench.script.vanish();
-        let Bench { context, pd, .. } = &bench;
-        for error in [
-            context.alloc_pd().unwrap_err(),
-            context.create_cq(4).build().unwrap_err(),
-            context.query_device().unwrap_err(),
-            pd.create_srq(4).build().unwrap_err(),
-            pd.create_ah(&address()).unwrap_err(),
-            srq.query().unwrap_err(),
-            qp.query().unwrap_err(),
-            bench.cq.resize(32).unwrap_err(),
-        ] {
-            assert_eq!(error.kernel_errno(), Some(Errno::IO), "{error}");
-        }
-        // Queues are memory of this process: they stay, and stay empty.
-        assert!(bench.cq.poll().unwrap().next().is_none());
-        let mut batch = qp.send_batch().unwrap();
-        batch.push(crate::SendWr::send(&[])).unwrap();
-        assert_eq!(super::ring(batch), Err(crate::PostError::Kernel(Errno::IO)));
-        drop((region, srq, ah, qp));
-        let Bench { script, context, pd, cq } = bench;
-        drop((pd, cq));
-        assert_eq!((Arc::strong_count(&alive), context.leaked()), (1, 0));
-        assert_eq!(script.mappings(), 0);
-        assert_eq!(script.complaints(), [""; 0]);
+        let handle = region.handle();
+        bench.script.begin_to_vanish();
+        bench.script.refuse_destroy(handle, errno);
+        let script = bench.script.clone();
+        let kernel = patient.then(|| {
+            std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                script.permit_destroy(handle);
+            })
+        });
+        drop(region);
+        let (held, leaked) = if patient { (1, 0) } else { (2, 1) };
+        assert_eq!((Arc::strong_count(&alive), bench.context.leaked()), (held, leaked), "{errno}");
+        assert_eq!(bench.script.count(objects::UVERBS_OBJECT_MR), leaked as usize);
+        kernel.into_iter().for_each(|kernel| kernel.join().unwrap());
     }
+}
+
+/// What DESTROY answers when the device is gone: success for the core's objects. For those of
+/// drivers, which reach no memory, it may be `EIO`.
+#[test]
+fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
+    let mut bench = Bench::new();
+    let alive = Arc::new(());
+    let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
+    let srq = bench.pd.create_srq(4).build().unwrap();
+    let ah = bench.pd.create_ah(&address()).unwrap();
+    let mut qp = bench.qp(QpType::RC);
+    bench.script.vanish();
+    let Bench { context, pd, .. } = &bench;
+    for error in [
+        context.alloc_pd().unwrap_err(),
+        context.create_cq(4).build().unwrap_err(),
+        context.query_device().unwrap_err(),
+        pd.create_srq(4).build().unwrap_err(),
+        pd.create_ah(&address()).unwrap_err(),
+        srq.query().unwrap_err(),
+        qp.query().unwrap_err(),
+        bench.cq.resize(32).unwrap_err(),
+    ] {
+        assert_eq!(error.kernel_errno(), Some(Errno::IO), "{error}");
+    }
+    // Queues are memory of this process: they stay, and stay empty.
+    assert!(bench.cq.poll().unwrap().next().is_none());
+    let mut batch = qp.send_batch().unwrap();
+    batch.push(crate::SendWr::send(&[])).unwrap();
+    assert_eq!(super::ring(batch), Err(crate::PostError::Kernel(Errno::IO)));
+    drop((region, srq, ah, qp));
+    let Bench { script, context, pd, cq } = bench;
+    drop((pd, cq));
+    assert_eq!((Arc::strong_count(&alive), context.leaked()), (1, 0));
+    assert_eq!(script.mappings(), 0);
+    assert_eq!(script.complaints(), [""; 0]);
 }
 
 /// One of everything, boxed so that it can be dropped in any order.

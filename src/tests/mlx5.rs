@@ -257,10 +257,10 @@ fn a_guard_over_a_fork_finds_nothing() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
     let builder = || ParentDomain::builder(&bench.pd);
-    let arena = Arc::new(Arena::new(1 << 20).unwrap());
+    let arena = Arena::new(1 << 20).unwrap();
     let domains = [
         builder().allocator(Pages::new()).build().unwrap(),
-        builder().allocator(arena.clone()).build().unwrap(),
+        builder().allocator(arena).build().unwrap(),
         builder().allocator(SharedMemory::new()).build().unwrap(),
         builder().build().unwrap(),
     ];
@@ -272,12 +272,96 @@ fn a_guard_over_a_fork_finds_nothing() {
             drop(guard.take());
         });
     }
-    // The arena is the parent's.
-    let view = DomainView { pd: &domains[1].inner };
-    let ask = || arena.alloc(&view, 64, 64, ResourceType::MLX5_CQ);
-    crate::mem::fork::in_child(|| assert_eq!(ask(), Allocation::Failed));
-    assert_eq!((arena.used(), arena.buffers()), (0, 0));
-    assert!(matches!(ask(), Allocation::Memory(_)));
+}
+
+/// An allocator is of the process that made it: whatever another thread was in the middle of when the
+/// child was forked off, nobody there waits for it.
+#[test]
+#[allow(unsafe_code, reason = "memory is given back by hand")]
+fn a_child_gets_nothing_from_its_parents_allocators() {
+    use crate::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
+    let bench = Bench::new();
+    let view = DomainView { pd: &bench.pd.inner };
+    let (arena, pages, shared) = (Arena::new(1 << 20).unwrap(), Pages::new(), SharedMemory::new());
+    let (huge, numa) = (HugePages::new(), NumaNode::new(0));
+    let allocators: [&dyn QueueAllocator; 3] = [&arena, &pages, &shared];
+    let ask = |of: &dyn QueueAllocator| of.alloc(&view, 64, 64, ResourceType::MLX5_CQ);
+    let lent = allocators.map(ask);
+    assert!(lent.iter().all(|answer| matches!(answer, Allocation::Memory(_))), "{lent:?}");
+    let counts =
+        || [arena.buffers(), pages.buffers(), huge.buffers(), numa.buffers(), arena.used()];
+    assert_eq!(counts(), [1, 1, 0, 0, 64]);
+    crate::mem::fork::in_child(|| {
+        assert_eq!(allocators.map(ask), [Allocation::Failed; 3]);
+        assert_eq!(counts(), [0; 5]);
+        assert!(shared.buffers().unwrap_err().is_forked());
+    });
+    assert_eq!(shared.buffers().unwrap().len(), 1);
+    for (of, answer) in allocators.iter().zip(lent) {
+        let Allocation::Memory(memory) = answer else { continue };
+        // SAFETY: the allocator answered it just now.
+        unsafe { of.free(&view, memory, ResourceType::MLX5_CQ) };
+    }
+    assert_eq!(counts(), [0; 5]);
+}
+
+/// How a resize ended that failed is not always known: then the device may be in either memory.
+#[test]
+fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
+    let bench = Bench::new();
+    let make = || bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let before = bench.memory.outstanding();
+    let mut cq = make();
+    let own = bench.memory.outstanding();
+    for errno in [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOMEM, Errno::AGAIN] {
+        bench.script.refuse(Op::RESIZE_CQ, errno);
+        assert_eq!(cq.resize(100).unwrap_err().errno(), errno);
+        assert_eq!(bench.memory.outstanding(), own, "{errno}: it was never told to the device");
+        bench.script.allow(Op::RESIZE_CQ);
+    }
+    for (nth, errno) in (1..).zip([Errno::TIMEDOUT, Errno::IO, Errno::FAULT]) {
+        bench.script.refuse(Op::RESIZE_CQ, errno);
+        assert_eq!(cq.resize(100).unwrap_err().errno(), errno);
+        assert_eq!(bench.memory.outstanding(), own + nth, "{errno}");
+        bench.script.allow(Op::RESIZE_CQ);
+    }
+    cq.resize(100).unwrap();
+    assert_eq!(bench.memory.outstanding(), own + 3);
+    drop(cq);
+    assert_eq!(bench.memory.outstanding(), before);
+    // What the kernel does not destroy keeps it all.
+    let mut cq = make();
+    bench.script.refuse(Op::RESIZE_CQ, Errno::TIMEDOUT);
+    cq.resize(100).unwrap_err();
+    bench.script.refuse_destroy(cq.handle(), Errno::BUSY);
+    let held = bench.memory.outstanding();
+    drop(cq);
+    assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (held, 1));
+}
+
+#[test]
+fn a_queue_that_cannot_be_resized_says_so() {
+    let bench = Bench::new();
+    let mut cq = bench.context.create_cq(10).build().unwrap();
+    bench.script.refuse(Op::RESIZE_CQ, Errno::NOSYS);
+    let error = cq.resize(100).unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    assert_eq!(error.message(), "mlx5_0 resizes no completion queues");
+}
+
+#[test]
+fn doorbells_that_are_not_there_are_named() {
+    use crate::mlx5::{PageError, Uar, UarKind};
+    let bench = Bench::new();
+    let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
+    let error = page.ring_u32(6, 0).unwrap_err();
+    assert_eq!(error, PageError::Unaligned { offset: 6, width: 4 });
+    assert!(error.to_string().contains("4 bytes at 6"), "{error}");
+    for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
+        assert_eq!(error, PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 });
+        assert!(error.to_string().contains("8 bytes at 4096 is not in a page of 4096"), "{error}");
+    }
+    assert_eq!(page.peek_u32(9), Err(PageError::Unaligned { offset: 9, width: 4 }));
 }
 
 #[test]

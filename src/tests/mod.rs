@@ -5,6 +5,7 @@ mod creation;
 mod destroy;
 mod events;
 mod fork;
+mod futures;
 mod golden;
 mod mixing;
 mod mlx5;
@@ -13,6 +14,7 @@ mod posting;
 mod retire;
 mod scope;
 mod sharing;
+mod stale;
 mod xrc;
 
 use crate::uverbs::scripted::Script;

@@ -7,7 +7,10 @@ use crate::owned::{
     RegionSlice,
 };
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, CompletionQueue, Errno, PostError, QpType, Remote, Rkey, SendWr, WcStatus};
+use crate::{
+    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
+    WindowType,
+};
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -107,7 +110,7 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     let send = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
     // Another queue pair, another slot, another table, another time; then the right one twice.
-    let strays = [wc(qpn + 1, send), wc(qpn, send + 1), wc(qpn, send | 1 << 56), wc(qpn, 0)];
+    let strays = [wc(qpn + 1, send), wc(qpn, send + 4), wc(qpn, send ^ 2), wc(qpn, send ^ 1 << 56)];
     for stray in strays {
         owned.complete_as(stray);
     }
@@ -120,6 +123,51 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     owned.complete(send);
     assert!(owned.tags().is_empty());
     assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 6));
+}
+
+/// What is looked at in place comes out as what it is, at most as many as are asked for, and what
+/// nobody takes is free again.
+#[test]
+fn completions_are_visited_in_place() {
+    let mut owned = Owned::new();
+    for tag in ["taken", "kept", "left", "later"] {
+        owned.send(tag);
+        let send = owned.taken(Role::Send);
+        owned.complete(send);
+    }
+    let (mut kept, mut seen) = (None, Vec::new());
+    let visited = owned.cq.poll_each(3, |request| {
+        assert!(request.is_success());
+        seen.push(*request.tag().unwrap());
+        match seen.len() {
+            1 => {
+                let (buffer, tag) = request.into_buffer().unwrap();
+                assert_eq!((&*buffer, tag), (&b"taken"[..], "taken"));
+            }
+            2 => kept = request.into_done(),
+            _ => {}
+        }
+    });
+    assert_eq!((visited, seen), (Ok(3), vec!["taken", "kept", "left"]));
+    let kept = kept.unwrap();
+    assert_eq!((kept.tag, kept.outcome.qpn), ("kept", owned.qp.qpn()));
+    assert_eq!(&*kept.memory.into_buffer().unwrap(), b"kept");
+    assert_eq!((owned.pool.idle(), owned.tags()), (7, vec!["later"]));
+    assert_eq!(
+        (owned.pool.idle(), owned.qp.send_room()),
+        (8, owned.qp.caps().max_send_wr as usize)
+    );
+    // Without a buffer it is the request that comes back.
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]).inline(b"x"), (), "none").unwrap();
+    batch.ring().unwrap();
+    let send = owned.taken(Role::Send);
+    owned.complete(send);
+    let visited = owned.cq.poll_each(1, |request| {
+        let request = request.into_buffer().unwrap_err();
+        assert_eq!(request.into_done().unwrap().tag, "none");
+    });
+    assert_eq!(visited, Ok(1));
 }
 
 #[test]
@@ -182,10 +230,17 @@ fn what_a_request_may_not_work_on_is_refused() {
     let foreign = other.buffer_pool(64).build().unwrap();
     let sge = owned.pool.take().unwrap().sge();
     let shared = owned.pool.take().unwrap().share();
+    let control = QpControl { qp: (*owned.qp).qp.clone() };
     let mut batch = owned.qp.send_batch().unwrap();
     let refused = batch.push(SendWr::send(&[]), foreign.take().unwrap(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ForeignMemory));
     let refused = batch.push(SendWr::send(&[sge]), (), "x").map_err(error);
+    assert_eq!(refused, Err(PostError::NamesMemory));
+    let mut window = owned.bench.pd.alloc_mw(WindowType::Two).unwrap();
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let region = owned.bench.pd.register(vec![0u8; 64], access).unwrap();
+    let binding = window.bind(&control, &region, .., Access::REMOTE_READ).unwrap();
+    let refused = batch.push(SendWr::bind_mw(binding), (), "x").map_err(error);
     assert_eq!(refused, Err(PostError::NamesMemory));
     let refused = batch.push(SendWr::read(REMOTE, &[]), shared.clone(), "x").map_err(error);
     assert_eq!(refused, Err(PostError::ReadOnly));
@@ -290,6 +345,37 @@ fn a_device_that_is_gone_reaches_nothing() {
     assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
 }
 
+/// The kernel says that there is no device before it takes the device away from its objects.
+#[test]
+fn a_device_that_is_going_may_still_write() {
+    for (errno, patient) in [(Errno::NOMEM, false), (Errno::BUSY, false), (Errno::BUSY, true)] {
+        let mut owned = Owned::new();
+        owned.recv("one");
+        let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+        script.begin_to_vanish();
+        script.refuse_destroy(handle, errno);
+        let kernel = patient.then(|| {
+            std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                script.permit_destroy(handle);
+            })
+        });
+        drop(owned.qp);
+        let seen = (owned.pool.idle(), owned.bench.context.leaked());
+        // What was lent, and the queue pair.
+        assert_eq!(seen, if patient { (8, 0) } else { (7, 2) }, "{errno}");
+        assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
+        kernel.into_iter().for_each(|kernel| kernel.join().unwrap());
+    }
+    let mut owned = Owned::new();
+    owned.recv("one");
+    owned.bench.script.begin_to_vanish();
+    drop(owned.qp);
+    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
+    assert_eq!(owned.bench.script.count(uverbs_uapi::object::UVERBS_OBJECT_QP), 0);
+    assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
+}
+
 #[test]
 fn a_forgotten_queue_pair_keeps_its_memory() {
     let mut owned = Owned::new();
@@ -348,6 +434,50 @@ fn queue_pairs_that_do_not_fit_are_not_adopted() {
     assert!(more.len() > 2);
     more.pop();
     owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+}
+
+/// Completions of a queue pair that is gone take as much room as others.
+#[test]
+fn what_the_dead_left_makes_room_before_it_is_counted_on() {
+    let mut owned = Owned::new();
+    let (script, handle) = (owned.bench.script.clone(), owned.cq.queue().handle());
+    let depth = owned.qp.caps().max_send_wr;
+    // Each leaves what it completed, and nobody looks.
+    for _ in 0..=owned.cq.queue().capacity() / depth {
+        let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+        bring_up_owned(&owned.bench, &qp);
+        for _ in 0..depth {
+            let mut batch = qp.send_batch().unwrap();
+            batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap();
+            batch.ring().unwrap();
+            let request = script.take(qp.handle(), Role::Send).unwrap();
+            let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+            assert!(script.complete(handle, wc(qp.qpn().0, id)), "the queue overflowed");
+        }
+    }
+    assert!(owned.tags().is_empty());
+}
+
+/// What is dropped with a queue pair is the program's, and may panic.
+#[test]
+fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("as planned");
+        }
+    }
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(20).build().unwrap());
+    for _ in 0..3 {
+        let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
+        bring_up_owned(&bench, &qp);
+        let mut batch = qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[]), (), Panics).unwrap();
+        batch.ring().unwrap();
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(qp)));
+        assert!(dropped.is_err());
+    }
 }
 
 #[test]

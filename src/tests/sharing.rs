@@ -3,15 +3,32 @@
 mod mlx5;
 
 use super::Bench;
+use crate::import::Importable;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, Context, Envelope, Errno, MemoryRegion, ObjectKind, QpType, Rereg};
-use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
+use crate::{
+    Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind,
+    QpType, Rereg,
+};
+use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
 
 /// An exporter, and an importer that was told where its file comes from.
 fn shared() -> (Bench, Context) {
     let bench = Bench::new();
     let importer = bench.script.import("rxe0", Some(&bench.context.export())).unwrap();
     (bench, importer)
+}
+
+/// Takes over what was imported.
+#[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
+fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
+    // SAFETY: the played kernel uses no handle again.
+    unsafe { imported.into_owner() }
+}
+
+#[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
+pub(super) fn destroy(object: ForeignObject) -> Result<(), (ForeignObject, Error)> {
+    // SAFETY: the played kernel uses no handle again.
+    unsafe { object.destroy() }
 }
 
 fn destroyed(script: &Script, object: u16) -> usize {
@@ -109,8 +126,8 @@ fn ownership_moves() {
     let sent_pd = pd.release().unwrap();
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
-    let pd = importer.import_pd(&sent_pd).unwrap().into_owner().unwrap();
-    let mut region = pd.import_mr(&sent).unwrap().into_owner().unwrap();
+    let pd = own(importer.import_pd(&sent_pd).unwrap()).unwrap();
+    let mut region = own(pd.import_mr(&sent).unwrap()).unwrap();
     // The envelope may have been made up, of one of this process's own pools: no rights are added, and
     // no memory is put in its place.
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -177,13 +194,13 @@ fn what_vanishes_after_the_import_is_not_taken_over() {
     let gone = bench.context.alloc_pd().unwrap();
     let imported = importer.import_pd(&gone.export().unwrap()).unwrap();
     drop(gone);
-    let (imported, error) = imported.into_owner().unwrap_err();
+    let (imported, error) = own(imported).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     drop(imported);
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     drop(region);
-    assert_eq!(imported.into_owner().unwrap_err().1.errno(), Errno::NOENT);
+    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::NOENT);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
 }
 
@@ -197,11 +214,11 @@ fn a_region_of_other_keys_is_stale() {
     bench.script.renumber(region.handle(), 0x4711);
     let error = pd.import_mr(&sent).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
-    assert_eq!(imported.into_owner().unwrap_err().1.errno(), Errno::STALE);
+    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::STALE);
     // Whoever cleans up does not destroy a stranger's.
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
-    importer.foreign(&region.export().unwrap()).unwrap().destroy().unwrap();
+    destroy(importer.foreign(&region.export().unwrap()).unwrap()).unwrap();
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
 }
 
@@ -214,24 +231,24 @@ fn a_region_of_another_place_is_stale() {
     let moved = |length, iova| bench.script.resize(region.handle(), length, iova);
     let (length, iova) = (64, region.addr());
     moved(65, iova);
-    let (imported, error) = imported.into_owner().unwrap_err();
+    let (imported, error) = own(imported).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova + 1);
-    let (imported, error) = imported.into_owner().unwrap_err();
+    let (imported, error) = own(imported).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova);
-    imported.into_owner().unwrap().destroy().unwrap();
+    own(imported).unwrap().destroy().unwrap();
 }
 
 #[test]
 fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     let (bench, importer) = shared();
     let cq = bench.context.create_cq(4).build().unwrap();
-    let found = importer.foreign(&cq.export()).unwrap();
+    let found = importer.foreign(&cq.export().unwrap()).unwrap();
     // Whatever is asked before, the kernel may find nothing at the very end.
     bench.script.steal(cq.handle());
     let asked = bench.script.log().len();
-    let (found, error) = found.destroy().unwrap_err();
+    let (found, error) = destroy(found).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("destroy_cq", Errno::NOENT), "{error}");
     assert_eq!(bench.script.log().len(), asked + 1);
     drop((found, cq));
@@ -244,7 +261,7 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let region = other.pd.allocate::<u8>(64).unwrap();
     let (alien_pd, alien) = (other.pd.export().unwrap(), region.export().unwrap());
-    let cq = bench.cq.export();
+    let cq = bench.cq.export().unwrap();
     let asked = bench.script.log().len();
     assert_eq!(importer.import_pd(&alien_pd).unwrap_err().errno(), Errno::XDEV);
     assert_eq!(pd.import_mr(&alien).unwrap_err().errno(), Errno::XDEV);
@@ -254,8 +271,9 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
     assert_eq!(bench.script.log().len(), asked, "the kernel was asked");
 }
 
-/// Bytes of which the check value is right and the rest whatever: nothing that the kernel has is
-/// made or destroyed, whatever is done with them.
+/// Bytes of which the check value is right and the rest whatever: what they are taken for is there, and
+/// is what they say as far as the kernel tells; and nothing that the kernel has is made or destroyed,
+/// whatever is done with them.
 #[test]
 fn forged_envelopes_change_nothing() {
     let (bench, importer) = shared();
@@ -263,6 +281,7 @@ fn forged_envelopes_change_nothing() {
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let before = bench.script.live();
     let mut accepted = 0;
+    let mut found = std::collections::BTreeMap::new();
     let keys = u64::from(region.lkey().0) | u64::from(region.rkey().0) << 32;
     let (length, iova) = (region.byte_len() as u64, region.addr());
     let proofs = [
@@ -282,13 +301,26 @@ fn forged_envelopes_change_nothing() {
                 let forged = Envelope::seal(file, ObjectKind(kind), handle, proof);
                 accepted += usize::from(importer.import_pd(&forged).is_ok());
                 accepted += usize::from(pd.import_mr(&forged).is_ok());
-                let _ = importer.foreign(&forged);
+                let Ok(object) = importer.foreign(&forged) else { continue };
+                assert_eq!((object.kind(), object.handle()), (ObjectKind(kind), handle));
+                // It can be asked what it is asked as any other, and is forgotten.
+                assert_eq!(object.query_qp().unwrap_err().errno(), Errno::INVAL);
+                drop(object);
+                *found.entry((kind, handle)).or_insert(0) += 1;
             }
         }
     }
     assert_eq!(accepted, 1, "the protection domain that is there");
+    // One domain, whose driver tells no number, so that one proof is right. A queue has none, and all
+    // are. The region is found by none, as no proof has its keys, length and place.
+    let domain = (UVERBS_OBJECT_PD, bench.pd.handle());
+    let queue = (UVERBS_OBJECT_CQ, bench.cq.handle());
+    let expected = [(domain, 1), (queue, proofs.len())];
+    assert_eq!(found, expected.into_iter().collect());
     assert_eq!(bench.script.live(), before);
-    drop(region);
+    drop((pd, region));
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1, "by its owner");
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_PD), 0);
 }
 
 #[test]
@@ -296,21 +328,21 @@ fn foreign_queues_are_asked_about_and_destroyed() {
     let (bench, importer) = shared();
     let qp = bench.qp(QpType::RC);
     let srq = bench.pd.create_srq(8).build().unwrap();
-    let found = importer.foreign(&qp.export()).unwrap();
+    let found = importer.foreign(&qp.export().unwrap()).unwrap();
     assert_eq!((found.kind(), found.handle()), (ObjectKind::QP, qp.handle()));
     assert_eq!(found.query_qp().unwrap().state, crate::QpState::RTS);
     assert_eq!(found.query_srq().unwrap_err().errno(), Errno::INVAL);
-    let shared_queue = importer.foreign(&srq.export()).unwrap();
+    let shared_queue = importer.foreign(&srq.export().unwrap()).unwrap();
     assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
     // Something stands on it.
-    let cq = importer.foreign(&bench.cq.export()).unwrap();
-    let (cq, error) = cq.destroy().unwrap_err();
+    let cq = importer.foreign(&bench.cq.export().unwrap()).unwrap();
+    let (cq, error) = destroy(cq).unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(cq);
     drop(shared_queue);
-    let again = importer.foreign(&qp.export()).unwrap();
-    found.destroy().unwrap();
-    assert_eq!(again.destroy().unwrap_err().1.errno(), Errno::NOENT);
+    let again = importer.foreign(&qp.export().unwrap()).unwrap();
+    destroy(found).unwrap();
+    assert_eq!(destroy(again).unwrap_err().1.errno(), Errno::NOENT);
     // The owner finds it gone and is content.
     drop((qp, srq));
     assert_eq!(bench.context.leaked(), 0);
@@ -334,6 +366,51 @@ fn events_go_to_whoever_made_the_object() {
     assert_ne!(fd(&importer), fd(&bench.context));
 }
 
+/// Of a region that is addressed from 0 the kernel may tell another beginning.
+#[test]
+fn a_region_that_counts_from_nothing_is_taken_over() {
+    let (bench, importer) = shared();
+    let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
+    let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
+    let region = builder.zero_based().allocate::<u8>(64).unwrap();
+    bench.script.resize(region.handle(), 64, 0x9000);
+    let imported = pd.import_mr(&region.export().unwrap()).unwrap();
+    assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
+    bench.script.resize(region.handle(), 64, 0x9040);
+    let (imported, error) = own(imported).unwrap_err();
+    assert_eq!(error.errno(), Errno::STALE, "{error}");
+    bench.script.resize(region.handle(), 64, 0x9000);
+    region.release().unwrap();
+    own(imported).unwrap().destroy().unwrap();
+    assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
+}
+
+#[test]
+fn nothing_is_exported_in_a_forked_child() {
+    let bench = Bench::new();
+    bench.script.allow_xrc();
+    let domain = bench.context.open_xrcd().open().unwrap();
+    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.create_srq(8).build().unwrap());
+    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let exports = || {
+        [
+            ("export_xrcd", domain.export()),
+            ("export_qp", qp.export()),
+            ("export_srq", srq.export()),
+            ("export_cq", bench.cq.export()),
+            ("export_pd", bench.pd.export()),
+            ("export_mr", region.export()),
+        ]
+    };
+    assert!(exports().iter().all(|(_, sealed)| sealed.is_ok()));
+    crate::mem::fork::in_child(|| {
+        for (verb, sealed) in exports() {
+            let error = sealed.expect_err(verb);
+            assert!(error.is_forked() && error.verb() == verb, "{verb}: {error}");
+        }
+    });
+}
+
 #[test]
 fn imports_of_a_forked_parent_are_left_alone() {
     let (bench, importer) = shared();
@@ -343,7 +420,7 @@ fn imports_of_a_forked_parent_are_left_alone() {
     let mut parts = Some((pd, imported));
     crate::mem::fork::in_child(|| {
         let (pd, imported) = parts.take().unwrap();
-        assert!(imported.into_owner().unwrap_err().1.is_forked());
+        assert!(own(imported).unwrap_err().1.is_forked());
         assert!(pd.export().unwrap_err().is_forked());
         let (pd, error) = pd.unimport().unwrap_err();
         assert!(error.is_forked());

@@ -14,6 +14,7 @@
 //! ```
 
 mod attrs;
+mod dm;
 mod mlx5;
 mod ring;
 mod state;
@@ -72,6 +73,7 @@ impl Op {
         Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
     pub(crate) const OPEN_XRCD: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_XRCD);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
+    pub(crate) const RESIZE_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_RESIZE_CQ);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
     /// The DESTROY method of an object.
@@ -113,6 +115,8 @@ struct Deviations {
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
     vanished: bool,
+    /// The device is about to.
+    leaving: bool,
     /// Memory regions take other memory, which rxe's do not.
     translates: bool,
     /// There are XRC domains, which rxe has not.
@@ -120,17 +124,28 @@ struct Deviations {
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Script {
     state: Arc<Mutex<State>>,
     tag: Arc<str>,
+    hooks: Arc<Mutex<Vec<Hook>>>,
+}
+
+/// What a test does before a command is executed.
+type Hook = (Op, Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Script {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Script").field(&self.tag).finish()
+    }
 }
 
 impl Script {
     pub(crate) fn new() -> Script {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let tag: Arc<str> = format!("scripted-{}-", NEXT.fetch_add(1, Ordering::Relaxed)).into();
-        Script { state: Arc::new(Mutex::new(State::new(tag.clone()))), tag }
+        let state = Arc::new(Mutex::new(State::new(tag.clone())));
+        Script { state, tag, hooks: Arc::default() }
     }
 
     /// A context on the played file, of an rxe device of this name.
@@ -202,6 +217,11 @@ impl Script {
         self.state().deviations.short.retain(|(short, _)| *short != op);
     }
 
+    /// Calls `hook` before every such command.
+    pub(crate) fn before(&self, op: Op, hook: impl Fn() + Send + Sync + 'static) {
+        self.hooks.lock().unwrap().push((op, Arc::new(hook)));
+    }
+
     /// Refuses to destroy an object until [`permit_destroy`](Self::permit_destroy).
     pub(crate) fn refuse_destroy(&self, handle: u32, errno: Errno) {
         self.state().deviations.undestroyable.push((handle, errno));
@@ -229,6 +249,12 @@ impl Script {
     /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.
     pub(crate) fn vanish(&self) {
         self.state().vanish();
+    }
+
+    /// The kernel begins to take the device away: every command but DESTROY answers `EIO`, and what
+    /// there is is there until it is destroyed or [vanishes](Self::vanish).
+    pub(crate) fn begin_to_vanish(&self) {
+        self.state().deviations.leaving = true;
     }
 
     /// Contexts opened from now on get an event file on which reading answers `EIO`, as that of a
@@ -367,6 +393,10 @@ impl Drop for ScriptedKernel {
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
         let op = Op::of(command);
+        let hooks = self.script.hooks.lock().unwrap().clone();
+        for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {
+            hook();
+        }
         self.script.state().run(op, command)
     }
 

@@ -3,6 +3,7 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::heir::take_over;
 use crate::pair::gid;
 use crate::partner::{Loop, Wire, pair};
 use crate::pattern;
@@ -162,7 +163,7 @@ fn vars_of_theirs_are_imported() -> Verdict {
             imported.unimport().map_err(|(_, error)| error)?;
         } else {
             // Either side may destroy it, if all others only forget it.
-            imported.into_owner().map_err(|(_, error)| error)?.destroy().map_err(|(_, e)| e)?;
+            take_over(imported).map_err(|(_, error)| error)?.destroy().map_err(|(_, e)| e)?;
         }
         assert_eq!(peer.ask(word)?, "left");
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0], "{word}");

@@ -24,6 +24,7 @@ mod events;
 mod fork;
 mod frame;
 mod handshake;
+mod heir;
 mod helper;
 mod interop;
 mod leaks;

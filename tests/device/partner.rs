@@ -3,6 +3,7 @@
 //!
 //! It is started, not forked: what it knows of the other's memory it was told.
 
+use crate::heir::{self, take_over};
 use crate::pair::PATIENCE;
 use crate::pattern;
 use crate::sharing::raise_limit;
@@ -331,7 +332,7 @@ impl VarDesk {
                 self.page.as_ref().ok_or_else(|| missing("page"))?.ring_u32(0, rest.parse()?)?;
                 "rung".into()
             }
-            "own" => match self.imported.take().ok_or_else(|| missing("VAR"))?.into_owner() {
+            "own" => match take_over(self.imported.take().ok_or_else(|| missing("VAR"))?) {
                 Ok(var) => {
                     self.own = Some(var);
                     "owned".into()
@@ -409,7 +410,7 @@ impl Desk {
                 }
             }
             ("foreign", _) => match self.context()?.foreign(&parse(rest)?) {
-                Ok(object) => match object.destroy() {
+                Ok(object) => match heir::destroy(object) {
                     Ok(()) => "destroyed".into(),
                     Err((_, error)) => refused(&error),
                 },
@@ -530,12 +531,12 @@ impl Desk {
     fn own(&mut self) -> Verdict<String> {
         self.path = None;
         if let Some(region) = self.imported.take() {
-            match region.into_owner() {
+            match take_over(region) {
                 Ok(region) => region.destroy().map(drop).map_err(|(_, error)| error)?,
                 Err((_, error)) => return Ok(refused(&error)),
             }
         }
-        match self.imported_pd.take().map(Imported::into_owner) {
+        match self.imported_pd.take().map(take_over) {
             Some(Ok(pd)) => self.own_pd = Some(pd),
             Some(Err((_, error))) => return Ok(refused(&error)),
             None => {}

@@ -4,6 +4,7 @@
 use crate::capability::Capability;
 use crate::census::{census, registers};
 use crate::env;
+use crate::heir::{self, take_over};
 use crate::pair::{PATIENCE, PORT, SILENCE, gid};
 use crate::partner::{Loop, Partner, parse, print};
 use crate::verdict::{Stop, Verdict, trials};
@@ -330,9 +331,9 @@ fn foreign_queues_are_destroyed() -> Verdict {
     let srq = exporter.pd.create_srq(8).build()?;
     let mut partner = exporter.partner()?;
     // They are looked at first.
-    let sent_srq = print(&srq.export());
+    let sent_srq = print(&srq.export()?);
     let state = |state: uverbs::QpState| state.0.to_string();
-    let ask = format!("foreign-state {}", print(&qp.export()));
+    let ask = format!("foreign-state {}", print(&qp.export()?));
     assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::RESET));
     let init = uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0);
     qp.modify(&init.access(Access::empty()))?;
@@ -347,7 +348,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
     partner.ask(&format!("foreign {sent_srq}"), "destroyed")?;
     assert_eq!(partner.ask(&ask, "refused find_foreign")?, refusal(Errno::NOENT));
     drop(srq);
-    let (sent_cq, sent_qp) = (print(&cq.export()), print(&qp.export()));
+    let (sent_cq, sent_qp) = (print(&cq.export()?), print(&qp.export()?));
     let busy = partner.ask(&format!("foreign {sent_cq}"), "refused destroy_cq")?;
     assert_eq!(busy, refusal(Errno::BUSY));
     let before = census(&exporter.context)?;
@@ -382,7 +383,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         for handle in exporter.context.handles(kind)? {
             // SAFETY: the exporter has no queues, so these are the partner's, which is dead.
             let object = unsafe { exporter.context.foreign_raw(kind, handle) }?;
-            object.destroy().map_err(|(_, error)| error)?;
+            heir::destroy(object).map_err(|(_, error)| error)?;
         }
     }
     assert_eq!(census(&exporter.context)?, before);
@@ -390,7 +391,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         if !doorbells.contains(&handle) {
             // SAFETY: these came with the partner, whose queues are gone.
             let page = unsafe { exporter.context.foreign_raw(ObjectKind::MLX5_UAR, handle) }?;
-            page.destroy().map_err(|(_, error)| error)?;
+            heir::destroy(page).map_err(|(_, error)| error)?;
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
@@ -438,7 +439,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         own.copy_to(0, &mut back)?;
         crate::pattern::check(&back, 3);
         // The heir destroys it.
-        region.into_owner().map_err(|(_, error)| error)?;
+        take_over(region).map_err(|(_, error)| error)?;
         assert_eq!(context.handles(ObjectKind::MR)?, [own.handle()]);
     }
     env::settles(&idle)

@@ -4,6 +4,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::events::GRACE;
+use crate::heir;
 use crate::pair::{PORT, gid, wait};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported, trials};
@@ -515,16 +516,16 @@ fn busy_domains_are_not_closed() -> Verdict {
     let file = name.create()?;
     let xrcd = context.open_xrcd().file(&file).create_new().open()?;
     let Receiver { target, srq, cq, memory, xrcd, pd } = Receiver::new(&context, xrcd)?;
-    let envelope = xrcd.export();
+    let envelope = xrcd.export()?;
     let (xrcd, error) = xrcd.destroy().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // The kernel says so, too.
     for _ in 0..2 {
-        let (_, error) = context.foreign(&envelope)?.destroy().unwrap_err();
+        let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     }
     drop(srq);
-    assert!(context.foreign(&envelope)?.destroy().is_err(), "a target is left");
+    assert!(heir::destroy(context.foreign(&envelope)?).is_err(), "a target is left");
     let qpn = target.qpn();
     // Another opening of the domain has nothing of its own, and may go.
     let other = context.open_xrcd().file(&file).open()?;

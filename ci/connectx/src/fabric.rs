@@ -8,17 +8,27 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
-use crate::device::{Options, PortType};
+use crate::device::{Device, Options, PortType};
 use crate::fault::Fate;
 use crate::function::Function;
 
 /// Requests that one queue may have carried out before another gets its turn.
 const TURN: usize = 32;
+/// What a turn may cost, in steps of about ten nanoseconds: then whoever is connected is heard, and the
+/// rest goes on in the next one.
+const TURN_COST: u64 = 1 << 20;
+/// What a request costs whatever it does.
+const REQUEST_COST: u64 = 64;
 
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
     functions: Vec<Function>,
+    /// The function whose queues are looked at first, so that a turn that ends early does not
+    /// always end before the same ones.
+    first: usize,
+    /// What the turn may still cost.
+    left: u64,
 }
 
 impl Fabric {
@@ -51,20 +61,37 @@ impl Fabric {
     /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
     /// whether there is more to do right away.
     pub fn turn(&mut self, now: u64) -> bool {
-        let mut more = false;
-        for number in 0..self.functions.len() {
-            let device = self.functions[number].device_mut();
+        for function in &mut self.functions {
+            let device = function.device_mut();
             device.now = now;
             device.run_timers();
-            for _ in 0..device.awake.len() {
+        }
+        self.left = TURN_COST;
+        let (first, count) = (self.first, self.functions.len());
+        for number in (0..count).map(|step| (first + step) % count) {
+            if !self.functions[number].device().bus_master {
+                continue;
+            }
+            for _ in 0..self.functions[number].device().awake.len() {
                 let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
                     break;
                 };
                 self.run_queue(number, queue);
+                if self.left == 0 {
+                    self.first = (number + 1) % count;
+                    return true;
+                }
             }
-            more |= !self.functions[number].device().awake.is_empty();
         }
-        more
+        let busy = |device: &Device| device.bus_master && !device.awake.is_empty();
+        self.functions.iter().any(|function| busy(function.device()))
+    }
+
+    /// Notes what a request has cost; false if the turn ends with it.
+    fn pay(&mut self) -> bool {
+        let cost: u64 = self.functions.iter().map(|function| function.device().cost()).sum();
+        self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
+        self.left > 0
     }
 
     /// When something is due next, in nanoseconds since the start.
@@ -77,6 +104,9 @@ impl Fabric {
             return self.run_raw(number, queue);
         }
         for _ in 0..TURN {
+            if !self.pay() {
+                break;
+            }
             match self.functions[number].device_mut().next_request(queue) {
                 Next::Idle => return,
                 Next::Done => {}
@@ -106,6 +136,9 @@ impl Fabric {
 
     fn run_raw(&mut self, number: usize, queue: u32) {
         for _ in 0..TURN {
+            if !self.pay() {
+                break;
+            }
             match self.functions[number].device_mut().next_frames(queue) {
                 Outgoing::Idle => return,
                 Outgoing::Done => {}
@@ -172,10 +205,11 @@ impl Fabric {
         }
     }
 
-    /// Whether two ports can talk: both up and of one kind, or one and the same.
+    /// Whether two ports can talk: both up and of one kind, or one and the same; and whether what is
+    /// brought there can be put into memory.
     fn reaches(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
-        let kind = |device: &crate::device::Device| -> PortType { device.options.port_type };
-        from == to || a.port.active() && b.port.active() && kind(a) == kind(b)
+        let kind = |device: &Device| -> PortType { device.options.port_type };
+        b.bus_master && (from == to || a.port.active() && b.port.active() && kind(a) == kind(b))
     }
 }

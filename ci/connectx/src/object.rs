@@ -16,6 +16,7 @@ pub mod uar;
 pub mod uctx;
 pub mod umem;
 
+use crate::effort::Effort;
 use crate::table::Table;
 
 /// Everything that lives in a function.
@@ -31,6 +32,8 @@ pub struct Objects {
     pub(crate) mkeys: Table<mkey::Mkey>,
     /// Bytes of the lists of all keys.
     pub(crate) mkey_lists: usize,
+    /// What is done for the request at hand.
+    pub(crate) effort: Effort,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
     pub(crate) qps: Table<qp::Qp>,
@@ -60,6 +63,7 @@ impl Objects {
             flow_counters: Table::new("flow counter", 1..=0xffff),
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
             mkey_lists: 0,
+            effort: Effort::default(),
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
             // Queue pairs and send queues share the space of numbers that doorbells name.
@@ -75,6 +79,18 @@ impl Objects {
             groups: mcg::Groups::default(),
             memic: memic::Memic::default(),
         }
+    }
+
+    /// A kind of which a user context still has one. UAR pages are not held against it.
+    pub(crate) fn left_by(&self, uid: u32) -> Option<&'static str> {
+        macro_rules! first {
+            ($($table:ident)*) => {
+                $(if self.$table.owned_by(uid) { return Some(self.$table.kind()) })*
+            };
+        }
+        first!(umems pds xrcds transport_domains counters flow_counters mkeys cqs qps srqs);
+        first!(rqs sqs tises tirs rqts flow_tables);
+        None
     }
 
     /// How many there are of each kind.

@@ -8,6 +8,7 @@ use driver::pair::Pair;
 use driver::pair::code::*;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 #[test]
 fn a_send_arrives() {
@@ -41,6 +42,44 @@ fn writes_reads_and_atomics_do_what_they_say() {
     assert_eq!(u64::from_le_bytes(old), 12);
     for index in 0..3 {
         assert_eq!(p.driver.cqe(p.sent, index).0, REQUEST);
+    }
+}
+
+#[test]
+fn the_old_value_of_an_atomic_comes_in_the_order_that_was_asked_for() {
+    for host_order in [true, false] {
+        let mut p = Pair::new();
+        p.driver.host_order_atomics(host_order);
+        p.driver.memory().write(p.to, &5u64.to_le_bytes()).unwrap();
+        let add = [7u64.to_be_bytes(), [0; 8]].concat();
+        let segments = [Pair::remote(p.to, p.key), add, p.local(8)].concat();
+        p.driver.post_send(&mut p.a, FETCH_ADD, 0, &segments);
+        let old = if host_order { 5u64.to_le_bytes() } else { 5u64.to_be_bytes() };
+        assert_eq!(p.bytes(p.from), old);
+        assert_eq!(p.bytes(p.to), 12u64.to_le_bytes());
+    }
+}
+
+#[test]
+fn without_data_no_key_is_looked_at() {
+    for op in [WRITE, READ] {
+        let mut p = Pair::new();
+        let remote = Pair::remote(0, p.key ^ 1);
+        p.driver.post_send(&mut p.a, op, 0, &remote);
+        assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST, "{op:#x}");
+    }
+}
+
+#[test]
+fn a_connection_has_a_path_mtu() {
+    const BAD_PARAMETER: u8 = 0x03;
+    let mut p = Pair::new();
+    for mtu in [0, 6, 7, 5] {
+        p.driver.modify(opcode::TO_RST_QP, &p.a, 0, &[]).unwrap();
+        p.driver.modify(opcode::RST2INIT_QP, &p.a, 0, &[]).unwrap();
+        let end = p.driver.modify(opcode::INIT2RTR_QP, &p.a, p.b.number, &[(qpc::mtu, mtu)]);
+        let status = end.err().map_or(0, |refused| refused.0);
+        assert_eq!(status, if mtu == 5 { 0 } else { BAD_PARAMETER }, "{mtu}");
     }
 }
 
@@ -86,6 +125,89 @@ fn a_receiver_that_is_not_ready_is_asked_again_and_then_given_up() {
     p.send(8);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x16));
+}
+
+/// What else is posted meanwhile neither asks again at once nor uses up a try.
+#[test]
+fn a_queue_that_waits_is_not_hurried_by_doorbells() {
+    let mut p = Pair::new();
+    p.driver.modify(opcode::TO_RST_QP, &p.b, 0, &[]).unwrap();
+    p.driver.modify(opcode::RST2INIT_QP, &p.b, 0, &[]).unwrap();
+    // The longest timer, code 0: 655 ms.
+    let fields = [(qpc::mtu, 3), (qpc::min_rnr_nak, 0)];
+    p.driver.modify(opcode::INIT2RTR_QP, &p.b, p.a.number, &fields).unwrap();
+    let local = p.local(8);
+    for _ in 0..8 {
+        p.driver.ring_send(&mut p.a, SEND, 0, &local);
+    }
+    p.driver.modify(opcode::RTS2RTS_QP, &p.a, 0, &[]).unwrap();
+    p.driver.run_now();
+    assert_eq!(p.driver.fabric.deadline(), Some(655_360_000));
+    assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
+    (0..8).for_each(|_| p.receive(100));
+    p.driver.run();
+    // Asked again once.
+    assert_eq!(p.driver.now(), 655_360_000);
+    assert!((0..8).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
+}
+
+/// Each of the two is tried again three times here, and never more often than it may be.
+#[test]
+fn waiting_for_a_receive_does_not_use_up_the_tries_of_what_is_lost() {
+    let mut p = Pair::new();
+    for fate in ["lost", "not ready", "lost", "not ready", "lost"] {
+        let count = u32::from(fate == "lost");
+        let request = Request::LoseMessages { function: 0, count };
+        assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+        match p.driver.fabric.deadline() {
+            None => {
+                let local = p.local(8);
+                p.driver.ring_send(&mut p.a, SEND, 0, &local);
+            }
+            Some(due) => p.driver.run_at(due),
+        }
+        assert_eq!(p.driver.cqe(p.sent, 0).0, NONE, "{fate}");
+    }
+    p.receive(100);
+    p.driver.run();
+    assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST);
+}
+
+#[test]
+fn a_timeout_of_zero_never_comes() {
+    let mut p = Pair::new();
+    p.driver.ack_timeout = 0;
+    let peer = p.b.number;
+    p.driver.revive(&mut p.a, peer).unwrap();
+    let request = Request::LoseMessages { function: 0, count: 1 };
+    assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+    p.receive(100);
+    p.send(13);
+    p.send(13);
+    assert_eq!(p.driver.fabric.deadline(), None);
+    assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
+    // It ends when its owner ends it.
+    p.driver.modify(opcode::TO_ERR_QP, &p.a, 0, &[]).unwrap();
+    p.driver.run();
+    for index in 0..2 {
+        let (code, cqe) = p.driver.cqe(p.sent, index);
+        assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
+    }
+}
+
+#[test]
+fn a_ring_outside_of_memory_is_an_error_that_is_heard_of() {
+    const CATASTROPHIC: u8 = 0x05;
+    let mut p = Pair::new();
+    let mut lost = p.driver.try_qp(0, 1 << 40, 0, p.send_cq, &[]).unwrap();
+    p.driver.connect(&lost, &p.b);
+    lost.sends = p.driver.page();
+    p.driver.post_send(&mut lost, SEND, 0, &[0; 16]);
+    let (code, cqe) = p.driver.cqe(p.sent, 0);
+    assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
+    let event: [u8; 64] = p.bytes(p.events);
+    let number = u32::from_be_bytes(event[56..60].try_into().unwrap());
+    assert_eq!((event[1], number), (CATASTROPHIC, lost.number));
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use super::lent::anonymous;
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
+use crate::mem::lock::Lock;
 use crate::mem::mapping::Mapping;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Cuts buffers out of one piece of memory, and fails with `ENOMEM` when that is used up: for
 /// programs that must not ask the system for memory once they run, or that bound what queues may
@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
-    space: Mutex<Space>,
+    space: Lock<Space>,
 }
 
 /// Which bytes are whose, by offset: length of the piece.
@@ -44,11 +44,7 @@ impl Arena {
         let mapping = mapping.map_err(|errno| Error::new(VERB, errno))?;
         let free = BTreeMap::from([(0, mapping.len())]);
         let space = Space { free, lent: BTreeMap::new() };
-        Ok(Arena { mapping, space: Mutex::new(space) })
-    }
-
-    fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Arena { mapping, space: Lock::new(space) })
     }
 
     /// Bytes in all.
@@ -57,14 +53,14 @@ impl Arena {
         self.mapping.len()
     }
 
-    /// Bytes that are lent.
+    /// Bytes that are lent; none in a forked child.
     pub fn used(&self) -> usize {
-        self.space().lent.values().sum()
+        self.space.lock().map_or(0, |space| space.lent.values().sum())
     }
 
-    /// Buffers that are in use.
+    /// Buffers that are in use; none in a forked child.
     pub fn buffers(&self) -> usize {
-        self.space().lent.len()
+        self.space.lock().map_or(0, |space| space.lent.len())
     }
 }
 
@@ -107,12 +103,9 @@ impl Space {
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
-        // Before the lock, which another thread may have held when this process was forked off.
-        if self.mapping.is_inherited() {
-            return Allocation::Failed;
-        }
         let base = self.mapping.as_ptr();
-        let Some(offset) = self.space().take(base.addr(), size, align) else {
+        let space = self.space.lock();
+        let Some(offset) = space.and_then(|mut space| space.take(base.addr(), size, align)) else {
             return Allocation::Failed;
         };
         // SAFETY: what was taken lies inside the mapping.
@@ -125,7 +118,9 @@ unsafe impl QueueAllocator for Arena {
 
     unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
         let offset = memory.as_ptr().addr().wrapping_sub(self.mapping.as_ptr().addr());
-        self.space().give_back(offset);
+        if let Some(mut space) = self.space.lock() {
+            space.give_back(offset);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Allocation;
 use crate::mem::fork::Epoch;
+use crate::mem::lock::Lock;
 use crate::mem::mapping::Mapping;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
@@ -9,16 +10,12 @@ use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// In a forked child nothing is lent, taken back or counted: what the parent lent is the parent's.
 #[derive(Debug, Default)]
-pub(super) struct Lent(Mutex<BTreeMap<usize, Mapping>>);
+pub(super) struct Lent(Lock<BTreeMap<usize, Mapping>>);
 
 impl Lent {
-    fn mappings(&self) -> MutexGuard<'_, BTreeMap<usize, Mapping>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lends the part of a mapping that begins at a multiple of `align`.
     pub(super) fn lend(&self, mapping: Result<Mapping, Errno>, align: usize) -> Allocation {
         let Ok(mapping) = mapping else { return Allocation::Failed };
@@ -29,19 +26,20 @@ impl Lent {
         // SAFETY: `offset` is inside the mapping, as just checked.
         let start = unsafe { mapping.as_ptr().add(offset) };
         let Some(memory) = NonNull::new(start) else { return Allocation::Failed };
-        self.mappings().insert(memory.as_ptr().addr(), mapping);
+        let Some(mut mappings) = self.0.lock() else { return Allocation::Failed };
+        mappings.insert(memory.as_ptr().addr(), mapping);
         Allocation::Memory(memory)
     }
 
     /// Unmaps what was lent at this address.
     pub(super) fn take_back(&self, memory: NonNull<u8>) {
-        let mapping = self.mappings().remove(&memory.as_ptr().addr());
+        let mapping = self.0.lock().and_then(|mut lent| lent.remove(&memory.as_ptr().addr()));
         // Outside the lock.
         drop(mapping);
     }
 
     pub(super) fn count(&self) -> usize {
-        self.mappings().len()
+        self.0.lock().map_or(0, |lent| lent.len())
     }
 }
 

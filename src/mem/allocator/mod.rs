@@ -35,7 +35,8 @@ impl ResourceType {
     /// twice, for its receives and for its sends.
     #[doc(alias = "MLX5DV_RES_TYPE_QP")]
     pub const MLX5_QP: ResourceType = ResourceType::mlx5(1);
-    /// A work queue of receives on mlx5.
+    /// A work queue of receives on mlx5. This library makes none, and asks no allocator for one; it
+    /// is there for allocators that serve others as well.
     #[doc(alias = "MLX5DV_RES_TYPE_RWQ")]
     pub const MLX5_RWQ: ResourceType = ResourceType::mlx5(2);
     /// A doorbell record on mlx5, 8 bytes: how far a queue was filled or emptied.

@@ -30,7 +30,7 @@ impl NumaNode {
         NumaNode { lent: Lent::default(), node }
     }
 
-    /// Buffers that are in use.
+    /// Buffers that are in use; none in a forked child.
     pub fn buffers(&self) -> usize {
         self.lent.count()
     }

@@ -20,7 +20,7 @@ impl Pages {
         Pages::default()
     }
 
-    /// Buffers that are in use.
+    /// Buffers that are in use; none in a forked child.
     pub fn buffers(&self) -> usize {
         self.lent.count()
     }

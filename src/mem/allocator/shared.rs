@@ -3,7 +3,9 @@
 use super::lent::{Lent, room};
 use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
+use crate::file::forked;
 use crate::mem::fork::Epoch;
+use crate::mem::lock::Lock;
 use crate::mem::mapping::Mapping;
 use crate::mem::udmabuf;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -12,7 +14,6 @@ use rustix::param::page_size;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
 /// Gives each buffer a file in memory (`memfd`), which another process can be sent and map: to
 /// look at a program's queues while it runs or after it died.
@@ -23,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: Lent,
-    files: Mutex<Vec<Lending>>,
+    files: Lock<Vec<Lending>>,
     /// `/dev/udmabuf`, where the buffers are to be dma-bufs.
     maker: Option<File>,
 }
@@ -74,12 +75,14 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// `EMFILE` if the process has no descriptor left.
+    /// `EMFILE` if the process has no descriptor left; [`Error::is_forked`] in a child of the process
+    /// that made the allocator.
     pub fn buffers(&self) -> Result<Vec<QueueFile>> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        const VERB: &str = "list_buffers";
+        let files = self.files.lock().ok_or_else(|| forked(VERB))?;
         let duplicate = |file: &Lending| {
             let fd = rustix::io::fcntl_dupfd_cloexec(file.fd.as_fd(), 0)
-                .map_err(|errno| Error::new("list_buffers", errno))?;
+                .map_err(|errno| Error::new(VERB, errno))?;
             Ok(QueueFile { resource: file.resource, length: file.length, file: fd })
         };
         files.iter().map(duplicate).collect()
@@ -132,22 +135,24 @@ unsafe impl QueueAllocator for SharedMemory {
         let answer = self.lent.lend(Ok(mapping), align);
         if let Allocation::Memory(memory) = answer {
             let file = Lending { address: memory.as_ptr().addr(), resource, length, fd, dmabuf };
-            self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+            if let Some(mut files) = self.files.lock() {
+                files.push(file);
+            }
         }
         answer
     }
 
     unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
         let address = memory.as_ptr().addr();
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.retain(|file| file.address != address);
-        drop(files);
+        if let Some(mut files) = self.files.lock() {
+            files.retain(|file| file.address != address);
+        }
         self.lent.take_back(memory);
     }
 
     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
         let address = memory.as_ptr().addr();
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.lock()?;
         let file = files.iter().find(|file| file.address == address)?.dmabuf.as_ref()?;
         // Without a descriptor left the memory has an address still.
         let file = rustix::io::fcntl_dupfd_cloexec(file.as_fd(), 0).ok()?;

@@ -1,7 +1,8 @@
 //! What the driver is told and tells while a context is established, and what it says of its
 //! device afterwards.
 //!
-//! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in `hw/mlx5/main.c`.
+//! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in
+//! `hw/mlx5/main.c`.
 
 use super::Mlx5;
 use super::sq::Frames;

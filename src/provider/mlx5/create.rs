@@ -4,6 +4,7 @@
 //! is named here.
 
 use super::cq::CqRing;
+use super::hold::Hold;
 use super::index::Index;
 use super::record::{Receives, Record};
 use super::rq::{self, RecvRing};
@@ -26,7 +27,7 @@ use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
 use uverbs_uapi::cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
 use uverbs_uapi::mlx5::abi;
@@ -46,29 +47,6 @@ use zerocopy::IntoBytes;
 const PAGE_STEPS: usize = 64;
 /// Asks which options of connections the queue pair takes.
 const ECE_QUERY: u32 = 0x1000_0000;
-
-/// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
-/// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
-#[derive(Debug)]
-pub(crate) struct Hold {
-    _record: Arc<DoorbellRecord>,
-    /// Exchanged when a completion queue is resized.
-    memory: Mutex<Option<Arc<QueueMemory>>>,
-    /// The sends of a raw packet queue pair.
-    _sends: Option<Arc<QueueMemory>>,
-    _register: Option<Lease>,
-}
-
-impl Hold {
-    fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
-        Hold { _record: record.clone(), memory: Mutex::new(memory), _sends: None, _register: None }
-    }
-
-    /// Takes over what the kernel has moved the queue to, and lets go of where it was.
-    pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory)
-    }
-}
 
 /// A doorbell record, of an allocator if it wants to give one.
 fn record(context: &Mlx5, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
@@ -251,6 +229,15 @@ impl ResizePlan {
         command.driver(self.request.as_bytes(), &mut [])
     }
 
+    /// Leaves the new memory to what the kernel's object holds, unless the device cannot know it.
+    pub(crate) fn abandon(&self, error: &Error, hold: &Hold) {
+        // Memory is pinned before the device is told, and what the device refuses it has not done.
+        let before = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
+        if !before && !error.is_refusal() {
+            hold.keep(self.memory.clone());
+        }
+    }
+
     pub(crate) fn finish(&mut self, ring: &mut CqRing) {
         if let Some(elements) = self.elements.take() {
             ring.exchange(elements);
@@ -405,11 +392,7 @@ impl QpPlan {
     }
 
     pub(crate) fn hold(&mut self) -> Hold {
-        Hold {
-            _sends: self.send_memory.clone(),
-            _register: self.lease.take(),
-            ..Hold::new(&self.record, self.memory.clone())
-        }
+        Hold::new(&self.record, self.memory.clone()).with(&self.send_memory, self.lease.take())
     }
 
     /// `None` if a queue does not fit into its memory.
@@ -448,10 +431,10 @@ impl QpPlan {
                     rq::Place { offset: 0, entries, stride, max_sge: self.receives.max_sge };
                 let (record, gate) = (self.record, self.gate.clone());
                 let ring = RecvRing::new(memory, place, record, member.clone(), gate)?;
-                Some(crate::provider::RecvRing::Mlx5(ring))
+                Some(crate::provider::RecvRing::mlx5(ring))
             }
         };
-        let send = crate::provider::SendRing::Mlx5(send);
+        let send = crate::provider::SendRing::mlx5(send);
         Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
     }
 }
@@ -495,6 +478,7 @@ fn queues(
 pub(crate) struct SrqPlan {
     size: SrqSize,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     memory: Arc<QueueMemory>,
     units: Units,
     /// Of a queue of an XRC domain, whose completions bear it.
@@ -517,6 +501,7 @@ impl SrqPlan {
         let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
         let units = units.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
         let request = abi::mlx5_ib_create_srq {
             buf_addr: memory.addr(),
@@ -525,7 +510,8 @@ impl SrqPlan {
             uidx: index.as_ref().map_or(0, |index| index.number()),
             ..Default::default()
         };
-        Ok(SrqPlan { size, memory, units, record, index, request, response: Default::default() })
+        let response = Default::default();
+        Ok(SrqPlan { size, memory, units, record, gate, index, request, response })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -551,7 +537,7 @@ impl SrqPlan {
     pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
         let stride = 1 << self.size.stride_log;
         let sge = self.size.max_sge;
-        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record);
+        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
         let record = self.index.map(|index| Record::new(number, index, None, receives));
         (ring, record)

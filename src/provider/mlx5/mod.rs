@@ -13,6 +13,7 @@ pub(crate) mod cq;
 pub(crate) mod cqe;
 pub(crate) mod create;
 pub(crate) mod dm;
+pub(crate) mod hold;
 pub(crate) mod index;
 pub(crate) mod pd;
 pub(crate) mod record;

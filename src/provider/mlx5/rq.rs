@@ -100,7 +100,22 @@ impl RecvRing {
         Cursor { at: self.head, room, ..Cursor::default() }
     }
 
+    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
+    /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
+    pub(crate) fn try_push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+        if cursor.room == 0 {
+            return false;
+        }
+        let at = cursor.at << self.stride;
+        if !scatter(&self.units, at, self.room, recv.sges) {
+            return false;
+        }
+        self.noted(cursor, recv.wr_id);
+        true
+    }
+
+    /// Writes a request where the cursor stands; after an error the cursor has not moved.
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
@@ -109,18 +124,22 @@ impl RecvRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        scatter(&self.units, cursor.at << self.stride, self.room, self.max_sge, recv.sges)?;
-        self.notes.at(cursor.at).store(recv.wr_id, Ordering::Relaxed);
-        cursor.at = cursor.at.wrapping_add(1);
-        cursor.room -= 1;
+        scatter_any(&self.units, cursor.at << self.stride, self.room, self.max_sge, recv.sges)?;
+        self.noted(cursor, recv.wr_id);
         Ok(())
     }
 
     #[inline(always)]
+    fn noted(&self, cursor: &mut Cursor, wr_id: u64) {
+        self.notes.at(cursor.at).store(wr_id, Ordering::Relaxed);
+        cursor.at = cursor.at.wrapping_add(1);
+        cursor.room -= 1;
+    }
+
+    /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
+    /// child the record is none of ours.
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.gate.is_shut() {
-            return;
-        }
         self.head = cursor.at;
         // Pairs with the device reading entries after the record that counts them.
         udma_to_device();
@@ -137,30 +156,23 @@ impl RecvRing {
     }
 }
 
-/// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
-/// room for a mark. `max` pieces fit, one at least.
+/// As [`scatter_any`] for a single piece; `false`, and nothing done, for all others.
 #[inline(always)]
-pub(super) fn scatter(
-    units: &Units,
-    at: u32,
-    room: u32,
-    max: u32,
-    sges: &[Sge],
-) -> Result<(), PostError> {
-    if let [sge] = sges {
-        if sge.length as i32 > 0 {
-            units.write(at, data(sge));
-            if room > 1 {
-                units.write(at.wrapping_add(1), TERMINATOR);
-            }
-            return Ok(());
-        }
+pub(super) fn scatter(units: &Units, at: u32, room: u32, sges: &[Sge]) -> bool {
+    let [sge] = sges else { return false };
+    if sge.length as i32 <= 0 {
+        return false;
     }
-    scatter_many(units, at, room, max, sges)
+    units.write(at, data(sge));
+    if room > 1 {
+        units.write(at.wrapping_add(1), TERMINATOR);
+    }
+    true
 }
 
-#[inline(never)]
-fn scatter_many(
+/// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
+/// room for a mark. `max` pieces fit, one at least.
+pub(super) fn scatter_any(
     units: &Units,
     at: u32,
     room: u32,

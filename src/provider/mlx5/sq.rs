@@ -7,7 +7,9 @@ pub(crate) use packet::Frames;
 
 use super::record::{Record, Send};
 use super::umr::{self, Change};
-use super::wqe::{MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target};
+use super::wqe::{
+    MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
+};
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
@@ -15,7 +17,7 @@ use crate::mem::masked::Masked;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
 use crate::provider::{Address, Cursor, SendLimits};
-use crate::wr::{Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
     MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR,
@@ -123,33 +125,30 @@ impl SendRing {
         }
     }
 
-    /// Writes a request where the cursor stands; after an error the cursor has not moved. Who calls
-    /// has seen to it that datagrams, and they alone, have a destination.
+    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and
+    /// nothing done, for all others. So there is one way out of what is inlined. Who calls has seen the gate open.
     #[inline(always)]
-    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
         // A lone piece of no bytes, or too many, would be all that keeps the size of a request from
         // being known when it is compiled.
         let simple = match wr.payload {
             Payload::Sges([sge]) => sge.length as i32 > 0,
             Payload::Sges(_) | Payload::Inline(_) => true,
         };
-        if simple && wr.srq.is_none() {
-            return self.write(cursor, wr);
+        if !simple || wr.srq.is_some() || cursor.room == 0 {
+            return false;
         }
-        // Copies, lest the simple ones are kept in memory for this.
-        let mut copy = *cursor;
-        self.write_any(&mut copy, &{ *wr })?;
-        *cursor = copy;
-        Ok(())
+        match &wr.destination {
+            None => self.write(cursor, wr).is_ok(),
+            Some(to) => self.datagram(cursor, to, wr).is_ok(),
+        }
     }
 
+    /// Writes a request where the cursor stands; after an error the cursor has not moved. Who calls
+    /// has seen to it that datagrams, and they alone, have a destination.
+    #[cold]
     #[inline(never)]
-    fn write_any(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.write(cursor, wr)
-    }
-
-    #[inline(always)]
-    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);
@@ -157,15 +156,54 @@ impl SendRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
+        match &wr.destination {
+            None => self.write(cursor, wr),
+            Some(to) => self.datagram(cursor, to, wr),
+        }
+    }
+
+    /// Writes a message that says itself where it goes.
+    #[inline(always)]
+    fn datagram(
+        &self,
+        cursor: &mut Cursor,
+        to: &Destination<'_>,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        let (code, immediate) = match wr.op {
+            SendOp::Send => (opcode::MLX5_OPCODE_SEND, 0),
+            SendOp::SendImm(imm) => (opcode::MLX5_OPCODE_SEND_IMM, imm),
+            _ => return Err(PostError::Unsupported),
+        };
+        let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
+        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+        let mut size = 1;
+        for unit in vector(av, to.qkey.0, to.qpn.0) {
+            request.append(&mut size, unit);
+        }
+        request.payload(&mut size, &wr.payload)?;
+        let head = control(cursor.at, code.0, size) | self.qpn;
+        let tail = self.tail(cursor, wr.flags, immediate);
+        self.finish(cursor, &request, [head, tail], size, wr.wr_id, WcOpcode::SEND);
+        cursor.flags = self.always;
+        Ok(())
+    }
+
+    /// The second word of a request.
+    #[inline(always)]
+    fn tail(&self, cursor: &Cursor, asked: SendFlags, immediate: u32) -> u64 {
+        let fenced = asked.contains(SendFlags::FENCE);
+        let waits = if fenced { self.always } else { cursor.flags };
+        let bits = announced(asked) | if fenced { FENCE } else { 0 };
+        pair(bits.into(), immediate) | waits
+    }
+
+    /// Writes any request but a datagram.
+    #[inline(always)]
+    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
         // Units written so far. The first is written last, when the size is known.
         let mut size = 1;
-        if let Some(to) = &wr.destination {
-            let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
-            for unit in vector(av, to.qkey.0, to.qpn.0) {
-                request.append(&mut size, unit);
-            }
-        }
         if let Some(srq) = wr.srq {
             request.append(&mut size, target(srq.0));
         }
@@ -240,11 +278,8 @@ impl SendRing {
                 return Err(PostError::Unsupported);
             }
         };
-        let fenced = wr.flags.contains(SendFlags::FENCE);
-        let waits = if fenced { self.always } else { cursor.flags };
-        let bits = announced(wr.flags) | if fenced { FENCE } else { 0 };
         let head = control(cursor.at, code.0, size) | self.qpn | modifier;
-        let tail = pair(bits.into(), immediate) | waits;
+        let tail = self.tail(cursor, wr.flags, immediate);
         self.finish(cursor, &request, [head, tail], size, wr.wr_id, kind);
         cursor.flags = self.always | pair(fence.into(), 0);
         Ok(())
@@ -264,7 +299,6 @@ impl SendRing {
         request.block.write(0, control);
         self.notes.note(cursor.at, wr_id, cursor.head, kind.0);
         cursor.last = cursor.at;
-        cursor.size = size;
         cursor.word = control[0];
         cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
@@ -293,7 +327,7 @@ impl SendRing {
     #[inline(always)]
     fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it.
-        if !(single && self.register.blueflame(&self.blocks, cursor.last, cursor.size)) {
+        if !(single && self.register.blueflame(&self.blocks, cursor.last, units(cursor.word))) {
             self.register.doorbell(cursor.word);
         }
     }

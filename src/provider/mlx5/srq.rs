@@ -5,11 +5,10 @@
 //! last entry stays where it is until something is put behind it, because the device follows its
 //! link.
 
-use super::rq::scatter;
+use super::rq::{scatter, scatter_any};
 use super::wqe::{link, linked};
 use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
-use crate::mem::fork::Epoch;
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
@@ -115,7 +114,7 @@ pub(crate) struct SrqRing {
     /// Receives posted in all.
     posted: u32,
     wr_ids: Masked<AtomicU64>,
-    epoch: Epoch,
+    gate: Gate,
     slots: Arc<Slots>,
 }
 
@@ -127,9 +126,12 @@ impl SrqRing {
         stride: u32,
         max_sge: u32,
         dbrec: Arc<DoorbellRecord>,
+        gate: Gate,
     ) -> SrqRing {
         let stride = stride / UNIT as u32;
-        let (slots, epoch) = (Arc::new(Slots::new(entries)), units.epoch());
+        let slots = Arc::new(Slots::new(entries));
+        // There are no states to wait for.
+        gate.word().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
             units,
             stride: stride.trailing_zeros() as u8,
@@ -143,7 +145,7 @@ impl SrqRing {
             posted: 0,
             word: dbrec.word(),
             wr_ids: slots.wr_ids.clone(),
-            epoch,
+            gate,
             slots,
         }
     }
@@ -151,6 +153,11 @@ impl SrqRing {
     /// What those share who poll for the receives of this queue.
     pub(crate) fn slots(&self) -> &Arc<Slots> {
         &self.slots
+    }
+
+    /// Shut in a forked child.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     pub(crate) fn capacity(&self) -> u32 {
@@ -178,28 +185,49 @@ impl SrqRing {
         });
     }
 
+    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
+    /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
+    pub(crate) fn try_push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+        if cursor.room == 0 {
+            return false;
+        }
+        let unit = cursor.at << self.stride;
+        // Before anything is written, so that the way to it need not be found twice.
+        let next = linked(self.units.read(unit));
+        if !scatter(&self.units, unit.wrapping_add(1), self.room, recv.sges) {
+            return false;
+        }
+        self.noted(cursor, recv.wr_id, next);
+        true
+    }
+
+    /// Writes a request where the cursor stands; after an error the cursor has not moved.
     pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
-        if self.epoch.is_over() {
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
         let unit = cursor.at << self.stride;
-        scatter(&self.units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
-        self.wr_ids.at(cursor.at).store(recv.wr_id, Ordering::Relaxed);
-        cursor.at = linked(self.units.read(unit));
-        cursor.room -= 1;
+        scatter_any(&self.units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
+        self.noted(cursor, recv.wr_id, linked(self.units.read(unit)));
         Ok(())
     }
 
     #[inline(always)]
+    fn noted(&self, cursor: &mut Cursor, wr_id: u64, next: u32) {
+        self.wr_ids.at(cursor.at).store(wr_id, Ordering::Relaxed);
+        cursor.at = next;
+        cursor.room -= 1;
+    }
+
+    /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
+    /// child the record is none of ours.
+    #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: Cursor) {
-        if self.epoch.is_over() {
-            return;
-        }
         self.posted = self.posted.wrapping_add(self.free - cursor.room);
         self.head = cursor.at;
         self.free = cursor.room;

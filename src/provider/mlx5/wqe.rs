@@ -29,6 +29,12 @@ pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {
     pair((at & 0xffff) << 8, 0) | pair(opcode as u32, units)
 }
 
+/// The units of a request, as its first word says.
+#[inline(always)]
+pub(crate) const fn units(control: u64) -> u32 {
+    (u64::from_be(control) & 0x3f) as u32
+}
+
 /// Where an RDMA operation or an atomic goes.
 #[inline(always)]
 pub(crate) const fn remote(addr: u64, rkey: u32) -> Unit {
@@ -86,6 +92,7 @@ mod tests {
     #[test]
     fn units_are_the_segments_of_the_headers() {
         let head = control(0x1_2345, 0x0a, 5) | pair(0, 0x0102_0300);
+        assert_eq!((units(head), units(control(0xffff, 0xff, 63))), (5, 63));
         assert_same(
             [head, pair(0x88, 0x0607_0809)],
             &uapi::mlx5_wqe_ctrl_seg {

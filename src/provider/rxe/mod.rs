@@ -5,6 +5,7 @@
 
 pub(crate) mod cq;
 pub(crate) mod poller;
+pub(crate) mod retired;
 pub(crate) mod rq;
 pub(crate) mod sq;
 

@@ -2,8 +2,8 @@
 //! are gone.
 
 use super::cq::CqRing;
+use super::retired::{Retired, Retirements};
 use crate::mem::ring::ProducerWatch;
-use crate::retired::{Retired, Retirements};
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 

@@ -2,8 +2,12 @@
 
 use crate::mlx5::{ImportedVar, Var, VarKind};
 use crate::uverbs::scripted::Script;
-use crate::{Context, Envelope, Errno, ObjectKind, QpType};
+use crate::{
+    Access, Context, DeviceMemory, Envelope, Errno, MemoryRegion, ObjectKind, OnDevice,
+    ProtectionDomain, QpType, Rereg,
+};
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
+use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 
 /// An exporter, and an importer that was told where its file comes from.
 fn shared() -> (Script, Context, Context) {
@@ -138,7 +142,7 @@ fn a_domain_of_another_number_is_stale() {
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
     assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
     // What was imported before must be the same when it is taken over.
-    let (imported, error) = imported.into_owner().unwrap_err();
+    let (imported, error) = super::own(imported).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     drop(imported);
@@ -172,4 +176,73 @@ fn forged_places_of_vars_are_refused() {
     assert_eq!(script.count(MLX5_IB_OBJECT_VAR), 1);
     var.destroy().unwrap();
     assert_eq!(import_var(&importer, &sent).unwrap_err().errno(), Errno::NOENT);
+}
+
+/// Device memory, and a region of all of it.
+fn on_device(context: &Context) -> (ProtectionDomain, DeviceMemory, MemoryRegion<u8, OnDevice>) {
+    let pd = context.alloc_pd().unwrap();
+    let memory = context.alloc_dm(64, 8).unwrap();
+    let region = pd.register_dm(&memory, .., Access::ALL_REMOTE).unwrap();
+    (pd, memory, region)
+}
+
+#[test]
+fn a_region_of_device_memory_changes_hands() {
+    let (script, exporter, importer) = shared();
+    let (pd, memory, region) = on_device(&exporter);
+    let imported_pd = importer.import_pd(&pd.export().unwrap()).unwrap();
+    let sent = region.release().unwrap();
+    let imported = imported_pd.import_mr(&sent).unwrap();
+    assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
+    // The region keeps the memory, here as there.
+    let (memory, error) = memory.destroy().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)), "{error}");
+    super::own(imported).unwrap().destroy().unwrap();
+    memory.destroy().unwrap();
+    assert_eq!((script.count(UVERBS_OBJECT_MR), script.count(UVERBS_OBJECT_DM)), (0, 0));
+    drop(imported_pd);
+    assert_eq!(exporter.leaked() + importer.leaked(), 0);
+}
+
+#[test]
+fn device_memory_under_a_released_region_is_left_and_counted() {
+    let (script, exporter, _importer) = shared();
+    let (_pd, memory, region) = on_device(&exporter);
+    drop(memory);
+    assert_eq!(script.count(UVERBS_OBJECT_DM), 1, "the region keeps it");
+    region.release().unwrap();
+    assert_eq!((script.count(UVERBS_OBJECT_DM), exporter.leaked()), (1, 1));
+}
+
+#[test]
+fn a_region_of_device_memory_is_not_changed() {
+    let (script, exporter, _importer) = shared();
+    let (_pd, _memory, mut region) = on_device(&exporter);
+    let asked = script.log().len();
+    let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
+    let names = |error: &crate::Error| {
+        error.errno() == Errno::INVAL && error.message().starts_with("a region of device memory")
+    };
+    assert!(names(&error), "{error}");
+    let refused = region.exchange(vec![0u8; 64]).unwrap_err();
+    assert!(names(&refused.error), "{}", refused.error);
+    let region = refused.region.unwrap();
+    assert!(!region.is_dead());
+    assert_eq!(script.log().len(), asked, "the kernel was asked");
+}
+
+#[test]
+fn device_memory_says_that_it_is_the_parents() {
+    let (_script, exporter, _importer) = shared();
+    let memory = exporter.alloc_dm(64, 8).unwrap();
+    memory.copy_from(0, &[7u8; 8]).unwrap();
+    crate::mem::fork::in_child(|| {
+        let copied = |error| crate::Error::from(error);
+        let error = memory.copy_from(0, &[1u8; 8]).map_err(copied).unwrap_err();
+        assert!(error.is_forked(), "{error}");
+        let error = memory.copy_to(0, &mut [0u8; 8]).map_err(copied).unwrap_err();
+        assert!(error.is_forked(), "{error}");
+    });
+    let error = crate::Error::from(memory.copy_from(64, &[1u8; 8]).unwrap_err());
+    assert!(error.errno() == Errno::INVAL && !error.is_forked(), "{error}");
 }

@@ -164,7 +164,7 @@ impl State {
                 Ok(())
             }
             (UVERBS_OBJECT_QP, qp::UVERBS_METHOD_QP_CREATE) => self.create_qp_mlx5(to),
-            _ => Err(Errno::PROTONOSUPPORT),
+            _ => self.run_dm(object, method, to),
         }
     }
 
@@ -206,6 +206,7 @@ impl State {
             // Which page its doorbells are in.
             max_wr: driver.bfreg_index,
             start,
+            iova: driver.db_addr,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

@@ -57,7 +57,8 @@ pub(crate) struct Object {
     pub(crate) events: Option<i32>,
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
-    /// Of a memory region: where it starts, here and for peers, its length and access.
+    /// Of a memory region: where it starts, here and for peers, its length and access. Of a queue
+    /// pair of mlx5: where its queues and its doorbell record are.
     pub(crate) start: u64,
     pub(crate) iova: u64,
     pub(crate) length: u64,
@@ -195,6 +196,9 @@ impl State {
             // The kernel still lets go of what a file held.
             let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
+        }
+        if self.deviations.leaving && doomed(command).is_none() {
+            return Err(Errno::IO);
         }
         let short = self.deviations.short.iter().find(|(other, _)| *other == op);
         let limit = short.map_or(usize::MAX, |(_, limit)| *limit);
@@ -464,11 +468,16 @@ impl State {
 
     /// A page of an object, which is at the answered offset.
     pub(super) fn add_page(&mut self, handle: u32, name: &str) -> u64 {
+        let offset = self.next_offset;
+        self.add_page_at(handle, name, offset);
+        offset
+    }
+
+    pub(super) fn add_page_at(&mut self, handle: u32, name: &str, offset: u64) {
         // Of zeros and garbage, for doorbells to go to.
         let (_, place) = self.add_ring(handle, Role::Cq, name, 63, 64);
         self.unclaimed.remove(&place.offset);
-        self.pages.insert(place.offset, handle);
-        place.offset
+        self.pages.insert(offset, handle);
     }
 
     /// A handle that a command names must exist and be of the right kind.

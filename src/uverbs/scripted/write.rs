@@ -30,6 +30,7 @@ impl State {
                 resp.base.max_srq_wr = MAX_WR;
                 resp.base.max_srq_sge = MAX_SGE;
                 resp.base.phys_port_cnt = 1;
+                resp.max_dm_size = if self.mlx5.is_some() { 1 << 17 } else { 0 };
                 resp.response_length = size_of_val(&resp) as u32;
                 to.put(OUT, &resp);
             }

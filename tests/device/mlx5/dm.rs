@@ -2,6 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::heir::take_over;
 use crate::leaks::rounds;
 use crate::pair::{Config, Pair};
 use crate::partner::{Partner, missing, parse, print, refused};
@@ -9,7 +10,7 @@ use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
     Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
-    OnDevice, Remote, SendWr, WcOpcode, WcStatus,
+    OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
 trials![
@@ -25,6 +26,7 @@ trials![
     registered_memory_is_not_freed,
     another_process_copies_and_writes,
     ownership_crosses,
+    ownership_of_a_region_crosses,
     stale_envelopes_are_refused,
     memory_leaves_nothing,
 ];
@@ -280,7 +282,7 @@ fn registered_memory_is_not_freed() -> Verdict {
     // Who does not know of the region here is told by the kernel.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = context.import_dm(&envelope)?.into_owner().map_err(|(_, error)| error)?;
+    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
     let (own, error) = own.destroy().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     own.release().map_err(|(_, error)| error)?;
@@ -330,6 +332,30 @@ fn ownership_crosses() -> Verdict {
     partner.ask("dm-own", "owned")?;
     partner.dismiss()?;
     assert_eq!(context.handles(ObjectKind::DM)?, [0u32; 0], "the new owner freed it");
+    Ok(())
+}
+
+fn ownership_of_a_region_crosses() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, BYTES)?;
+    let pd = context.alloc_pd()?;
+    // Not at the beginning of the memory, of which the kernel tells.
+    let mut region = pd.register_dm(&memory, 1024.., Access::ALL_REMOTE)?;
+    let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    let mut partner = Partner::start()?;
+    partner.import(&context)?;
+    let sent = region.release().map_err(|(_, error)| error)?;
+    let sent_pd = pd.release().map_err(|(_, error)| error)?;
+    partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
+    partner.ask(&format!("mr {}", print(&sent)), "mr")?;
+    let (memory, error) = memory.destroy().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "the region has crossed: {error}");
+    partner.ask("own", "owned")?;
+    assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0], "the new owner destroyed it");
+    memory.destroy().map_err(|(_, error)| error)?;
+    partner.dismiss()?;
+    assert_eq!(context.leaked(), 0);
     Ok(())
 }
 
@@ -388,7 +414,7 @@ impl Desk {
             }
             ("own", ..) => {
                 let memory = self.imported.take().ok_or_else(|| missing("device memory"))?;
-                match memory.into_owner() {
+                match take_over(memory) {
                     Ok(memory) => {
                         self.own = Some(memory);
                         "owned".into()

@@ -37,8 +37,9 @@ fn pages_are_mapped_and_rung() -> Verdict {
     // A doorbell of queue pair 0, which is nobody's.
     page.ring_be64(0x800, 0)?;
     again.ring_be64(0x800, 0)?;
-    assert_eq!(page.ring_be64(4096, 0), Err(PageError::OutOfBounds));
-    assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned));
+    let outside = PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 };
+    assert_eq!(page.ring_be64(4096, 0), Err(outside));
+    assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned { offset: 0x804, width: 8 }));
     uar.destroy().map_err(|(_, error)| error)?;
     // Nobody else gets the page while it is mapped.
     page.ring_be64(0x800, 0)?;

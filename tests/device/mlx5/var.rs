@@ -50,9 +50,10 @@ fn doorbells_are_stores() -> Verdict {
     assert_eq!([page.peek_u32(0)?, page.peek_u32(4)?], [3, 0x1234_5678]);
     assert_eq!([page.peek_u32(8)?, page.peek_u32(12)?], [0x5566_7788, 0x1122_3344]);
     assert_eq!(page.peek_u32(last - 2)?, 0xffff_0000);
-    assert_eq!(page.ring_u32(last, 0), Err(PageError::Unaligned));
-    assert_eq!(page.ring_u16(page.len(), 0), Err(PageError::OutOfBounds));
-    assert_eq!(page.ring_u64(usize::MAX - 7, 0), Err(PageError::OutOfBounds));
+    assert_eq!(page.ring_u32(last, 0), Err(PageError::Unaligned { offset: last, width: 4 }));
+    let outside = |offset, width| Err(PageError::OutOfBounds { offset, width, size: page.len() });
+    assert_eq!(page.ring_u16(page.len(), 0), outside(page.len(), 2));
+    assert_eq!(page.ring_u64(usize::MAX - 7, 0), outside(usize::MAX - 7, 8));
     Ok(())
 }
 

@@ -377,7 +377,7 @@ fn refusals_say_why() -> Verdict {
     assert!(error.message().contains("the port"), "{error}");
     let error = refusal(it.rule().spec(eth).priority(16));
     assert_eq!(error.errno(), Errno::NOMEM);
-    assert!(error.message().contains("priority 16 is beyond the last"), "{error}");
+    assert!(error.message().contains("priority 16 is beyond the last, which is 15"), "{error}");
     let error = refusal(it.rule().spec(FlowIpv4::new().ttl(3)));
     assert!(error.is_unsupported() && error.message().contains("ttl"), "{error}");
     let error = refusal(it.rule().spec(eth.ether_type(0x86dd)).spec(FlowIpv4::new()));

@@ -9,8 +9,8 @@ use crate::fault::Syndromes;
 /// Who sent a message, and what of it the receiver sees.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// Number of the sending function on the switch.
-    pub from: usize,
+    /// Address of the sender, on Ethernet, unless it is a datagram.
+    pub source_gid: [u8; 16],
     /// Queue pair that sent it.
     pub source_qpn: u32,
     /// Queue pair that it is for.

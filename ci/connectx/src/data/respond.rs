@@ -3,11 +3,11 @@
 //! Pairs with `data/send.rs`. Everything a message names is checked here: queue pair, state,
 //! connection, sequence, rights of the queue pair and of the key.
 
-use uverbs_uapi::mlx5::prm::qpc::qpc;
+use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
 use super::message::{Action, Answer, Message, Syndrome};
 use super::receive::Receive;
-use crate::device::Device;
+use crate::device::{Device, PortType};
 use crate::fault::Side;
 use crate::object::counter::CounterSet;
 use crate::object::eq::event;
@@ -56,7 +56,14 @@ impl Device {
             }
             return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
         }
-        if qp.context.get32(qpc::remote_qpn) != message.source_qpn
+        // Numbers of queue pairs repeat from port to port.
+        let path = qp.context.sub(qpc::primary_address_path);
+        let from_peer = match self.options.port_type {
+            PortType::InfiniBand => path.get(ads::rlid) == u64::from(message.source_lid),
+            PortType::Ethernet => path.span(ads::rgid_rip) == message.source_gid,
+        };
+        if !from_peer
+            || qp.context.get32(qpc::remote_qpn) != message.source_qpn
             || (qp.service == Service::Xrc) != message.srqn.is_some()
         {
             return Answer::Lost;
@@ -134,6 +141,10 @@ impl Device {
             Action::Read { address, key, len } => {
                 if !reads {
                     return self.invalid_request(qpn);
+                }
+                // Without data neither side's key is looked at.
+                if len == 0 {
+                    return Answer::Data(vec![]);
                 }
                 match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
                     Ok(data) => {
@@ -297,7 +308,7 @@ impl Device {
             return Some(answer);
         }
         if let Action::Send { invalidate: Some(key) } = message.action
-            && !self.invalidate(key, pd)
+            && !self.invalidate(qpn, key, pd)
         {
             self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
             return Some(self.access_error(qpn));
@@ -318,20 +329,5 @@ impl Device {
         matches!(qp.service, Service::Rc | Service::Uc)
             && message.srqn.is_none()
             && (1..=room).contains(&len)
-    }
-
-    /// Makes a key invalid; false if it may not be.
-    pub(crate) fn invalidate(&mut self, key: u32, pd: u32) -> bool {
-        use uverbs_uapi::mlx5::prm::mkc::mkc;
-        let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
-        let context = &mut mkey.context;
-        let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
-            && context.get32(mkc::pd) == pd
-            && context.is_set(mkc::en_rinval)
-            && !context.is_set(mkc::free);
-        if allowed {
-            context.set(mkc::free, 1);
-        }
-        allowed
     }
 }

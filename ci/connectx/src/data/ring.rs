@@ -2,6 +2,7 @@
 //!
 //! Pairs with the send doorbell record, and with the doorbell register that says to look at it.
 
+use super::wqe::Control;
 use crate::buffer::Buffer;
 use crate::guest::GuestMemory;
 
@@ -101,6 +102,17 @@ impl SendRing {
         }
     }
 
+    /// The next request, whole.
+    ///
+    /// # Errors
+    /// If the ring is not in guest memory.
+    pub fn request(&self, memory: &GuestMemory) -> Result<(Control, Vec<u8>), String> {
+        let first = self.fetch(memory, 1)?;
+        let control = first.first_chunk::<16>().map(Control::parse).ok_or("a block is short")?;
+        let bytes = self.fetch(memory, control.blocks().into())?;
+        Ok((control, bytes))
+    }
+
     /// Reads `count` blocks from block `index`; the ring wraps.
     ///
     /// # Errors
@@ -113,6 +125,12 @@ impl SendRing {
             self.buffer.read(memory, at, to).map_err(|fault| format!("{fault:?}"))?;
         }
         Ok(bytes)
+    }
+
+    /// Drops everything that is posted.
+    pub fn discard(&mut self) {
+        self.next = self.posted;
+        self.data = None;
     }
 
     /// Goes on to the request after one of `count` blocks.

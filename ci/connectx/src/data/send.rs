@@ -11,14 +11,12 @@ use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::device::{Device, PortType};
 use crate::fault::{Side, Syndromes};
 use crate::object::mkey::{Access, Right};
-use crate::object::qp::{Service, State};
+use crate::object::qp::{Service, State, Wait};
 use crate::record::{Counter, Entry};
 use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
-/// The most blocks of a request.
-const MAX_UNITS: u16 = 63;
 const PSN_MASK: u32 = 0xff_ffff;
 /// A retry count that never runs out.
 const FOREVER: u8 = 7;
@@ -57,7 +55,11 @@ impl Device {
     pub(crate) fn next_request(&mut self, qpn: u32) -> Next {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
         match qp.state {
-            State::ReadyToSend => {}
+            State::ReadyToSend => match qp.waits {
+                Some(Wait::Until(due)) if due <= self.now => qp.waits = None,
+                Some(_) => return Next::Idle,
+                None => {}
+            },
             State::SendError => {
                 self.flush_sends(qpn);
                 return Next::Idle;
@@ -79,11 +81,14 @@ impl Device {
         if !ring.waiting() {
             return Next::Idle;
         }
-        let first = ring.fetch(&self.memory, 1);
-        let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
-        let Some(control) = control else { return Next::Idle };
-        let blocks = control.blocks().min(MAX_UNITS.div_ceil(4));
-        let Ok(bytes) = ring.fetch(&self.memory, blocks.into()) else { return Next::Idle };
+        let (control, bytes) = match ring.request(&self.memory) {
+            Ok(request) => request,
+            Err(why) => {
+                log::warn!("QP {qpn:#x}: {why}");
+                self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
+                return Next::Idle;
+            }
+        };
         let request = Entry::Request {
             service: qp.context.get(qpc::st) as u8,
             blue_flame: ring.has_data(),
@@ -114,6 +119,7 @@ impl Device {
     fn retire(&mut self, qpn: u32, control: &Control, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
+        qp.rnr_retries = 0;
         let index = qp.send.as_mut().map_or(0, |ring| {
             let index = ring.next();
             ring.advance(control.blocks());
@@ -151,12 +157,19 @@ impl Device {
             if ring.refresh(&self.memory).is_err() || !ring.waiting() {
                 return;
             }
-            let first = ring.fetch(&self.memory, 1);
-            let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
-            let Some(control) = control else { return };
             let index = ring.next();
-            ring.advance(control.blocks());
-            self.fail_send(qpn, control.opcode, index, Syndrome::Flushed.into());
+            let opcode = match ring.request(&self.memory) {
+                Ok((control, _)) => {
+                    ring.advance(control.blocks());
+                    control.opcode
+                }
+                // What lies there cannot be told apart any more: all of it ends here.
+                Err(_) => {
+                    ring.discard();
+                    0
+                }
+            };
+            self.fail_send(qpn, opcode, index, Syndrome::Flushed.into());
         }
     }
 
@@ -179,11 +192,12 @@ impl Device {
         match control.opcode {
             op::NOP => return Ok(None),
             op::UMR => {
-                let key = control.immediate;
-                return self.umr(qpn, service, pd, key, segments).map(|()| None);
+                let asker = self.asker(qpn, qp);
+                return self.umr(asker, control.immediate, segments).map(|()| None);
             }
             op::LOCAL_INVAL => {
-                return self.local_invalidate(control.immediate, pd).map(|()| None);
+                let asker = self.asker(qpn, qp);
+                return self.local_invalidate(asker, control.immediate).map(|()| None);
             }
             _ => {}
         }
@@ -263,9 +277,13 @@ impl Device {
             _ if qp.context.get(qpc::deth_sqpn) == 1 => 1,
             _ => qpn,
         };
+        let source_gid = match infiniband {
+            true => [0; 16],
+            false => self.port.roce_gid(path.get(ads::src_addr_index) as usize).unwrap_or_default(),
+        };
         let packets = (len.div_ceil(mtu.into()) as u32).max(1);
         let message = Message {
-            from: self.options.number as usize,
+            source_gid,
             source_qpn,
             qpn: vector.map_or(qp.context.get32(qpc::remote_qpn), |vector| vector.qpn),
             source_lid: if infiniband { self.port.lid() } else { 0 },
@@ -433,8 +451,8 @@ impl Device {
         let service = qp.service;
         let path = qp.context.sub(qpc::primary_address_path);
         let timeout = match path.get(ads::ack_timeout) {
-            0 => 500_000_000,
-            code => 4096u64 << code,
+            0 => None,
+            code => Some(4096u64 << code),
         };
         let retries = qp.context.get(qpc::retry_count) as u8;
         let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
@@ -445,25 +463,28 @@ impl Device {
         }
         let outcome = match answer {
             Answer::NotReady(code) => {
-                qp.retries += 1;
-                let exceeded = rnr_retries != FOREVER && qp.retries > rnr_retries;
-                qp.retries = if rnr_retries == FOREVER { 0 } else { qp.retries };
+                let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
+                qp.rnr_retries = qp.rnr_retries.saturating_add(1);
                 self.count(qpn, |set| {
                     set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
                 });
                 if !exceeded {
-                    return self.wake_after(qpn, rnr_timer(code));
+                    return self.wait(qpn, rnr_timer(code));
                 }
                 Err(Syndrome::ReceiverNotReady)
             }
             Answer::Lost => {
-                qp.retries += 1;
-                let exceeded = qp.retries > retries;
+                let Some(timeout) = timeout else {
+                    qp.waits = Some(Wait::Forever);
+                    return;
+                };
+                let exceeded = qp.retries >= retries;
+                qp.retries = qp.retries.saturating_add(1);
                 self.count(qpn, |set| {
                     set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
                 });
                 if !exceeded {
-                    return self.wake_after(qpn, timeout);
+                    return self.wait(qpn, timeout);
                 }
                 Err(Syndrome::RetriesExceeded)
             }
@@ -472,8 +493,11 @@ impl Device {
             Answer::OperationError => Err(Syndrome::RemoteOperation),
             Answer::Acknowledged => Ok(vec![]),
             Answer::Data(data) => self.bring_back(qpn, job, data),
-            // Atomics return the old value as a big-endian number unless told otherwise; the
-            // drivers of little-endian hosts ask for host order.
+            // Atomics of eight bytes return the old value as a big-endian number unless told
+            // otherwise; the drivers of little-endian hosts ask for host order.
+            Answer::Atomic(old) if job.len == 8 && !self.caps.host_order_atomics() => {
+                self.bring_back(qpn, job, old.to_be_bytes().to_vec())
+            }
             Answer::Atomic(old) => {
                 let bytes = old.to_le_bytes();
                 self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())

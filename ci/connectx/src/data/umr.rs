@@ -1,16 +1,20 @@
 //! Work requests that change memory keys.
 //!
 //! Pairs with mlx5_ib's `umr.c` for registration, and with fast registration, memory windows and
-//! local invalidation of the verbs. The kernel's own queue may change every key; another one those
-//! of its protection domain, if they were made for it.
+//! local invalidation of the verbs. The kernel's own queue may change every key but a physical one;
+//! another one those of its protection domain, if they were made for it. What a list of other keys
+//! leads to is checked when it is used, so every queue may change lists. Pages are addresses that
+//! nobody checks again: only a queue that the kernel made for fast registration may name them.
 
 use uverbs_uapi::mlx5::prm::mkc::mkc;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
 use super::message::Syndrome;
 use super::wqe::{Gather, Segments};
 use crate::device::Device;
-use crate::object::qp::Service;
+use crate::object::qp::{Qp, Service};
+use crate::table::KERNEL;
 
 /// Flags of the UMR control segment.
 const INLINE: u8 = 1 << 7;
@@ -41,6 +45,17 @@ const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (47, &[mkc::relaxed_ordering_read]),
 ];
 
+/// Whose request it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    qpn: u32,
+    pd: u32,
+    /// It is the kernel's own queue, which serves all protection domains.
+    kernel: bool,
+    /// It may say where memory is.
+    trusted: bool,
+}
+
 /// Why a key stays as it is, and what the completion says.
 struct Refusal(Syndrome, String);
 
@@ -57,26 +72,29 @@ impl From<&str> for Refusal {
 }
 
 impl Device {
+    /// What a queue pair may do to keys.
+    pub(crate) fn asker(&self, qpn: u32, qp: &Qp) -> Asker {
+        let kernel = qp.service == Service::Umr;
+        let fast = qp.context.is_set(qpc::fre) && self.objects.qps.owner(qpn) == KERNEL;
+        Asker { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
+    }
+
     /// Carries out a UMR request for the key in the control segment.
     pub(crate) fn umr(
         &mut self,
-        qpn: u32,
-        service: Service,
-        pd: u32,
+        asker: Asker,
         key: u32,
         segments: Segments<'_>,
     ) -> Result<(), Syndrome> {
-        self.change_key(qpn, service, pd, key, segments).map_err(|Refusal(syndrome, why)| {
-            log::warn!("UMR of key {key:#x} by QP {qpn:#x}: {why}");
+        self.change_key(asker, key, segments).map_err(|Refusal(syndrome, why)| {
+            log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", asker.qpn);
             syndrome
         })
     }
 
     fn change_key(
         &mut self,
-        qpn: u32,
-        service: Service,
-        pd: u32,
+        asker: Asker,
         key: u32,
         mut segments: Segments<'_>,
     ) -> Result<(), Refusal> {
@@ -93,7 +111,7 @@ impl Device {
             return Err(format!("changes of {:#x} are not modelled", mask & !known).into());
         }
         let new = Bits::<mkc, _>::new(&context[..]);
-        let kernel = service == Service::Umr;
+        let Asker { qpn, pd, kernel, trusted } = asker;
         let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         if mkey.is_device_memory() && mask & 0b100_0001 != 0 {
             return Err("device memory stays where it is".into());
@@ -104,8 +122,18 @@ impl Device {
         if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
             return Err(Refusal(Syndrome::WindowBinding, "the key is not free".into()));
         }
+        if mkey.is_physical() {
+            return Err("a physical key leads where it leads".into());
+        }
         if !kernel && (mkey.context.get32(mkc::pd) != pd || !mkey.context.is_set(mkc::umr_en)) {
             return Err("the key is not for this queue to change".into());
+        }
+        if !trusted && !mkey.is_list() {
+            return Err("only a queue of the kernel may change a key of pages".into());
+        }
+        if !trusted && !mkey.is_free() && !mkey.is_of_queue(qpn) {
+            let bound = mkey.context.get(mkc::qpn);
+            return Err(Refusal(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
         }
         if mask >> 7 & 1 != 0 {
             let wanted = new.get32(mkc::pd);
@@ -156,15 +184,38 @@ impl Device {
     }
 
     /// Makes a key of the queue pair's own protection domain invalid.
-    pub(crate) fn local_invalidate(&mut self, key: u32, pd: u32) -> Result<(), Syndrome> {
+    pub(crate) fn local_invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Syndrome> {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
             return Err(Syndrome::LocalProtection);
         };
+        let (list, own) = (mkey.is_list(), mkey.is_of_queue(asker.qpn));
         let context = &mut mkey.context;
-        if context.get(mkc::mkey_7_0) != u64::from(key & 0xff) || context.get32(mkc::pd) != pd {
+        let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
+            && context.get32(mkc::pd) == asker.pd
+            && context.is_set(mkc::umr_en)
+            && !context.is_set(mkc::free)
+            && (list || asker.trusted)
+            && own;
+        if !allowed {
             return Err(Syndrome::LocalProtection);
         }
         context.set(mkc::free, 1);
         Ok(())
+    }
+
+    /// Makes a key invalid as the other side of queue pair `qpn` asks; false if it may not be.
+    pub(crate) fn invalidate(&mut self, qpn: u32, key: u32, pd: u32) -> bool {
+        let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
+        let own = mkey.is_of_queue(qpn);
+        let context = &mut mkey.context;
+        let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
+            && context.get32(mkc::pd) == pd
+            && context.is_set(mkc::en_rinval)
+            && !context.is_set(mkc::free)
+            && own;
+        if allowed {
+            context.set(mkc::free, 1);
+        }
+        allowed
     }
 }

@@ -155,6 +155,10 @@ impl Device {
 
     /// Writes one event to one EQ.
     pub(crate) fn post_event(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
+        if !self.bus_master {
+            log::debug!("event {kind:#x} while the function may not reach memory");
+            return;
+        }
         let Ok(eq) = self.objects.eqs.get_mut(number) else { return };
         let waiting = eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff;
         if waiting >= 1 << eq.log_size {

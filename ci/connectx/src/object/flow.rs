@@ -14,6 +14,7 @@ use uverbs_uapi::mlx5::prm::flow::{
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::cmd::refusal::{Refused, refuse};
+use crate::data::frame::Parts;
 use crate::device::Device;
 
 /// Bytes of a match: outer headers and misc, the parts that are compared.
@@ -31,7 +32,7 @@ const COUNT: u64 = 8;
 const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 
-/// Tables of received frames, and of those that are sent; the others are kept but see no frames.
+/// Tables of received frames, and of those that are sent.
 pub(crate) const NIC_RECEIVE: u64 = 0;
 pub(crate) const NIC_TRANSMIT: u64 = 1;
 
@@ -89,19 +90,18 @@ impl Device {
         if log_size > 16 {
             return refuse!(LimitExceeded, "log_size {log_size} of a flow table is above 16");
         }
+        let kind = input.get(create_flow_table_in::table_type);
+        if !matches!(kind, NIC_RECEIVE | NIC_TRANSMIT) {
+            return refuse!(BadParam, "flow tables of type {kind} are not modelled");
+        }
         let miss = context
             .is_set(flow_table_context::table_miss_action)
             .then(|| context.get32(flow_table_context::table_miss_id));
         if let Some(miss) = miss {
             self.objects.flow_tables.allow_lent(uid, miss)?;
         }
-        let table = FlowTable {
-            kind: input.get(create_flow_table_in::table_type),
-            log_size,
-            miss,
-            groups: BTreeMap::new(),
-            entries: BTreeMap::new(),
-        };
+        let table =
+            FlowTable { kind, log_size, miss, groups: BTreeMap::new(), entries: BTreeMap::new() };
         let number = self.objects.flow_tables.insert_owned(uid, table)?;
         if let Some(miss) = miss {
             self.objects.flow_tables.hold(miss)?;
@@ -193,8 +193,11 @@ impl Device {
         let range = input.get32(create_flow_group_in::start_flow_index)
             ..=input.get32(create_flow_group_in::end_flow_index);
         let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
-        if kind == NIC_RECEIVE && mask.iter().skip(COMPARED).any(|byte| *byte != 0) {
-            return refuse!(BadParam, "matching of inner headers or misc 2 to 5 is not modelled");
+        if !Parts::fills(&mask) {
+            return refuse!(
+                BadParam,
+                "matching of inner headers or beyond plain ones is not modelled"
+            );
         }
         let table = self.flow_table(uid, kind, number)?;
         let overlaps = |group: &Group| {
@@ -255,6 +258,9 @@ impl Device {
                 list.len()
             );
         };
+        if action & FORWARD == 0 && count != 0 {
+            return refuse!(BadParam, "action {action:#x} with {count} destinations");
+        }
         let counters: Vec<u32> = counters
             .iter()
             .map(|entry| u32::from_be_bytes([entry[0], entry[1], entry[2], entry[3]]))
@@ -339,6 +345,11 @@ impl Device {
 }
 
 impl FlowTable {
+    /// How many entries a frame may be compared with here.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The entry for a frame, described in the form of a match.
     pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
         self.entries.values().find(|entry| {

@@ -11,16 +11,15 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use super::Objects;
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
+use crate::effort::Effort;
 use crate::table::{KERNEL, SHARED};
 
 /// `qpn` of a key that is not bound to one queue pair.
-pub(crate) const ANY_QP: u64 = 0xff_ffff;
+const ANY_QP: u64 = 0xff_ffff;
 /// How many keys deep a list may point at keys.
 const MAX_DEPTH: u32 = 4;
 /// The most pieces one access may fall into.
 const MAX_PIECES: usize = 1 << 20;
-/// The most entries of lists that are looked at for one access.
-const MAX_STEPS: usize = 1 << 22;
 /// The most bytes that the lists of all keys may have.
 const MAX_LISTS: usize = 2 << 30;
 
@@ -84,6 +83,21 @@ impl Mkey {
         self.mode() == DEVICE_MEMORY
     }
 
+    /// Whether its addresses are those of the machine.
+    pub(crate) fn is_physical(&self) -> bool {
+        self.mode() == PHYSICAL
+    }
+
+    /// Whether it is made of other keys.
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(self.mode(), KLMS | KSM)
+    }
+
+    /// Whether a queue pair may use it, as far as it is bound to one.
+    pub(crate) fn is_of_queue(&self, qpn: u32) -> bool {
+        matches!(self.context.get(mkc::qpn), bound if bound == ANY_QP || bound == u64::from(qpn))
+    }
+
     pub(crate) fn is_free(&self) -> bool {
         self.context.is_set(mkc::free)
     }
@@ -107,12 +121,12 @@ impl Mkey {
 impl Objects {
     /// Finds the guest memory of an access, or why it is not allowed.
     pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
-        let mut walk = Walk::default();
+        let mut walk = Walk { pieces: vec![], effort: &self.effort };
         self.resolve_into(access, 0, &mut walk)?;
         Ok(walk.pieces)
     }
 
-    fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk) -> Result<(), String> {
+    fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let Access { key, pd, qpn, right, address, len } = access;
         if depth > MAX_DEPTH {
             return Err(format!("key {key:#x} is more than {MAX_DEPTH} keys deep"));
@@ -125,8 +139,8 @@ impl Objects {
         if context.get(mkc::pd) != u64::from(pd) {
             return Err(format!("key {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
         }
-        let bound = context.get(mkc::qpn);
-        if bound != ANY_QP && bound != u64::from(qpn) {
+        if !mkey.is_of_queue(qpn) {
+            let bound = context.get(mkc::qpn);
             return Err(format!("key {key:#x} is of QP {bound:#x}, not {qpn:#x}"));
         }
         if !mkey.allows(right) {
@@ -155,7 +169,10 @@ impl Objects {
                 to.pieces.push(Piece { place, len: len as usize });
                 Ok(())
             }
-            PAGES => mkey.pages(address, len, &mut to.pieces),
+            PAGES => {
+                to.step(key, (len >> 12) as usize)?;
+                mkey.pages(address, len, &mut to.pieces)
+            }
             KLMS | KSM => self.indirect(mkey, access, depth, to),
             mode => Err(format!("key {key:#x} has access mode {mode}")),
         }
@@ -167,7 +184,7 @@ impl Objects {
         mkey: &Mkey,
         access: Access,
         depth: u32,
-        to: &mut Walk,
+        to: &mut Walk<'_>,
     ) -> Result<(), String> {
         let fixed = (mkey.mode() == KSM).then(|| 1u64 << mkey.context.get(mkc::log_page_size));
         let start = mkey.context.get(mkc::start_addr);
@@ -178,7 +195,7 @@ impl Objects {
             return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
         }
         for entry in entries {
-            to.step(access.key)?;
+            to.step(access.key, 1)?;
             let entry = u128::from_be_bytes(*entry);
             let size = fixed.unwrap_or((entry >> 96) as u64 & 0x7fff_ffff);
             if skip >= size {
@@ -204,9 +221,10 @@ impl Objects {
         pattern: &Pattern<'_>,
         access: Access,
         depth: u32,
-        to: &mut Walk,
+        to: &mut Walk<'_>,
     ) -> Result<(), String> {
         let (entries, period) = (pattern.entries, pattern.period);
+        to.step(access.key, entries.len())?;
         let sum: u64 = entries.iter().map(|entry| Strided::parse(entry).len).sum();
         if period == 0 || sum != period {
             return Err(format!("a pattern of {period} bytes whose parts have {sum}"));
@@ -215,7 +233,7 @@ impl Objects {
         let mut skip = access.address % period;
         for turn in access.address / period..pattern.count {
             for entry in entries.iter().map(Strided::parse) {
-                to.step(access.key)?;
+                to.step(access.key, 1)?;
                 if skip >= entry.len {
                     skip -= entry.len;
                     continue;
@@ -235,7 +253,7 @@ impl Objects {
 
     /// Goes on at a key in another key's list. The rights of that other key were checked; those of
     /// the keys in the list are checked as local ones, as they are its owner's.
-    fn follow(&self, access: Access, depth: u32, to: &mut Walk) -> Result<(), String> {
+    fn follow(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let right = match access.right {
             Right::LocalRead | Right::RemoteRead => Right::LocalRead,
             Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => Right::LocalWrite,
@@ -249,20 +267,18 @@ impl Objects {
 }
 
 /// The way of one access through the lists of keys.
-#[derive(Default)]
-struct Walk {
+struct Walk<'a> {
     pieces: Vec<Piece>,
-    steps: usize,
+    effort: &'a Effort,
 }
 
-impl Walk {
-    /// Looks at one more entry of a list. Lists that lead to lists could keep it going for ever.
-    fn step(&mut self, key: u32) -> Result<(), String> {
-        self.steps += 1;
-        if self.steps > MAX_STEPS {
-            return Err(format!("an access ends after {MAX_STEPS} entries, at key {key:#x}"));
+impl Walk<'_> {
+    /// Looks at more entries of a list. Lists that lead to lists could keep it going for ever.
+    fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
+        match self.effort.step(count as u64) {
+            true => Ok(()),
+            false => Err(format!("an access ends after too many entries, at key {key:#x}")),
         }
-        Ok(())
     }
 }
 
@@ -368,7 +384,7 @@ impl Device {
         if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
             return refuse!(BadParam, "mkey access mode {mode} is not modelled");
         }
-        if mode == PHYSICAL && !matches!(uid, KERNEL | SHARED) {
+        if matches!(mode, PHYSICAL | PAGES) && !matches!(uid, KERNEL | SHARED) {
             return refuse!(BadParam, "context {uid} may not name physical addresses");
         }
         let room = Mkey::octowords(&context);
@@ -511,9 +527,18 @@ mod tests {
         let access = Access { right: Right::LocalRead, address: 0, ..GOOD };
         let piece = Piece { place: Place::Guest(0x5900), len: 1 };
         assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [piece]);
-        assert_eq!(objects.resolve(Access { key: outer, len: 3, ..access }).unwrap(), [piece; 3]);
+        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [piece; 2]);
+        objects.effort.take();
         let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
         assert!(why.contains("an access ends after"), "{why}");
+    }
+
+    /// Each look at a pattern adds up its parts.
+    #[test]
+    fn a_pattern_costs_its_parts() {
+        let objects = pattern(4, 24);
+        objects.resolve(Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
+        assert_eq!(objects.effort.take(), 2 + 1);
     }
 
     /// Two ranges of the key of `objects`, 16 and 8 bytes, that repeat every 32 and 8 bytes.

@@ -15,6 +15,7 @@ use crate::cmd::refusal::{Refused, refuse};
 use crate::data::receive::{Order, ReceiveQueue};
 use crate::data::ring::SendRing;
 use crate::device::Device;
+use crate::table::{KERNEL, SHARED};
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +79,15 @@ pub enum State {
     Error = 6,
 }
 
+/// Why a queue pair that may send does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// It tries again at this time.
+    Until(u64),
+    /// Nothing came back, and it was told to wait however long that takes.
+    Forever,
+}
+
 /// A queue pair.
 pub struct Qp {
     pub(crate) service: Service,
@@ -89,8 +99,12 @@ pub struct Qp {
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     umems: Vec<u32>,
-    /// How often the message under way was tried again.
+    /// How often the message under way was tried again because nothing came back.
     pub(crate) retries: u8,
+    /// How often it was because no receive was posted.
+    pub(crate) rnr_retries: u8,
+    /// Until when nothing is sent.
+    pub(crate) waits: Option<Wait>,
     /// The answer to the last atomic, for a request that is repeated.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
@@ -116,6 +130,9 @@ const OPTIONAL_PKEY: u64 = 1 << 4;
 const OPTIONAL_PATH: u64 = 1 << 7;
 const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
 const OPTIONAL_PORT: u64 = 1 << 16;
+
+/// In `deth_sqpn`: datagrams say that they come from queue pair 1.
+const GENERAL_SERVICES: u64 = 1;
 
 /// `rq_type` values.
 const RQ_OWN: u64 = 0;
@@ -161,6 +178,7 @@ impl Qp {
                 receive.reset();
             }
             self.retries = 0;
+            self.rnr_retries = 0;
             self.last_atomic = None;
         }
     }
@@ -256,6 +274,16 @@ impl Device {
         let input = Bits::<create_qp_in, _>::new(input);
         let context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
         let service = Service::new(context.get(qpc::st))?;
+        let kernel = matches!(uid, KERNEL | SHARED);
+        if !kernel && matches!(service, Service::Umr | Service::Smi | Service::Gsi) {
+            return refuse!(BadParam, "context {uid} may not have a QP of service {service:?}");
+        }
+        if !kernel && context.is_set(qpc::fre) {
+            return refuse!(BadParam, "context {uid} may not register memory by requests");
+        }
+        if !kernel && context.get(qpc::deth_sqpn) == GENERAL_SERVICES {
+            return refuse!(BadParam, "context {uid} may not send as QP 1");
+        }
         if context.is_set(qpc::wq_signature) {
             return refuse!(BadParam, "WQE signatures are not modelled");
         }
@@ -273,7 +301,7 @@ impl Device {
         let pd = context.get32(qpc::pd);
         let uar = context.get32(qpc::uar_page);
         // A queue that only changes keys gets its protection domain later.
-        if service != Service::Umr {
+        if service != Service::Umr || pd != 0 {
             self.objects.pds.allow(uid, pd)?;
         }
         // The driver lends a queue of completions and shared receives to queue pairs without.
@@ -288,6 +316,11 @@ impl Device {
         }
         if let Some(srqn) = srqn {
             self.objects.srqs.allow_lent(uid, srqn)?;
+            // What completes there goes to a queue that the sender's domain names, not to this one's.
+            let is_xrc = matches!(self.objects.srqs.get(srqn)?.kind, Kind::Xrc { .. });
+            if is_xrc && service != Service::Xrc {
+                return refuse!(BadResource, "SRQ {srqn:#x} is for XRC");
+            }
         }
         self.objects.qps.room()?;
         let QueueMemory { buffer, record, umems } = self.queue_memory(
@@ -319,6 +352,8 @@ impl Device {
             pd,
             uar,
             retries: 0,
+            rnr_retries: 0,
+            waits: None,
             last_atomic: None,
         };
         self.hold_for_qp(&qp, true);
@@ -358,6 +393,7 @@ impl Device {
     pub(crate) fn destroy_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
         self.objects.qps.own(uid, number)?;
+        self.stop_waiting(number);
         let qp = self.objects.qps.remove(number)?;
         self.hold_for_qp(&qp, false);
         self.release_umems(&qp.umems);
@@ -389,6 +425,15 @@ impl Device {
         if !from.contains(&qp.state) {
             return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
         }
+        let as_general = input.sub(rst2init_qp_in::qpc).get(qpc::deth_sqpn) == GENERAL_SERVICES;
+        if op == opcode::RST2INIT_QP && as_general && !matches!(uid, KERNEL | SHARED) {
+            return refuse!(BadParam, "context {uid} may not send as QP 1");
+        }
+        let mtu = input.sub(rst2init_qp_in::qpc).get(qpc::mtu);
+        let connected = matches!(qp.service, Service::Rc | Service::Uc | Service::Xrc);
+        if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
+            return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
+        }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
         if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
             self.objects.pds.allow(uid, late_pd)?;
@@ -398,6 +443,9 @@ impl Device {
         let qp = self.objects.qps.own(uid, number)?;
         qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
         qp.enter(to);
+        if to == Reset {
+            self.stop_waiting(number);
+        }
         match to {
             // What was posted before is now sent, or flushed.
             ReadyToSend | Error => self.wake(number),

@@ -36,6 +36,17 @@ impl State {
             other => refuse!(BadParam, "raw queue state {other}"),
         }
     }
+
+    /// Whether a command may take a queue from here to there. One that failed begins anew. One that
+    /// has not begun may fail: a raw packet queue pair that is not ready to send yet has such a one.
+    fn becomes(self, to: Self) -> Result<(), Refused> {
+        match (self, to) {
+            (Self::Error, Self::Ready) => {
+                refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A raw send queue.
@@ -115,6 +126,7 @@ impl Device {
         if sq.state != from {
             return refuse!(BadResourceState, "SQ {number:#x} is in {:?}, not {from:?}", sq.state);
         }
+        from.becomes(to)?;
         sq.state = to;
         if to == State::Reset {
             sq.ring.reset();
@@ -197,6 +209,7 @@ impl Device {
         if rq.state != from {
             return refuse!(BadResourceState, "RQ {number:#x} is in {:?}, not {from:?}", rq.state);
         }
+        from.becomes(to)?;
         if select & VLAN_STRIPPING != 0 {
             rq.context.set(rqc::vsd, new.get(rqc::vsd));
         }
@@ -206,6 +219,9 @@ impl Device {
         rq.state = to;
         if to == State::Reset {
             rq.queue.reset();
+        }
+        if to == State::Error {
+            self.flush_raw_receives(number);
         }
         Ok(vec![])
     }

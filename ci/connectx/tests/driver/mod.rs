@@ -8,8 +8,10 @@ use connectx::device::Options;
 use connectx::fabric::Fabric;
 use connectx::function::Region;
 use connectx::guest::GuestMemory;
+use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
+use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, create_uctx_out};
 use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in};
@@ -38,11 +40,27 @@ pub(crate) struct Queue {
     received: u16,
 }
 
+impl Queue {
+    /// One whose receives and sends lie there.
+    pub(crate) fn new(number: u32, receives: u64, sends: u64, record: u64) -> Self {
+        Self { number, receives, sends, record, posted: 0, received: 0 }
+    }
+
+    /// Says that more blocks are posted than there are.
+    pub(crate) fn post_blocks(&mut self, count: u16) {
+        self.posted += count;
+    }
+}
+
 /// One function and who drives it.
 pub(crate) struct Driver {
     pub(crate) fabric: Fabric,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
+    /// Code of the time after which queue pairs send again; 0 is never.
+    pub(crate) ack_timeout: u64,
+    /// Whom queue pairs believe to be connected to.
+    pub(crate) peer_gid: [u8; 16],
     next: u64,
     now: u64,
 }
@@ -60,12 +78,30 @@ impl Driver {
         function.write(Region::Config, 4, &[6, 0]);
         function.write(Region::Bar0, 0x10, &0u32.to_be_bytes());
         function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
-        let mut driver = Self { fabric, uar: 0, pd: 0, next: FIRST_FREE, now: 0 };
+        let mut driver =
+            Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
+        for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
+            driver.simple(op, &[0; 16]).unwrap();
+        }
+        driver.host_order_atomics(true);
         let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
         let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
         driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
         driver
+    }
+
+    /// Asks for the old values of atomics in the order of a little-endian host, as its drivers do.
+    pub(crate) fn host_order_atomics(&mut self, on: bool) {
+        /// The group of capabilities, in the modifier of the command.
+        const ATOMIC: u16 = 3 << 1;
+        let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + 4096]);
+        let mut caps = Bits::<atomic_caps, _>::new(vec![0; 4096]);
+        caps.set(atomic_caps::atomic_req_8B_endianness_mode, on.into());
+        input.set_span(set_hca_cap_in::capability, &caps.into_inner());
+        let mut input = input.into_inner();
+        input[6..8].copy_from_slice(&ATOMIC.to_be_bytes());
+        self.simple(opcode::SET_HCA_CAP, &input).unwrap();
     }
 
     pub(crate) fn memory(&mut self) -> &mut GuestMemory {
@@ -239,6 +275,26 @@ impl Driver {
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
     }
 
+    /// A key with these fields in its context, bound to no queue unless they say so, and with this
+    /// list. Its variant part is 0.
+    pub(crate) fn key_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
+        let octowords = list.len().div_ceil(16) as u64;
+        let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
+        input.set(create_mkey_in::translations_octword_actual_size, octowords);
+        let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
+        context.set(mkc::qpn, 0xff_ffff);
+        context.set(mkc::pd, self.pd.into());
+        context.set(mkc::translations_octword_size, octowords);
+        for (field, value) in fields {
+            context.set(*field, *value);
+        }
+        let mut input = input.into_inner();
+        input.extend(list);
+        input.resize(input.len().next_multiple_of(16), 0);
+        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8
+    }
+
     /// A queue pair of 16 receives of one segment and 16 send blocks.
     pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
         self.qp_with(service, cqn, &[])
@@ -251,7 +307,20 @@ impl Driver {
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
     ) -> Queue {
-        let (page, record) = (self.page(), self.page());
+        let page = self.page();
+        self.try_qp(0, page, service, cqn, fields).unwrap()
+    }
+
+    /// The same in the name of a user context and in a page of choice, if the device agrees.
+    pub(crate) fn try_qp(
+        &mut self,
+        uid: u32,
+        page: u64,
+        service: u64,
+        cqn: u32,
+        fields: &[(Field<qpc>, u64)],
+    ) -> Result<Queue, Refused> {
+        let record = self.page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
         for (field, value) in [
@@ -272,9 +341,9 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_QP, &input).unwrap();
+        let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
-        Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 }
+        Ok(Queue::new(number, page, page + 256, record))
     }
 
     pub(crate) fn modify(
@@ -292,8 +361,8 @@ impl Driver {
             context.set(*field, *value);
         }
         let mut path = context.sub_mut(qpc::primary_address_path);
-        path.set_span(ads::rgid_rip, &GID);
-        path.set(ads::ack_timeout, 1);
+        path.set_span(ads::rgid_rip, &self.peer_gid);
+        path.set(ads::ack_timeout, self.ack_timeout);
         self.simple(op, &input.into_inner())
     }
 
@@ -347,8 +416,20 @@ impl Driver {
         self.memory().write(address, &record).unwrap();
     }
 
-    /// Posts one signaled request and rings.
+    /// Posts one signaled request, rings, and waits for what comes of it.
     pub(crate) fn post_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
+        self.ring_send(qp, op, immediate, segments);
+        self.run();
+    }
+
+    /// Posts one signaled request, rings, and waits for what comes of it right away.
+    pub(crate) fn ring_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
+        self.queue_send(qp, op, immediate, segments);
+        self.run_now();
+    }
+
+    /// Posts one signaled request and rings; nothing comes of it yet.
+    pub(crate) fn queue_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         let units = 1 + segments.len() / 16;
         let mut request = (u32::from(qp.posted) << 8 | u32::from(op)).to_be_bytes().to_vec();
         request.extend((qp.number << 8 | units as u32).to_be_bytes());
@@ -367,7 +448,17 @@ impl Driver {
         let doorbell = u64::from(self.uar) * 4096 + 0x800;
         self.fabric.function(0).write(Region::Bar0, doorbell, &request[..8]);
         self.fabric.function(0).device_mut().settle();
-        self.run();
+    }
+
+    /// Lets time pass, and the device do what it can do then.
+    pub(crate) fn run_at(&mut self, now: u64) {
+        self.now = now;
+        self.run_now();
+    }
+
+    /// Lets the device do what it can do right away.
+    pub(crate) fn run_now(&mut self) {
+        while self.fabric.turn(self.now) {}
     }
 
     /// Lets the device work until it has nothing more to do, timers included.

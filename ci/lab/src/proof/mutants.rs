@@ -131,8 +131,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_copy_of_another_block",
         edits: &[Edit {
             file: REGISTER,
-            from: "queue.at(index.wrapping_add(burst))",
-            to: "queue.at(index.wrapping_add(burst).wrapping_add(u32::from(burst > 0 && CHOSEN)))",
+            from: "(index.wrapping_add(1), left - BLOCK)",
+            to: "(index.wrapping_add(1 + u32::from(CHOSEN)), left - BLOCK)",
         }],
         rises: DIFFERS,
     },

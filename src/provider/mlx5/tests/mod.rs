@@ -131,11 +131,16 @@ impl Sends {
         Sends { ring: ring.unwrap(), device, dbrec, page, record }
     }
 
+    /// Writes a request as queues do: the short way where that suits it.
+    fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if self.ring.try_push(cursor, wr) { Ok(()) } else { self.ring.push(cursor, wr) }
+    }
+
     /// Posts a batch; an error of any request ends it without ringing.
     fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<Cursor, PostError> {
         let mut cursor = self.ring.cursor();
         for wr in wrs {
-            self.ring.push(&mut cursor, wr)?;
+            self.push(&mut cursor, wr)?;
         }
         self.ring.publish(cursor, wrs.len() == 1);
         Ok(cursor)
@@ -178,10 +183,15 @@ impl Receiver {
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 
+    /// As [`Sends::push`].
+    fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
+    }
+
     fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
-            self.ring.push(&mut cursor, recv)?;
+            self.push(&mut cursor, recv)?;
         }
         self.ring.publish(cursor);
         Ok(())
@@ -202,14 +212,19 @@ impl SharedReceiver {
         let device = Units::new(memory, 0, units.count()).unwrap();
         let dbrec = dbrec();
         let max_sge = stride / UNIT as u32 - 1;
-        let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone());
+        let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone(), open(&dbrec));
         SharedReceiver { ring, device, dbrec }
+    }
+
+    /// As [`Sends::push`].
+    fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
     fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
-            self.ring.push(&mut cursor, recv)?;
+            self.push(&mut cursor, recv)?;
         }
         self.ring.publish(cursor);
         Ok(())

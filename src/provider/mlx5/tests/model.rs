@@ -78,7 +78,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                         let signaled = last || random.below(3) == 0;
                         let id = next + batch.len() as u64;
                         let wr = if signaled { wr.signaled() } else { wr };
-                        match sends.ring.push(&mut cursor, &wr.id(id)) {
+                        match sends.push(&mut cursor, &wr.id(id)) {
                             Ok(()) => batch.push((id, signaled)),
                             Err(error) => {
                                 assert_eq!(error, PostError::Full);

@@ -183,7 +183,7 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
     // Across batches, too, but not from one that was dropped.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
     let mut dropped = sends.ring.cursor();
-    sends.ring.push(&mut dropped, &SendWr::send(&[])).unwrap();
+    sends.push(&mut dropped, &SendWr::send(&[])).unwrap();
     sends.post(&[SendWr::send(&[])]).unwrap();
     assert_eq!(fences(&sends, 6), 0x20);
     sends.post(&[SendWr::send(&[]).fence()]).unwrap();
@@ -212,7 +212,7 @@ fn what_cannot_be_posted_leaves_the_cursor() {
     ];
     let mut cursor = sends.ring.cursor();
     for (wr, error) in refused {
-        assert_eq!(sends.ring.push(&mut cursor, &wr), Err(error), "{wr:?}");
+        assert_eq!(sends.push(&mut cursor, &wr), Err(error), "{wr:?}");
         assert_eq!((cursor.at, cursor.head, cursor.room), (0, 0, 4));
     }
 }

@@ -1,0 +1,47 @@
+//! What a queue's kernel object stands on, for as long as a device may reach it.
+
+use super::uar::Lease;
+use crate::mem::dbrec::DoorbellRecord;
+use crate::mem::queue::QueueMemory;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
+/// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    _record: Arc<DoorbellRecord>,
+    /// Exchanged when a completion queue is resized.
+    memory: Mutex<Option<Arc<QueueMemory>>>,
+    /// Where the device may be as well, after a resize of which nobody knows how it ended.
+    doubtful: Mutex<Vec<Arc<QueueMemory>>>,
+    /// The sends of a raw packet queue pair.
+    _sends: Option<Arc<QueueMemory>>,
+    _register: Option<Lease>,
+}
+
+impl Hold {
+    pub(super) fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
+        Hold {
+            _record: record.clone(),
+            memory: Mutex::new(memory),
+            doubtful: Mutex::default(),
+            _sends: None,
+            _register: None,
+        }
+    }
+
+    /// And what only a queue pair stands on.
+    pub(super) fn with(self, sends: &Option<Arc<QueueMemory>>, register: Option<Lease>) -> Hold {
+        Hold { _sends: sends.clone(), _register: register, ..self }
+    }
+
+    /// Takes over what the kernel has moved the queue to, and lets go of where it was.
+    pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory)
+    }
+
+    /// Keeps memory that the device may have been moved to, beside what it may not have left.
+    pub(super) fn keep(&self, memory: Arc<QueueMemory>) {
+        self.doubtful.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+    }
+}

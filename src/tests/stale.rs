@@ -1,0 +1,110 @@
+//! A queue pair whose device began anew, and whose queues did not, is not used: the device would come
+//! upon requests of the past, whose memory may be somebody else's.
+
+use super::bring_up;
+use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
+use crate::uverbs::scripted::Script;
+use crate::{
+    Access, Context, Errno, PostError, ProtectionDomain, QpAttr, QpState, QpType, QueuePair,
+    Remote, Rkey, SendWr,
+};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use uverbs_uapi::mlx5::wqe::MLX5_SND_DBR;
+
+const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
+
+/// A queue pair of mlx5 on a shared receive queue.
+struct Bench {
+    script: Script,
+    context: Context,
+    pd: ProtectionDomain,
+    pool: BufferPool,
+    srq: OwnedSharedReceiveQueue<u32>,
+    cq: OwnedCompletionQueue<u32>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let script = Script::mlx5();
+        let context = script.open("mlx5_0");
+        let pd = context.alloc_pd().unwrap();
+        let pool = pd.buffer_pool(64).count(4).build().unwrap();
+        let srq = OwnedSharedReceiveQueue::new(pd.create_srq(4).build().unwrap()).unwrap();
+        let cq = OwnedCompletionQueue::new(context.create_cq(64).build().unwrap());
+        Bench { script, context, pd, pool, srq, cq }
+    }
+
+    fn make(&self) -> QueuePair {
+        let cq = self.cq.queue();
+        self.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).srq(self.srq.queue()).build().unwrap()
+    }
+
+    fn adopted(&mut self) -> OwnedQueuePair<u32> {
+        let qp = self.make();
+        bring_up(&self.script, &qp);
+        qp.qp.set_state(QpState::RESET);
+        let qp = self.cq.adopt_on(qp, &self.srq).unwrap();
+        qp.qp.set_state(QpState::RTS);
+        qp
+    }
+
+    fn read(&self, qp: &mut OwnedQueuePair<u32>) -> Result<(), PostError> {
+        let mut batch = qp.send_batch()?;
+        batch.push(SendWr::read(REMOTE, &[]), self.pool.take().unwrap(), 1).unwrap();
+        batch.ring()
+    }
+
+    /// Blocks that the device believes were written.
+    fn posted(&self, qp: &OwnedQueuePair<u32>) -> u32 {
+        let record = self.script.object(qp.handle()).iova + 4 * MLX5_SND_DBR as u64;
+        let mut word = [0; 4];
+        File::open("/proc/self/mem").unwrap().read_exact_at(&mut word, record).unwrap();
+        u32::from_be_bytes(word)
+    }
+}
+
+fn init() -> QpAttr {
+    QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty())
+}
+
+#[test]
+fn a_reset_that_cannot_be_finished_is_not_begun() {
+    let mut bench = Bench::new();
+    let mut qp = bench.adopted();
+    bench.read(&mut qp).unwrap();
+    let mut wrong = OwnedCompletionQueue::new(bench.context.create_cq(8).build().unwrap());
+    assert_eq!(qp.reset(&mut wrong).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(bench.script.object(qp.handle()).state, QpState::RTS.0, "the kernel was told");
+    assert_eq!((qp.state(), bench.posted(&qp)), (QpState::RTS, 1));
+    bench.read(&mut qp).unwrap();
+}
+
+#[test]
+fn what_was_revoked_is_used_only_after_a_reset() {
+    let mut bench = Bench::new();
+    let mut qp = bench.adopted();
+    bench.read(&mut qp).unwrap();
+    bench.read(&mut qp).unwrap();
+    assert!(qp.revoke());
+    assert_eq!(bench.read(&mut qp), Err(PostError::State(QpState::RESET)));
+    assert_eq!(bench.posted(&qp), 2, "where the device would go on");
+    let error = qp.modify(&init()).unwrap_err();
+    assert!(error.errno() == Errno::INVAL && error.message().contains("reset it first"), "{error}");
+    assert_eq!(bench.script.object(qp.handle()).state, QpState::RESET.0, "the kernel was told");
+    qp.reset(&mut bench.cq).unwrap();
+    assert_eq!(bench.posted(&qp), 0);
+    qp.modify(&init()).unwrap();
+    qp.qp.set_state(QpState::RTS);
+    bench.read(&mut qp).unwrap();
+    assert_eq!(bench.posted(&qp), 1);
+}
+
+#[test]
+fn what_was_revoked_is_not_adopted() {
+    let mut bench = Bench::new();
+    let qp = bench.make();
+    assert!(qp.revoke());
+    let failed = bench.cq.adopt_on(qp, &bench.srq).unwrap_err();
+    assert!(failed.to_string().contains("reset it first"), "{failed}");
+}

@@ -1,0 +1,12 @@
+//! Whoever takes an object over vouches that it has no owner.
+#![allow(unused)]
+
+use uverbs::{Foreign, Imported, MemoryRegion};
+
+fn own(region: Imported<MemoryRegion<u8, Foreign>>) -> bool {
+    { region.into_owner().is_ok() }
+}
+
+fn main() {
+    let _ = own;
+}
