@@ -4,7 +4,9 @@
 //! on the way in. Frames are the guest's: no length in them is believed.
 
 use uverbs_uapi::mlx5::prm::Bits;
-use uverbs_uapi::mlx5::prm::flow::{fte_match_param, fte_match_set_lyr_2_4 as layer};
+use uverbs_uapi::mlx5::prm::flow::{
+    fte_match_param, fte_match_set_lyr_2_4 as layer, fte_match_set_misc,
+};
 
 const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
@@ -119,6 +121,7 @@ impl Parts {
             outer.set_span(layer::src_ipv4_src_ipv6, &source);
             outer.set_span(layer::dst_ipv4_dst_ipv6, &destination);
         };
+        let label = if self.version == 6 { word(self.network) & 0xf_ffff } else { 0 };
         match self.version {
             4 => addresses(12, 4),
             6 => addresses(8, 16),
@@ -147,6 +150,8 @@ impl Parts {
                 outer.set(layer::tcp_flags, flags.into());
             }
         }
+        let mut rest = bits.sub_mut(fte_match_param::misc_parameters);
+        rest.set(fte_match_set_misc::outer_ipv6_flow_label, label);
         bits.into_inner()
     }
 
@@ -181,6 +186,8 @@ impl Parts {
         }
         outer.set_span(layer::src_ipv4_src_ipv6, &[0xff; 16]);
         outer.set_span(layer::dst_ipv4_dst_ipv6, &[0xff; 16]);
+        let label = fte_match_set_misc::outer_ipv6_flow_label;
+        known.sub_mut(fte_match_param::misc_parameters).set(label, label.max());
         mask.iter().zip(known.into_inner()).all(|(mask, known)| mask & !known == 0)
     }
 

@@ -17,8 +17,8 @@ use crate::cmd::refusal::{Refused, refuse};
 use crate::data::frame::Parts;
 use crate::device::Device;
 
-/// Bytes of a match: outer headers, the part that is compared.
-const COMPARED: usize = 0x40;
+/// Bytes of a match: outer headers and misc, the parts that are compared.
+const COMPARED: usize = 0x80;
 /// Bytes of a whole match.
 pub(crate) const MATCH: usize = 0x200;
 

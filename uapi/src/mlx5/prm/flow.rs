@@ -21,6 +21,10 @@ super::layouts! {
     }
     fte_match_param[0x1000] {
         outer_headers: 0x0, 0x200 of fte_match_set_lyr_2_4;
+        misc_parameters: 0x200, 0x200 of fte_match_set_misc;
+    }
+    fte_match_set_misc[0x200] {
+        outer_ipv6_flow_label: 0xec, 0x14;
     }
     fte_match_set_lyr_2_4[0x200] {
         smac_47_16: 0x0, 0x20;
