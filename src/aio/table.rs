@@ -167,6 +167,14 @@ pub(super) enum Progress {
     Lost(Broken),
 }
 
+/// Brings a queue pair that is still there to state [`ERR`](QpState::ERR).
+pub(super) fn flush(qp: Option<&Weak<QpInner>>) -> crate::Result<()> {
+    match qp.and_then(Weak::upgrade) {
+        Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
+        None => Ok(()),
+    }
+}
+
 /// The requests of one queue pair, or of one shared receive queue.
 pub(super) struct Table {
     state: Mutex<State>,
@@ -292,7 +300,7 @@ impl Table {
         if first {
             // The device did this itself; saying it again makes rxe flush receives that were
             // posted since.
-            let _ = self.flush();
+            later.flush(self.qp.clone());
         }
     }
 
@@ -311,10 +319,7 @@ impl Table {
     }
 
     fn flush(&self) -> crate::Result<()> {
-        match self.qp.as_ref().and_then(Weak::upgrade) {
-            Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
-            None => Ok(()),
-        }
+        flush(self.qp.as_ref())
     }
 
     /// To be called after a receive was posted: if the connection broke after the receive was let
@@ -337,6 +342,13 @@ impl Table {
                 later.wake(waker.clone());
             }
         }
+    }
+
+    /// As [`undrive`](Self::undrive), for one queue pair that the device has given up.
+    pub(super) fn give_up(&self) {
+        let mut later = Later::default();
+        self.undrive(&mut later);
+        later.run();
     }
 
     /// Requests under way, abandoned ones included.
@@ -522,7 +534,8 @@ mod model {
         }
     }
 
-    /// A request completes while its future looks: the future is over, or is woken.
+    /// A request completes while its future looks: the future is over, or is woken. Both are
+    /// threads of their own, here and below: the model's first is not preempted as others are.
     #[test]
     fn look_while_a_request_completes() {
         loom::model(|| {
@@ -531,10 +544,14 @@ mod model {
             let cell = admit(&table, &waker);
             let theirs = table.clone();
             let driver = thread::spawn(move || complete(&theirs, cell));
-            while let Progress::UnderWay = table.progress(cell, &waker) {
-                task.0.wait();
-            }
+            let theirs = table.clone();
+            let future = thread::spawn(move || {
+                while let Progress::UnderWay = theirs.progress(cell, &waker) {
+                    task.0.wait();
+                }
+            });
             driver.join().unwrap();
+            future.join().unwrap();
             assert_eq!(table.under_way(), 0);
         });
     }
@@ -548,8 +565,10 @@ mod model {
             let cell = admit(&table, &waker);
             let theirs = table.clone();
             let driver = thread::spawn(move || complete(&theirs, cell));
-            table.abandon(cell);
+            let theirs = table.clone();
+            let future = thread::spawn(move || theirs.abandon(cell));
             driver.join().unwrap();
+            future.join().unwrap();
             let state = table.state();
             assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
         });
@@ -571,26 +590,29 @@ mod model {
             });
             let (theirs, slots) = (table.clone(), queue.slots().clone());
             let driver = thread::spawn(move || {
-                slots.settle(ticket.unwrap()).unwrap();
+                slots.settle(ticket.unwrap()).unwrap().take();
                 complete(&theirs, cell);
             });
-            let (task, waker) = task();
-            let mut number = None;
-            loop {
-                let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
-                    panic!("nobody else stands in line");
-                };
-                if queue.vacancy().is_some() {
-                    break;
+            let future = thread::spawn(move || {
+                let (task, waker) = task();
+                let mut number = None;
+                loop {
+                    let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
+                        panic!("nobody else stands in line");
+                    };
+                    if queue.vacancy().is_some() {
+                        break;
+                    }
+                    table.wait(Side::Send, &mut number, &waker);
+                    if queue.vacancy().is_some() {
+                        break;
+                    }
+                    table.dismiss(cell);
+                    task.0.wait();
                 }
-                table.wait(Side::Send, &mut number, &waker);
-                if queue.vacancy().is_some() {
-                    break;
-                }
-                table.dismiss(cell);
-                task.0.wait();
-            }
+            });
             driver.join().unwrap();
+            future.join().unwrap();
         });
     }
 }

@@ -330,17 +330,21 @@ mod model {
                     }
                 }
             });
-            let task = std::sync::Arc::new(Task(Notify::new()));
-            let waker = Waker::from(task.clone());
-            let mut model = Model { world, taken: 0 };
-            let mut turn = Turn::default();
-            loop {
-                assert!(turn.poll(&mut model, &mut Context::from_waker(&waker)).is_pending());
-                if model.taken == completions {
-                    break;
+            // A thread of its own as well: the model's first is not preempted as others are.
+            let driver = thread::spawn(move || {
+                let task = std::sync::Arc::new(Task(Notify::new()));
+                let waker = Waker::from(task.clone());
+                let mut model = Model { world, taken: 0 };
+                let mut turn = Turn::default();
+                loop {
+                    assert!(turn.poll(&mut model, &mut Context::from_waker(&waker)).is_pending());
+                    if model.taken == completions {
+                        break;
+                    }
+                    task.0.wait();
                 }
-                task.0.wait();
-            }
+            });
+            driver.join().unwrap();
             device.join().unwrap();
             event_loop.join().unwrap();
         });

@@ -25,13 +25,18 @@ impl<T> Clone for Masked<T> {
 impl<T: Default> Masked<T> {
     /// At least `count` values, rounded up to a power of two.
     pub(crate) fn new(count: u32) -> Masked<T> {
-        let count = count.max(1).next_power_of_two();
-        let values: Arc<[T]> = (0..count).map(|_| T::default()).collect();
-        Masked { base: values.as_ptr(), mask: count - 1, values }
+        Masked::of(count, |_| T::default())
     }
 }
 
 impl<T> Masked<T> {
+    /// At least `count` values, rounded up to a power of two.
+    pub(crate) fn of(count: u32, value: impl FnMut(u32) -> T) -> Masked<T> {
+        let count = count.max(1).next_power_of_two();
+        let values: Arc<[T]> = (0..count).map(value).collect();
+        Masked { base: values.as_ptr(), mask: count - 1, values }
+    }
+
     /// The value at `index`, modulo their number.
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> &T {

@@ -32,6 +32,7 @@ const FREE: u64 = 0;
 /// That of one whose payload somebody is taking out, and of those that are never lent.
 const TAKEN: u64 = 1 << MARKS;
 
+#[derive(Debug)]
 struct Slot<P> {
     /// The ticket under which it is lent, or one of the two above.
     state: AtomicU64,
@@ -42,24 +43,36 @@ struct Slot<P> {
 impl<P> Slot<P> {
     /// Gives back what is lent here under `ticket`.
     #[inline(always)]
-    fn settle(&self, ticket: u64) -> Option<P> {
+    fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
         // Acquire pairs with the Release of `Vacancy::lend`. Of several who show the same ticket one
         // wins.
         self.state.compare_exchange(ticket, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // SAFETY: the exchange above chose this caller, and the lender leaves the slot alone until
-        // it is free.
-        let payload = unsafe { self.payload.take() };
-        // SAFETY: a slot is lent by `Vacancy::lend`, which put the payload there before.
+        Some(Settling { slot: self })
+    }
+
+    /// Takes the payload out of a slot that is taken, which is the caller's alone, and frees it.
+    #[inline(always)]
+    fn empty(&self) -> P {
+        // SAFETY: the lender leaves the slot alone until it is free.
+        let payload = unsafe { self.payload.place().read() };
+        // SAFETY: a slot is lent with its payload, and nobody took it out: that frees the slot.
         let payload = unsafe { payload.assume_init() };
         // Release pairs with the Acquire of `vacancy`: the payload is out before another comes.
         self.state.store(FREE, Ordering::Release);
-        Some(payload)
+        payload
+    }
+
+    /// Drops the payload of a slot that is taken, out of the way of those who do not.
+    #[cold]
+    #[inline(never)]
+    fn discard(&self) {
+        drop(self.empty());
     }
 
     /// Gives back what is lent here, if anything is.
     fn settle_any(&self) -> Option<P> {
         let state = self.state.load(Ordering::Relaxed);
-        if state & TICKET == 0 { None } else { self.settle(state) }
+        if state & TICKET == 0 { None } else { self.settle(state).map(Settling::take) }
     }
 
     fn is_free(&self) -> bool {
@@ -76,6 +89,81 @@ impl<P> Default for Slot<P> {
 impl<P> Drop for Slot<P> {
     fn drop(&mut self) {
         drop(self.settle_any());
+    }
+}
+
+/// What comes back, in the place where it was lent. The place is free when it was taken out.
+pub(crate) struct Settling<'s, P> {
+    /// Taken, and holds its payload.
+    slot: &'s Slot<P>,
+}
+
+impl<P> Settling<'_, P> {
+    /// What it is.
+    #[inline(always)]
+    pub(crate) fn get(&self) -> &P {
+        // SAFETY: whoever made the slot a taken one and made this of it is alone with the payload.
+        let payload = unsafe { &*self.slot.payload.place() };
+        // SAFETY: it is there until `take`, which consumes this.
+        unsafe { payload.assume_init_ref() }
+    }
+
+    /// Takes it out.
+    #[inline(always)]
+    pub(crate) fn take(self) -> P {
+        let slot = self.slot;
+        std::mem::forget(self);
+        slot.empty()
+    }
+}
+
+/// What is lent where most of it is of one small kind.
+#[derive(Debug)]
+pub(crate) enum Parcel<A, B> {
+    /// Usual, and few words.
+    Small(A),
+    /// Anything else.
+    Large(B),
+}
+
+impl<A, B> Settling<'_, Parcel<A, B>> {
+    /// Takes out what is small, and moves nothing but that.
+    #[inline(always)]
+    pub(crate) fn take_small(self) -> Result<A, Self> {
+        let Parcel::Small(small) = self.get() else { return Err(self) };
+        let small: *const A = small;
+        // SAFETY: it is there, and nobody sees it again: the slot is freed as one that is empty.
+        let small = unsafe { small.read() };
+        let slot = self.slot;
+        std::mem::forget(self);
+        // Release pairs with the Acquire of `vacancy`, as in `empty`.
+        slot.state.store(FREE, Ordering::Release);
+        Ok(small)
+    }
+}
+
+impl<P> Drop for Settling<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.slot.discard();
+    }
+}
+
+/// Something that comes back another way than from a table.
+#[derive(Debug)]
+pub(crate) struct Spare<P>(Slot<P>);
+
+impl<P> Spare<P> {
+    pub(crate) fn new() -> Self {
+        Spare(Slot::default())
+    }
+
+    /// As if it had been lent. What is there already, because nobody took it out, stays for ever.
+    pub(crate) fn settle(&mut self, payload: P) -> Settling<'_, P> {
+        self.0.state.store(TAKEN, Ordering::Relaxed);
+        // SAFETY: it is borrowed exclusively.
+        unsafe { self.0.payload.put(MaybeUninit::new(payload)) };
+        Settling { slot: &self.0 }
     }
 }
 
@@ -112,7 +200,7 @@ impl<P> Slots<P> {
 
     /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.
     #[inline(always)]
-    pub(crate) fn settle(&self, ticket: u64) -> Option<P> {
+    pub(crate) fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
         // What is no ticket is made one that was never given.
         self.slot(ticket).settle(ticket | TICKET)
     }
@@ -286,6 +374,13 @@ impl<P> Lender<P> {
     }
 }
 
+#[cfg(test)]
+impl<P> Slots<P> {
+    fn give(&self, ticket: u64) -> Option<P> {
+        self.settle(ticket).map(Settling::take)
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -298,11 +393,11 @@ mod tests {
         let second = lender.lend("b").unwrap();
         assert_eq!(lender.lend("c"), Err("c"));
         let slots = lender.slots().clone();
-        assert_eq!(slots.settle(first), Some("a"));
-        assert_eq!(slots.settle(first), None);
+        assert_eq!(slots.give(first), Some("a"));
+        assert_eq!(slots.give(first), None);
         let third = lender.lend("d").unwrap();
-        assert_eq!(slots.settle(first), None, "a stale ticket of the same slot");
-        assert_eq!((slots.settle(third), slots.settle(second)), (Some("d"), Some("b")));
+        assert_eq!(slots.give(first), None, "a stale ticket of the same slot");
+        assert_eq!((slots.give(third), slots.give(second)), (Some("d"), Some("b")));
         assert_eq!(lender.room(), 2);
     }
 
@@ -320,9 +415,9 @@ mod tests {
             !ticket,
         ];
         for forged in forged {
-            assert_eq!(lender.slots().settle(forged), None, "{forged:#x}");
+            assert_eq!(lender.slots().give(forged), None, "{forged:#x}");
         }
-        assert_eq!(lender.slots().settle(ticket), Some(1));
+        assert_eq!(lender.slots().give(ticket), Some(1));
     }
 
     #[test]
@@ -333,7 +428,7 @@ mod tests {
         for payload in [7, 8] {
             let ticket = lender.lend(payload).unwrap();
             assert_eq!(ticket & MARK, MARK);
-            assert_eq!(lender.slots().settle(ticket), Some(payload));
+            assert_eq!(lender.slots().give(ticket), Some(payload));
         }
         assert_eq!(lender.next, TICKET | MARK | NEXT);
     }
@@ -352,7 +447,7 @@ mod tests {
             lender.hand_over();
             for _ in 0..=round % 5 {
                 let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
-                assert_eq!(lender.slots().settle(ticket), Some(payload));
+                assert_eq!(lender.slots().give(ticket), Some(payload));
             }
             // What is taken back between them leaves the others alone.
             let held = (0..round % 3).filter(|_| lender.hold(round).is_ok()).count();
@@ -368,12 +463,12 @@ mod tests {
     fn everything_can_be_reclaimed() {
         let mut lender = Lender::new(8, 0);
         let tickets: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
-        lender.slots().settle(tickets[1]);
+        lender.slots().give(tickets[1]);
         let mut back = Vec::new();
         lender.slots().reclaim(|n| back.push(n));
         back.sort();
         assert_eq!(back, [0, 2, 3, 4]);
-        assert_eq!((lender.room(), lender.slots().settle(tickets[0])), (8, None));
+        assert_eq!((lender.room(), lender.slots().give(tickets[0])), (8, None));
     }
 
     #[test]
@@ -386,23 +481,23 @@ mod tests {
             assert!(lender.is_holding() && lender.hold(payload.clone()).is_err());
             lender.take_back();
             assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-            assert!(held.iter().all(|ticket| lender.slots().settle(*ticket).is_none()));
+            assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
         }
         // A list that ends while something is held goes on with what came back.
         assert!((0..3).all(|_| lender.hold(payload.clone()).is_ok()));
-        lender.slots().settle(given);
+        lender.slots().give(given);
         let given = lender.hold(payload.clone()).unwrap();
         assert!(lender.hold(payload.clone()).is_err());
         lender.take_back();
-        assert!(lender.slots().settle(given).is_none());
+        assert!(lender.slots().give(given).is_none());
         assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
         let given = lender.lend(payload.clone()).unwrap();
         lender.take_back();
-        assert!(lender.slots().settle(given).is_some());
+        assert!(lender.slots().give(given).is_some());
         // Some came back while others are free.
         let again = lender.lend(payload.clone()).unwrap();
         assert_eq!(lender.room(), 3);
-        lender.slots().settle(again);
+        lender.slots().give(again);
         assert_eq!((lender.room(), lender.room()), (4, 4));
         assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
         assert_eq!(lender.room(), 0);
@@ -424,7 +519,8 @@ mod model {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// The lender uses a slot again while the poller settles what was lent in it before.
+    /// The lender uses a slot again while the poller settles what was lent in it before. Both are
+    /// threads of their own, because the model's first is not preempted as others are.
     #[test]
     fn lend_while_another_settles() {
         loom::model(|| {
@@ -432,14 +528,39 @@ mod model {
             let first = lender.lend(Box::new(1)).unwrap();
             let slots = lender.slots().clone();
             let poller = thread::spawn(move || {
-                let settled = slots.settle(first);
-                assert_eq!(settled.as_deref(), Some(&1));
+                assert_eq!(slots.give(first).as_deref(), Some(&1));
             });
-            let second = lender.lend(Box::new(2));
+            let poster = thread::spawn(move || {
+                let second = lender.lend(Box::new(2));
+                (lender, second)
+            });
             poller.join().unwrap();
+            let (mut lender, second) = poster.join().unwrap();
             let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-            assert_eq!(lender.slots().settle(first), None);
-            assert_eq!(lender.slots().settle(second).as_deref(), Some(&2));
+            assert_eq!(lender.slots().give(first), None);
+            assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
+        });
+    }
+
+    /// Slots come back out of turn while the lender looks for one: what it finds is empty.
+    #[test]
+    fn skip_while_others_settle() {
+        loom::model(|| {
+            let mut lender = Lender::new(2, 0);
+            let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+            let pollers = tickets.map(|ticket| {
+                let slots = lender.slots().clone();
+                thread::spawn(move || assert!(slots.give(ticket).is_some()))
+            });
+            let poster = thread::spawn(move || {
+                let third = lender.hold(Box::new(3));
+                drop(third);
+                lender.take_back();
+                lender
+            });
+            pollers.into_iter().for_each(|poller| poller.join().unwrap());
+            let mut lender = poster.join().unwrap();
+            assert_eq!(lender.room(), 2);
         });
     }
 
@@ -450,20 +571,23 @@ mod model {
         loom::model(|| {
             let mut lender = Lender::new(2, 0);
             let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-            let slots = lender.slots().clone();
             let sum = loom::sync::Arc::new(AtomicUsize::new(0));
-            let (other, theirs) = (slots.clone(), sum.clone());
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
             let poller = thread::spawn(move || {
                 for ticket in tickets {
-                    if let Some(payload) = other.settle(ticket) {
+                    if let Some(payload) = slots.give(ticket) {
                         theirs.fetch_add(*payload, Ordering::Relaxed);
                     }
                 }
             });
-            slots.reclaim(|payload| {
-                sum.fetch_add(*payload, Ordering::Relaxed);
+            let (slots, theirs) = (lender.slots().clone(), sum.clone());
+            let owner = thread::spawn(move || {
+                slots.reclaim(|payload| {
+                    theirs.fetch_add(*payload, Ordering::Relaxed);
+                });
             });
             poller.join().unwrap();
+            owner.join().unwrap();
             assert_eq!(sum.load(Ordering::Relaxed), 3);
             assert_eq!(lender.room(), 2);
         });

@@ -42,21 +42,40 @@ impl<T> Turns<T> {
             std::ptr::write(self.0.get(), value)
         };
     }
+
+    /// Where it is, for who is alone with it.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> *mut T {
+        #[cfg(loom)]
+        return self.0.with_mut(|cell| cell);
+        #[cfg(not(loom))]
+        return self.0.get();
+    }
 }
 
-impl<T> Turns<std::mem::MaybeUninit<T>> {
-    /// What is there; it is not there any more.
-    ///
-    /// # Safety
-    ///
-    /// As [`put`](Self::put).
-    #[inline(always)]
-    pub(crate) unsafe fn take(&self) -> std::mem::MaybeUninit<T> {
-        #[cfg(loom)]
-        // SAFETY: the caller is alone with it, and a copy of what may be nothing is no second one.
-        return self.0.with_mut(|cell| unsafe { std::ptr::read(cell) });
-        #[cfg(not(loom))]
-        // SAFETY: as above.
-        return unsafe { std::ptr::read(self.0.get()) };
+/// A place without content, for models: loom finds who touches it while nothing says that it is
+/// their turn.
+#[cfg(all(test, loom))]
+#[derive(Debug)]
+pub(crate) struct Touched(loom::cell::UnsafeCell<()>);
+
+#[cfg(all(test, loom))]
+// SAFETY: there is nothing behind it but loom's bookkeeping, which is made for that.
+unsafe impl Sync for Touched {}
+
+#[cfg(all(test, loom))]
+impl Touched {
+    pub(crate) fn new() -> Touched {
+        Touched(loom::cell::UnsafeCell::new(()))
+    }
+
+    /// As if it were read.
+    pub(crate) fn read(&self) {
+        self.0.with(|_| ());
+    }
+
+    /// As if it were written.
+    pub(crate) fn write(&self) {
+        self.0.with_mut(|_| ());
     }
 }

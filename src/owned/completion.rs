@@ -1,8 +1,12 @@
 //! What became of a request, with the memory that it worked on.
 
+use super::buffer::Buffer;
 use super::memory::Memory;
+use super::route::{Entry, Rest, parts};
 use crate::completion::{Completion, WcOpcode, WcStatus};
+use crate::mem::slots::{Parcel, Settling};
 use crate::number::{Qpn, Rkey};
+use std::fmt;
 
 /// A request that is over.
 #[derive(Debug)]
@@ -14,6 +18,100 @@ pub struct Done<T> {
     pub tag: T,
     /// How it ended.
     pub outcome: Outcome,
+}
+
+/// A request that is over, lent: its memory lies where it was lent, and what became of it where the
+/// device wrote that, until somebody asks. Memory that nobody takes is dropped.
+#[must_use = "it holds the memory of the request"]
+pub struct Settled<'c, T> {
+    pub(super) place: Settling<'c, Entry<T>>,
+    pub(super) end: End<'c>,
+}
+
+/// How a request ended, seen now or earlier.
+#[derive(Debug)]
+pub(super) enum End<'c> {
+    Lent(Completion<'c>),
+    Kept(Outcome),
+}
+
+impl<T> Settled<'_, T> {
+    /// What it was posted with.
+    #[inline(always)]
+    pub fn tag(&self) -> Option<&T> {
+        match self.place.get() {
+            Parcel::Small((_, tag)) | Parcel::Large(Rest::Owned(_, tag)) => Some(tag),
+            // Which nobody gets to see.
+            Parcel::Large(Rest::Scoped) => None,
+        }
+    }
+
+    /// How it ended.
+    #[inline(always)]
+    pub fn status(&self) -> WcStatus {
+        match &self.end {
+            End::Lent(completion) => completion.status(),
+            End::Kept(outcome) => outcome.status,
+        }
+    }
+
+    /// Whether it succeeded.
+    #[inline(always)]
+    pub fn is_success(&self) -> bool {
+        self.status() == WcStatus::SUCCESS
+    }
+
+    /// What kind of request it was.
+    #[inline(always)]
+    pub fn opcode(&self) -> WcOpcode {
+        match &self.end {
+            End::Lent(completion) => completion.opcode(),
+            End::Kept(outcome) => outcome.opcode,
+        }
+    }
+
+    /// Bytes received, or returned by a read or atomic; see [`Completion::byte_len`].
+    #[inline(always)]
+    pub fn byte_len(&self) -> u32 {
+        match &self.end {
+            End::Lent(completion) => completion.byte_len(),
+            End::Kept(outcome) => outcome.byte_len,
+        }
+    }
+
+    /// All that is known of how it ended.
+    #[inline(always)]
+    pub fn outcome(&self) -> Outcome {
+        match &self.end {
+            End::Lent(completion) => Outcome::of(completion),
+            End::Kept(outcome) => *outcome,
+        }
+    }
+
+    /// The buffer that it worked on and what it was posted with; itself if it worked on something
+    /// else.
+    ///
+    /// # Errors
+    ///
+    /// The request, which worked on no [`Buffer`].
+    #[inline(always)]
+    pub fn into_buffer(self) -> std::result::Result<(Buffer, T), Self> {
+        let Settled { place, end } = self;
+        place.take_small().map_err(|place| Settled { place, end })
+    }
+
+    /// All of it, to keep.
+    pub fn into_done(self) -> Option<Done<T>> {
+        let outcome = self.outcome();
+        let (memory, tag) = parts(self.place.take())?;
+        Some(Done { memory, tag, outcome })
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Settled<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settled").field("tag", &self.tag()).field("end", &self.end).finish()
+    }
 }
 
 /// How a request ended: a [`Completion`], copied.

@@ -1,12 +1,13 @@
 //! Completion queues that give memory back.
 
-use super::completion::{Done, Outcome};
+use super::completion::{Done, End, Outcome, Settled};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{Entry, RECV, Route, Routes, SEND};
+use super::route::{Entry, RECV, Rest, Route, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
+use crate::mem::slots::{Parcel, Spare};
 use crate::pd::{KernelPd, Shared, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
@@ -20,7 +21,8 @@ const VERB: &str = "adopt";
 ///
 /// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
 /// and queue pairs are adopted only while there is room for all that they can have, it never
-/// overflows.
+/// overflows, as long as all queue pairs that complete to it are adopted: it knows nothing of
+/// others that were made with its [queue](Self::queue).
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
     routes: Routes<T>,
@@ -67,7 +69,8 @@ impl<T> OwnedCompletionQueue<T> {
         OwnedCompletionQueue { cq, routes, stash, scoped, strays: 0 }
     }
 
-    /// The queue itself, to make queue pairs with.
+    /// The queue itself, to make queue pairs with. [Adopt](Self::adopt) them: one that is used
+    /// without fills the queue with completions that were not counted on, and it may overflow.
     pub fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
@@ -107,6 +110,12 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        // What those left that are gone lies in the queue as anything else does. Who dies meanwhile
+        // counts once more.
+        let dead = self.routes.dead();
+        if !dead.is_empty() && self.gather().is_ok() {
+            self.routes.forget(&dead);
+        }
         let domain = match self.check(&qp, srq) {
             Ok(domain) => domain,
             Err(error) => return Err(AdoptError { qp, error }),
@@ -204,6 +213,64 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
     }
 
+    /// Looks for at most `most` completions and shows each to `visit`; how many there were. It does
+    /// what [`poll`](Self::poll) does, and moves nothing about that nobody asks for.
+    ///
+    /// ```no_run
+    /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>,
+    /// #      free: &mut Vec<uverbs::owned::Buffer>) -> Result<(), uverbs::PollError> {
+    /// cq.poll_each(64, |request| {
+    ///     if !request.is_success() {
+    ///         println!("{:?}: {}", request.tag(), request.status());
+    ///     }
+    ///     if let Ok((buffer, _tag)) = request.into_buffer() {
+    ///         free.push(buffer);
+    ///     }
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[inline(always)]
+    pub fn poll_each(
+        &mut self,
+        most: usize,
+        mut visit: impl FnMut(Settled<'_, T>),
+    ) -> std::result::Result<usize, PollError> {
+        let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
+        let mut completions = cq.poll()?;
+        let (mut found, mut spare) = (0, Spare::new());
+        while found < most {
+            // One call of `visit`, so that it is compiled in place.
+            let settled = if stash.is_empty() {
+                let Some(completion) = completions.next() else { break };
+                let wr_id = completion.wr_id();
+                let known = routes.find(completion.qpn());
+                match known.and_then(|known| known.settle(wr_id)) {
+                    Some(place) if !matches!(place.get(), Parcel::Large(Rest::Scoped)) => {
+                        Settled { place, end: End::Lent(completion) }
+                    }
+                    Some(_) => {
+                        scoped.push((wr_id, Outcome::of(&completion)));
+                        continue;
+                    }
+                    None => {
+                        *strays += 1;
+                        continue;
+                    }
+                }
+            } else {
+                let Some(settled) = kept(stash, &mut spare) else { break };
+                settled
+            };
+            visit(settled);
+            found += 1;
+        }
+        Ok(found)
+    }
+
     /// Looks for completions on behalf of a scope, and keeps those of others for the next poll.
     pub(super) fn gather(&mut self) -> std::result::Result<(), PollError> {
         let mut stash = std::mem::take(&mut self.stash);
@@ -241,6 +308,17 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     }
 }
 
+/// The next that a scope found.
+#[cold]
+#[inline(never)]
+fn kept<'c, T>(
+    stash: &mut VecDeque<Done<T>>,
+    spare: &'c mut Spare<Entry<T>>,
+) -> Option<Settled<'c, T>> {
+    let Done { memory, tag, outcome } = stash.pop_front()?;
+    Some(Settled { place: spare.settle(entry(memory, tag)), end: End::Kept(outcome) })
+}
+
 /// The completions of one poll; see [`OwnedCompletionQueue::poll`].
 pub struct OwnedCompletions<'q, T> {
     completions: Completions<'q>,
@@ -260,8 +338,7 @@ impl<T> OwnedCompletions<'_, T> {
 impl<T> Iterator for OwnedCompletions<'_, T> {
     type Item = Done<T>;
 
-    // In place, so that what nobody asks of a completion is not even decoded.
-    #[inline(always)]
+    #[inline]
     fn next(&mut self) -> Option<Done<T>> {
         if !self.stash.is_empty() {
             return self.stashed();
@@ -269,12 +346,13 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
         loop {
             let completion = self.completions.next()?;
             let wr_id = completion.wr_id();
-            let route = self.routes.find(completion.qpn());
-            match route.and_then(|route| route.settle(wr_id)) {
-                Some(Entry::Owned(memory, tag)) => {
+            let known = self.routes.find(completion.qpn());
+            let place = known.and_then(|known| known.settle(wr_id));
+            match place.map(|place| parts(place.take())) {
+                Some(Some((memory, tag))) => {
                     return Some(Done { memory, tag, outcome: Outcome::of(&completion) });
                 }
-                Some(Entry::Scoped) => self.scoped.push((wr_id, Outcome::of(&completion))),
+                Some(None) => self.scoped.push((wr_id, Outcome::of(&completion))),
                 None => *self.strays += 1,
             }
         }

@@ -59,7 +59,7 @@ mod scope;
 mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
-pub use completion::{Done, Outcome};
+pub use completion::{Done, Outcome, Settled};
 pub use cq::{AdoptError, OwnedCompletionQueue, OwnedCompletions};
 pub use desk::Refused;
 pub use memory::{Lend, LendMut, Memory, RegionSlice};

@@ -4,7 +4,7 @@ use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
-use super::route::{Entry, Lent, Route};
+use super::route::{Lent, Route, entry, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
@@ -95,7 +95,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         let qpn = self.qp.qpn();
         for lent in self.tables() {
             lent.reclaim(|entry| {
-                if let Entry::Owned(memory, tag) = entry {
+                if let Some((memory, tag)) = parts(entry) {
                     cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
                 }
             });
@@ -141,13 +141,14 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
         if self.qp.revoke() {
+            // First, for what is dropped is the program's, and may panic.
+            self.route.close();
             self.tables().for_each(|lent| lent.reclaim(drop));
         } else {
-            // Nobody knows what the device still does.
+            // Nobody knows what the device still does, nor what it may complete.
             self.tables().for_each(|lent| std::mem::forget(lent.clone()));
             self.qp.qp.file().count_leak();
         }
-        self.route.close();
     }
 }
 
@@ -203,7 +204,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
         };
         match append(batch, wr, place.ticket(), named(&memory)) {
             Ok(()) => {
-                place.lend(Entry::Owned(memory.into_memory(), tag));
+                place.lend(entry(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),
@@ -333,7 +334,7 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
         let sge = named(&memory);
         match batch.push(Recv { wr_id: place.ticket(), sges: sge.as_slice() }) {
             Ok(()) => {
-                place.lend(Entry::Owned(memory.into_memory(), tag));
+                place.lend(entry(memory.into_memory(), tag));
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),

@@ -6,12 +6,13 @@ use super::cq::OwnedCompletionQueue;
 use super::desk::named;
 use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
-use super::route::Entry;
+use super::route::Rest;
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::Result;
 use crate::identity::Identity;
 use crate::mem::region::{Pledged, Pledges};
+use crate::mem::slots::Parcel;
 use crate::mr::{HostMemory, MemoryRegion, RegionError};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
@@ -322,7 +323,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         let number = place.ticket();
         let sge = named(&memory);
         batch.batch.push(Recv { wr_id: number, sges: sge.as_slice() })?;
-        place.lend(Entry::Scoped);
+        place.lend(Parcel::Large(Rest::Scoped));
         self.open.push(number);
         batch.ring();
         Ok(Pending { memory, number, route: self.route() })
@@ -409,7 +410,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         let mut pace = Pace::new();
         loop {
             // A child of a fork finds nothing, and has nothing to wait for.
-            if self.gather().is_err() || self.open.is_empty() {
+            if self.gather() == Err(PollError::Forked) || self.open.is_empty() {
                 return true;
             }
             if started.elapsed() >= patience {
@@ -436,7 +437,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         let place = batch.draft.place()?;
         let number = place.ticket();
         append(&mut batch.batch, wr, place.ticket(), named(&memory))?;
-        place.lend(Entry::Scoped);
+        place.lend(Parcel::Large(Rest::Scoped));
         let rung = ring(batch);
         if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
             self.open.push(number);

@@ -125,6 +125,51 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 6));
 }
 
+/// What is looked at in place comes out as what it is, at most as many as are asked for, and what
+/// nobody takes is free again.
+#[test]
+fn completions_are_visited_in_place() {
+    let mut owned = Owned::new();
+    for tag in ["taken", "kept", "left", "later"] {
+        owned.send(tag);
+        let send = owned.taken(Role::Send);
+        owned.complete(send);
+    }
+    let (mut kept, mut seen) = (None, Vec::new());
+    let visited = owned.cq.poll_each(3, |request| {
+        assert!(request.is_success());
+        seen.push(*request.tag().unwrap());
+        match seen.len() {
+            1 => {
+                let (buffer, tag) = request.into_buffer().unwrap();
+                assert_eq!((&*buffer, tag), (&b"taken"[..], "taken"));
+            }
+            2 => kept = request.into_done(),
+            _ => {}
+        }
+    });
+    assert_eq!((visited, seen), (Ok(3), vec!["taken", "kept", "left"]));
+    let kept = kept.unwrap();
+    assert_eq!((kept.tag, kept.outcome.qpn), ("kept", owned.qp.qpn()));
+    assert_eq!(&*kept.memory.into_buffer().unwrap(), b"kept");
+    assert_eq!((owned.pool.idle(), owned.tags()), (7, vec!["later"]));
+    assert_eq!(
+        (owned.pool.idle(), owned.qp.send_room()),
+        (8, owned.qp.caps().max_send_wr as usize)
+    );
+    // Without a buffer it is the request that comes back.
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]).inline(b"x"), (), "none").unwrap();
+    batch.ring().unwrap();
+    let send = owned.taken(Role::Send);
+    owned.complete(send);
+    let visited = owned.cq.poll_each(1, |request| {
+        let request = request.into_buffer().unwrap_err();
+        assert_eq!(request.into_done().unwrap().tag, "none");
+    });
+    assert_eq!(visited, Ok(1));
+}
+
 #[test]
 fn a_full_queue_gives_the_buffer_back() {
     let mut owned = Owned::new();
@@ -389,6 +434,50 @@ fn queue_pairs_that_do_not_fit_are_not_adopted() {
     assert!(more.len() > 2);
     more.pop();
     owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+}
+
+/// Completions of a queue pair that is gone take as much room as others.
+#[test]
+fn what_the_dead_left_makes_room_before_it_is_counted_on() {
+    let mut owned = Owned::new();
+    let (script, handle) = (owned.bench.script.clone(), owned.cq.queue().handle());
+    let depth = owned.qp.caps().max_send_wr;
+    // Each leaves what it completed, and nobody looks.
+    for _ in 0..=owned.cq.queue().capacity() / depth {
+        let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+        bring_up_owned(&owned.bench, &qp);
+        for _ in 0..depth {
+            let mut batch = qp.send_batch().unwrap();
+            batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap();
+            batch.ring().unwrap();
+            let request = script.take(qp.handle(), Role::Send).unwrap();
+            let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+            assert!(script.complete(handle, wc(qp.qpn().0, id)), "the queue overflowed");
+        }
+    }
+    assert!(owned.tags().is_empty());
+}
+
+/// What is dropped with a queue pair is the program's, and may panic.
+#[test]
+fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("as planned");
+        }
+    }
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(20).build().unwrap());
+    for _ in 0..3 {
+        let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
+        bring_up_owned(&bench, &qp);
+        let mut batch = qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[]), (), Panics).unwrap();
+        batch.ring().unwrap();
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(qp)));
+        assert!(dropped.is_err());
+    }
 }
 
 #[test]

@@ -151,17 +151,23 @@ impl Owned {
     /// Takes what is there.
     #[inline(never)]
     fn poll(&mut self) -> Result<u32, Failure> {
-        let (mut found, mut sum) = (0, 0);
-        for done in self.cq.poll()? {
-            if !done.outcome.is_success() {
-                return Err(format!("a request failed: {}", done.outcome.status).into());
+        let Owned { cq, buffers, .. } = self;
+        let (mut sum, mut failed) = (0, None);
+        let found = cq.poll_each(usize::MAX, |request| {
+            if !request.is_success() {
+                failed = Some(request.status());
             }
-            sum += done.tag + u64::from(done.outcome.opcode.0);
-            found += 1;
-            self.buffers.extend(done.memory.into_buffer());
-        }
+            sum += u64::from(request.opcode().0);
+            if let Ok((buffer, tag)) = request.into_buffer() {
+                sum += tag;
+                buffers.push(buffer);
+            }
+        })?;
         black_box(sum);
-        Ok(found)
+        match failed {
+            Some(status) => Err(format!("a request failed: {status}").into()),
+            None => Ok(found as u32),
+        }
     }
 }
 
