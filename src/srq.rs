@@ -12,7 +12,7 @@ use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
-use crate::provider::{Cursor, Member, RecvKind, RecvRing};
+use crate::provider::{Member, RecvCursor, RecvKind, RecvRing};
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
@@ -289,7 +289,7 @@ impl SharedReceiveQueue {
 
     /// As a gate would: asked where none opens.
     #[inline(never)]
-    fn admit(&mut self) -> std::result::Result<Cursor, PostError> {
+    fn admit(&mut self) -> std::result::Result<RecvCursor, PostError> {
         if self.epoch.is_over() { Err(PostError::Forked) } else { Ok(self.ring.cursor()) }
     }
 

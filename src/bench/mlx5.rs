@@ -8,7 +8,7 @@ use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::register::Register;
 use crate::provider::mlx5::cq;
 use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record, Source};
+use crate::provider::mlx5::record::{Receives, Record};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
 use crate::wr::{PostError, Recv, SendWr};
@@ -133,10 +133,8 @@ impl Recvs {
             }
         }
         self.ring.publish(RecvKind::Own, cursor);
-        if let Source::Own(posted) = &self.record.receives {
-            for at in 0..count {
-                posted.complete(at);
-            }
+        for at in 0..count {
+            self.record.receives.own.complete(at);
         }
         Ok(())
     }

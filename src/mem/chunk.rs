@@ -131,13 +131,14 @@ mod tests {
         let chunk = Chunk::new().unwrap();
         let (one, two) = (chunk.take(3).unwrap(), chunk.take(2).unwrap());
         assert_eq!(one.base().wrapping_add(3 * page()), two.base());
+        let last = one.base().wrapping_add(2 * page());
         // SAFETY: the first byte of its last page.
-        unsafe { one.base().add(2 * page()).write(7) };
+        unsafe { last.write(7) };
         drop(one);
         let again = chunk.take(3).unwrap();
         assert_eq!((again.first, chunk.taken.load(Ordering::Relaxed)), (0, 0b11111));
         // SAFETY: as above.
-        assert_eq!(unsafe { again.base().add(2 * page()).read() }, 0);
+        assert_eq!(unsafe { last.read() }, 0);
         let rest = chunk.take(PAGES - 5).unwrap();
         assert!(chunk.take(1).is_none());
         drop((again, two, rest));

@@ -12,7 +12,9 @@ mod queue;
 pub(crate) mod rxe;
 
 pub(crate) use mlx5::dm::Place as DmPlace;
-pub(crate) use queue::{CqMembers, CqRing, Cursor, Member, RecvKind, RecvRing, SendRing};
+pub(crate) use queue::{
+    CqMembers, CqRing, Cursor, Member, RecvCursor, RecvKind, RecvRing, SendRing,
+};
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};

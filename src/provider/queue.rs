@@ -167,6 +167,15 @@ pub(crate) struct Cursor {
     pub(crate) flags: u64,
 }
 
+/// The same of a batch of receives.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RecvCursor {
+    /// The slot that the next request goes to.
+    pub(crate) at: u32,
+    /// Requests that still fit.
+    pub(crate) room: u32,
+}
+
 /// The producer's side of a send queue.
 ///
 /// What devices read by themselves is behind its gate, and everything else out of the way of it.
@@ -324,32 +333,37 @@ impl RecvRing {
     /// As [`cursor`](Self::cursor) where the gate of a queue pair's ring says `least` or more; `None`
     /// where it does not, or where there is none.
     #[inline(always)]
-    pub(crate) fn enter(&self, least: NonZeroU8) -> Option<Cursor> {
+    pub(crate) fn enter(&self, least: NonZeroU8) -> Option<RecvCursor> {
         let ring = self.mlx5.open(least)?;
         Some(ring.cursor())
     }
 
     /// The same of a shared ring, which knows no states.
     #[inline(always)]
-    pub(crate) fn enter_shared(&mut self) -> Option<Cursor> {
+    pub(crate) fn enter_shared(&mut self) -> Option<RecvCursor> {
         let ring = self.mlx5_shared.here_mut()?;
         Some(ring.cursor())
     }
 
     /// Where the next request goes. Not to be called in a forked child.
-    pub(crate) fn cursor(&mut self) -> Cursor {
+    pub(crate) fn cursor(&mut self) -> RecvCursor {
         match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any_mut()) {
             (Some(ring), _, _) => ring.cursor(),
             (_, Some(ring), _) => ring.cursor(),
             (_, _, Some(ring)) => ring.cursor(),
-            (None, None, None) => Cursor::default(),
+            (None, None, None) => RecvCursor::default(),
         }
     }
 
     /// Writes a usual request that nothing is wrong with; `false`, and nothing done, where it has to
     /// be looked at by [`push`](Self::push).
     #[inline(always)]
-    pub(crate) fn try_push(&self, kind: RecvKind, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+    pub(crate) fn try_push(
+        &self,
+        kind: RecvKind,
+        cursor: &mut RecvCursor,
+        recv: &Recv<'_>,
+    ) -> bool {
         match kind {
             RecvKind::Own => match self.mlx5.here() {
                 Some(ring) => ring.try_push(cursor, recv),
@@ -365,7 +379,7 @@ impl RecvRing {
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
     #[cold]
     #[inline(never)]
-    pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any()) {
             (Some(ring), _, _) => ring.push(cursor, recv),
             (_, Some(ring), _) => ring.push(cursor, recv),
@@ -377,7 +391,7 @@ impl RecvRing {
     /// Takes over where a cursor ended, and shows its requests to the device; nothing in a forked
     /// child.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, kind: RecvKind, cursor: Cursor) {
+    pub(crate) fn publish(&mut self, kind: RecvKind, cursor: RecvCursor) {
         match kind {
             RecvKind::Own => {
                 if let Some(ring) = self.mlx5.here_mut() {

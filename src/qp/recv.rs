@@ -2,7 +2,7 @@
 
 use super::{QpInner, QpState, QpType};
 use crate::mem::fork::Epoch;
-use crate::provider::{Cursor, RecvKind, RecvRing};
+use crate::provider::{RecvCursor, RecvKind, RecvRing};
 use crate::wr::{PostError, Recv};
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl RecvQueue {
 
     /// As a gate would, or says why not: asked where none opens.
     #[inline(never)]
-    fn admit(&mut self) -> Result<Cursor, PostError> {
+    fn admit(&mut self) -> Result<RecvCursor, PostError> {
         if self.epoch.is_over() {
             return Err(PostError::Forked);
         }
@@ -77,13 +77,13 @@ fn first_state(qp_type: QpType) -> QpState {
 pub struct RecvBatch<'q> {
     ring: &'q mut RecvRing,
     kind: RecvKind,
-    cursor: Cursor,
+    cursor: RecvCursor,
     count: u32,
 }
 
 impl<'q> RecvBatch<'q> {
     #[inline(always)]
-    pub(crate) fn new(ring: &'q mut RecvRing, kind: RecvKind, cursor: Cursor) -> Self {
+    pub(crate) fn new(ring: &'q mut RecvRing, kind: RecvKind, cursor: RecvCursor) -> Self {
         RecvBatch { ring, kind, cursor, count: 0 }
     }
 

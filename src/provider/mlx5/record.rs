@@ -31,18 +31,20 @@ pub(crate) struct Record {
 
 /// [`Receives`], with what is to be remembered of them.
 #[derive(Debug)]
-pub(crate) enum Source {
-    Own(Posted),
-    Shared(Arc<Slots>),
+pub(crate) struct Source {
+    /// Of a queue of its own.
+    pub(crate) own: Posted,
+    /// Where there is none.
+    shared: Option<Arc<Slots>>,
 }
 
 impl Source {
     /// Takes note that the receive at `at` has completed, and answers its number.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
-        match self {
-            Source::Own(posted) => posted.complete(at),
-            Source::Shared(slots) => slots.complete(at),
+        match &self.shared {
+            None => self.own.complete(at),
+            Some(slots) => slots.complete(at),
         }
     }
 }
@@ -55,11 +57,12 @@ impl Record {
         blocks: Option<u32>,
         receives: Receives,
     ) -> Arc<Record> {
-        let receives = match receives {
-            Receives::None => Source::Own(Posted::new(0)),
-            Receives::Own(entries) => Source::Own(Posted::new(entries)),
-            Receives::Shared(slots) => Source::Shared(slots),
+        let (entries, shared) = match receives {
+            Receives::None => (0, None),
+            Receives::Own(entries) => (entries, None),
+            Receives::Shared(slots) => (0, Some(slots)),
         };
+        let receives = Source { own: Posted::new(entries), shared };
         Arc::new(Record { qpn, index, sends: Sends::new(blocks.unwrap_or(0)), receives })
     }
 
@@ -73,10 +76,7 @@ impl Record {
 
     /// The shared receive queue, if receives come from one.
     pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
-        match &self.receives {
-            Source::Own(_) => None,
-            Source::Shared(slots) => Some(slots),
-        }
+        self.receives.shared.as_ref()
     }
 }
 

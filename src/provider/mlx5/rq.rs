@@ -1,14 +1,14 @@
 //! The receive queue of a queue pair: we produce, the device consumes when the doorbell record says
 //! so. Nothing is rung.
 
-use super::record::{Posted, Record, Source};
+use super::record::Record;
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU64, Ordering};
-use crate::provider::Cursor;
+use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
@@ -57,10 +57,10 @@ impl RecvRing {
         {
             return None;
         }
-        let notes = match &record.receives {
-            Source::Own(posted) => posted.notes(),
-            Source::Shared(_) => return None,
-        };
+        if record.slots().is_some() {
+            return None;
+        }
+        let notes = record.receives.own.notes();
         Some(RecvRing {
             units: Units::new(memory, offset, entries.checked_mul(units)?)?,
             entries,
@@ -86,24 +86,16 @@ impl RecvRing {
     }
 
     #[inline(always)]
-    fn posted(&self) -> Option<&Posted> {
-        match &self.record.receives {
-            Source::Own(posted) => Some(posted),
-            Source::Shared(_) => None,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn cursor(&self) -> Cursor {
-        let tail = self.posted().map_or(self.head, Posted::tail);
+    pub(crate) fn cursor(&self) -> RecvCursor {
+        let tail = self.record.receives.own.tail();
         let room = self.entries.wrapping_sub(self.head.wrapping_sub(tail));
-        Cursor { at: self.head, room, ..Cursor::default() }
+        RecvCursor { at: self.head, room }
     }
 
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
     /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
-    pub(crate) fn try_push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> bool {
         if cursor.room == 0 {
             return false;
         }
@@ -116,7 +108,7 @@ impl RecvRing {
     }
 
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);
@@ -130,7 +122,7 @@ impl RecvRing {
     }
 
     #[inline(always)]
-    fn noted(&self, cursor: &mut Cursor, wr_id: u64) {
+    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64) {
         self.notes.at(cursor.at).store(wr_id, Ordering::Relaxed);
         cursor.at = cursor.at.wrapping_add(1);
         cursor.room -= 1;
@@ -139,7 +131,7 @@ impl RecvRing {
     /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
     /// child the record is none of ours.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
+    pub(crate) fn publish(&mut self, cursor: RecvCursor) {
         self.head = cursor.at;
         // Pairs with the device reading entries after the record that counts them.
         udma_to_device();
@@ -149,9 +141,7 @@ impl RecvRing {
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
         self.head = 0;
-        if let Some(posted) = self.posted() {
-            posted.reset();
-        }
+        self.record.receives.own.reset();
         self.word.set(0);
     }
 }

@@ -12,7 +12,7 @@ use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::provider::Cursor;
+use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
 use std::sync::Arc;
 
@@ -167,9 +167,9 @@ impl SrqRing {
     /// Where the next receive goes, after what came back was put at the end of the list. Not to be
     /// called in a forked child.
     #[inline(always)]
-    pub(crate) fn cursor(&mut self) -> Cursor {
+    pub(crate) fn cursor(&mut self) -> RecvCursor {
         self.collect();
-        Cursor { at: self.head, room: self.free, ..Cursor::default() }
+        RecvCursor { at: self.head, room: self.free }
     }
 
     #[inline]
@@ -188,7 +188,7 @@ impl SrqRing {
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
     /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
-    pub(crate) fn try_push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> bool {
+    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> bool {
         if cursor.room == 0 {
             return false;
         }
@@ -203,7 +203,7 @@ impl SrqRing {
     }
 
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);
@@ -218,7 +218,7 @@ impl SrqRing {
     }
 
     #[inline(always)]
-    fn noted(&self, cursor: &mut Cursor, wr_id: u64, next: u32) {
+    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64, next: u32) {
         self.wr_ids.at(cursor.at).store(wr_id, Ordering::Relaxed);
         cursor.at = next;
         cursor.room -= 1;
@@ -227,7 +227,7 @@ impl SrqRing {
     /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
     /// child the record is none of ours.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor) {
+    pub(crate) fn publish(&mut self, cursor: RecvCursor) {
         self.posted = self.posted.wrapping_add(self.free - cursor.room);
         self.head = cursor.at;
         self.free = cursor.room;

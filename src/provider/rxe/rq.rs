@@ -3,7 +3,7 @@
 use super::map_ring;
 use crate::mem::mapping::Mapper;
 use crate::mem::ring::Ring;
-use crate::provider::Cursor;
+use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
 use rustix::io::Errno;
 use uverbs_uapi::rxe::{mminfo, rxe_dma_info, rxe_recv_wqe, rxe_sge};
@@ -33,10 +33,10 @@ impl RecvRing {
     }
 
     #[inline]
-    pub(crate) fn cursor(&self) -> Cursor {
+    pub(crate) fn cursor(&self) -> RecvCursor {
         let used = self.ring.distance(self.ring.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.ring.capacity() - used };
-        Cursor { at: self.producer, room, ..Cursor::default() }
+        RecvCursor { at: self.producer, room }
     }
 
     #[inline]
@@ -46,7 +46,7 @@ impl RecvRing {
     }
 
     #[inline]
-    pub(crate) fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.ring.is_inherited() {
             return Err(PostError::Forked);

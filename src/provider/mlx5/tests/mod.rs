@@ -19,7 +19,7 @@ use crate::mem::mapping::Mapping;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::register::Register;
 use crate::number::Lkey;
-use crate::provider::{Cursor, SendLimits};
+use crate::provider::{Cursor, RecvCursor, SendLimits};
 use crate::wr::{PostError, Recv, SendWr, Sge};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
@@ -184,7 +184,7 @@ impl Receiver {
     }
 
     /// As [`Sends::push`].
-    fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
@@ -217,7 +217,7 @@ impl SharedReceiver {
     }
 
     /// As [`Sends::push`].
-    fn push(&self, cursor: &mut Cursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 

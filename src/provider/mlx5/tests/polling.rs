@@ -26,9 +26,8 @@ fn member() -> Arc<Record> {
     let record = Record::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
         record.sends.notes().note(at, u64::from(at) + 100, at, WcOpcode::READ.0);
-        if let super::super::record::Source::Own(posted) = &record.receives {
-            posted.notes().at(at).store(u64::from(at) + 200, Ordering::Relaxed);
-        }
+        let notes = record.receives.own.notes();
+        notes.at(at).store(u64::from(at) + 200, Ordering::Relaxed);
     }
     record
 }

@@ -3,7 +3,6 @@
 use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::Cursor;
-use crate::provider::mlx5::record::Source;
 use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
 
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
@@ -251,7 +250,7 @@ fn receives_bit_for_bit() {
     let many = Recv { wr_id: 7, sges: &[SGE; 3] };
     assert!(receiver.record.slots().is_none());
     let record = receiver.record.clone();
-    let Source::Own(posted) = &record.receives else { unreachable!("it has receives of its own") };
+    let posted = &record.receives.own;
     assert_eq!(posted.complete(0), 3);
     assert_eq!(receiver.post(&[many]), Err(PostError::TooManySge { max: 2 }));
     receiver.post(&[last]).unwrap();

@@ -8,7 +8,7 @@ use crate::identity::Identity;
 use crate::mem::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record, Source};
+use crate::provider::mlx5::record::{Receives, Record};
 use crate::provider::mlx5::wqe::pair;
 use crate::provider::{Address, Cursor};
 use crate::wr::{Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
@@ -368,9 +368,8 @@ fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
     let record = Record::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
         record.sends.notes().note(at, u64::from(at), at, kind.0);
-        if let Source::Own(posted) = &record.receives {
-            posted.notes().at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
-        }
+        let notes = record.receives.own.notes();
+        notes.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
     }
     record
 }
