@@ -100,8 +100,11 @@ impl Channel {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
         lock(&self.0.calls).insert(id, sender);
-        self.send(Kind::Request, id, body).await?;
-        Ok(reply.await?)
+        if let Err(error) = self.send(Kind::Request, id, body).await {
+            lock(&self.0.calls).remove(&id);
+            return Err(error);
+        }
+        Ok(reply.await.map_err(|_| "the connection broke before the reply")?)
     }
 
     async fn send(&self, kind: Kind, id: u32, body: Buffer) -> Outcome<()> {
@@ -112,8 +115,13 @@ impl Channel {
         let length = body.len() as u32;
         let place = [&addr.to_be_bytes()[..], &rkey.0.to_be_bytes(), &length.to_be_bytes()];
         // A reply answers the number that the other side chose, so that both may offer it.
-        lock(&self.0.offered).insert(id << 1 | u32::from(kind == Kind::Reply), body);
-        self.frame(kind as u8 | ELSEWHERE, id, &place.concat()).await
+        let number = id << 1 | u32::from(kind == Kind::Reply);
+        lock(&self.0.offered).insert(number, body);
+        let sent = self.frame(kind as u8 | ELSEWHERE, id, &place.concat()).await;
+        if sent.is_err() {
+            drop(lock(&self.0.offered).remove(&number));
+        }
+        sent
     }
 
     /// Sends a frame once the other side has a receive for it.
@@ -144,6 +152,19 @@ impl Channel {
     /// Handles what the other side sends, until the connection breaks. `answer` makes replies.
     pub(crate) async fn run<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
         self,
+        answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
+    ) -> Outcome<()> {
+        let ended = self.serve(answer).await;
+        // Nobody is to wait for what will not come: first those who would send, lest they begin to
+        // wait for a reply afterwards.
+        self.0.credits.close();
+        lock(&self.0.calls).clear();
+        lock(&self.0.offered).clear();
+        ended
+    }
+
+    async fn serve<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
+        &self,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
     ) -> Outcome<()> {
         let mut inbox = self.0.qp.inbox(&self.0.frames, DEPTH);

@@ -4,7 +4,7 @@
 mod channel;
 
 use channel::{BULK, Channel, DEPTH, Outcome};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::handshake;
@@ -23,7 +23,8 @@ async fn open(stream: &TcpStream) -> Outcome<Channel> {
     let gid = context.default_gid(1)?.index;
     let channel = Channel::new(&pd, qp.clone())?;
     // A frame that finds no receive fails: none does.
-    handshake(&qp, stream, 1, gid, &Handshake::new().rnr_retry(0)).await?;
+    let hasty = Handshake::new().rnr_retry(0).timeout(14).retry_count(3);
+    handshake(&qp, stream, 1, gid, &hasty).await?;
     Ok(channel)
 }
 
@@ -47,13 +48,17 @@ async fn run(count: usize, tasks: usize) -> Outcome<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let (ready, wait) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
+    let (stay, leave) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(async move {
         let (stream, _) = listener.accept().await?;
         let channel = open(&stream).await?;
         let served = tokio::spawn(channel.run(increment));
         tokio::task::yield_now().await;
         let _ = ready.send(());
-        served.await?
+        let _ = leave.await;
+        served.abort();
+        let _ = served.await;
+        Outcome::Ok(())
     });
     let stream = TcpStream::connect(address).await?;
     let channel = open(&stream).await?;
@@ -81,6 +86,14 @@ async fn run(count: usize, tasks: usize) -> Outcome<()> {
         }
         let rate = asked as f64 / started.elapsed().as_secs_f64();
         println!("{asked} requests of {length} bytes: {rate:.0} a second");
+    }
+    // The other side leaves without a word, and nobody waits for its reply.
+    drop(stay);
+    server.await??;
+    match tokio::time::timeout(Duration::from_secs(30), ask(&channel, 100, 1)).await {
+        Ok(Err(error)) => println!("the other side left: {error}"),
+        Ok(Ok(())) => return Err("a reply of a side that is gone".into()),
+        Err(_) => return Err("a request waits for a side that is gone".into()),
     }
     Ok(())
 }

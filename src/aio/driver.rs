@@ -23,14 +23,16 @@ use std::task::{Context, Poll, Waker};
 /// Completions that are handled before other tasks get a turn.
 const ROUND: usize = 256;
 
-/// An event loop's knowledge of whether the channel of a completion queue is readable.
+/// An event loop's knowledge of whether the channel of a completion queue is readable or in error.
 ///
 /// Implement it to bring a [`Driver`] into another event loop than tokio's: with the file that
-/// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not.
+/// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not. When the device
+/// goes away the file is in error, and not readable: `epoll(7)` says `EPOLLERR` alone, which is to
+/// count as well, or nobody ever hears of it.
 pub trait Watch {
-    /// When the file may be readable, calls `read`, which reads an event, and forgets that it was
-    /// readable *before* that call: if more becomes readable during or after it, that counts. Else
-    /// lets `cx` be woken when the file becomes readable.
+    /// When the file may be readable or in error, calls `read`, which reads an event, and forgets
+    /// that it was *before* that call: if more becomes readable during or after it, that counts. Else
+    /// lets `cx` be woken when the file becomes readable or is in error.
     ///
     /// The driver does not depend on how many events there are: after each it looks at all
     /// completions, then arms, and then looks again.
@@ -200,7 +202,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// As [`create_qp`](Self::create_qp).
+    /// As [`create_qp`](Self::create_qp), and `EINVAL` if `td` is not the thread domain of `pd`.
     pub fn create_exclusive_qp(
         &self,
         pd: &ProtectionDomain<crate::Exclusive>,
@@ -219,6 +221,10 @@ impl CompletionQueue {
         srq: Option<&SharedReceiveQueue>,
         describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
     ) -> Result<QueuePair<S>> {
+        if !S::rings(&token, pd) {
+            let detail = format!("the token is not that of the thread domain of {pd:?}");
+            return Err(Error::invalid("create_qp", detail));
+        }
         let core = &self.hub.core;
         let cq = core.cq();
         let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);

@@ -40,7 +40,7 @@ impl<S: Doorbell> QueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives posted ahead.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (source, pool) = (Source::Own(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::with_capacity(depth) }
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new() }
     }
 }
 
@@ -48,7 +48,7 @@ impl SharedReceiveQueue {
     /// A stream of the messages to come, with up to `depth` receives posted ahead.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
         let (source, pool) = (Source::Shared(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::with_capacity(depth) }
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new() }
     }
 }
 
@@ -59,7 +59,20 @@ impl<S: Doorbell> Inbox<S> {
     /// its first message finds a receive. The queue pair must be past state
     /// [`RESET`](crate::QpState::RESET).
     pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
-        while self.posted.len() < self.depth {
+        self.post(cx);
+        self.posted.iter().filter(|op| op.is_posted()).count()
+    }
+
+    fn post(&mut self, cx: &mut Context<'_>) {
+        // Those that stand in line first: nobody else polls them before it is their turn to end.
+        let waiting = self.posted.partition_point(|op| !op.is_new());
+        for op in self.posted.iter_mut().skip(waiting) {
+            if op.poll_post(cx).is_pending() {
+                break;
+            }
+        }
+        let full = self.posted.back().is_some_and(Op::is_new);
+        while !full && self.posted.len() < self.depth {
             let Some(buffer) = self.pool.take() else { break };
             let mut op = match &self.source {
                 Source::Own(qp) => qp.recv(buffer),
@@ -73,12 +86,11 @@ impl<S: Doorbell> Inbox<S> {
                 break;
             }
         }
-        self.posted.iter().filter(|op| op.is_posted()).count()
     }
 
     /// The next message, when there is one.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
-        self.refill(cx);
+        self.post(cx);
         let ended = match &self.source {
             // In the order in which they were posted.
             Source::Own(_) => match self.posted.front_mut() {
@@ -99,7 +111,7 @@ impl<S: Doorbell> Inbox<S> {
         };
         let Poll::Ready((at, end)) = ended else { return Poll::Pending };
         self.posted.remove(at);
-        self.refill(cx);
+        self.post(cx);
         Poll::Ready(end.map(|Finished { memory: mut buffer, outcome }| {
             buffer.set_len(outcome.byte_len as usize);
             Message { buffer, outcome }

@@ -1,13 +1,18 @@
-//! What waits until all locks are released: wakers, and memory whose owner went away. Both may run
-//! code of the program, which may use the same queues again.
+//! What waits until all locks are released: queue pairs to be flushed, which is a system call and may
+//! be their end, wakers, and memory whose owner went away. All may run code of the program, which may
+//! use the same queues again.
 
+use super::table::flush;
 use crate::owned::Memory;
+use crate::qp::QpInner;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Weak;
 use std::task::Waker;
 
-/// Wakers that are to be called, and memory that is to be dropped.
+/// Queue pairs that are to be flushed, wakers that are to be called, and memory that is to be dropped.
 #[derive(Debug, Default)]
 pub(super) struct Later {
+    failed: Vec<Weak<QpInner>>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
 }
@@ -15,7 +20,11 @@ pub(super) struct Later {
 impl Later {
     /// With room for so many wakers.
     pub(super) fn with_capacity(wakers: usize) -> Later {
-        Later { wakers: Vec::with_capacity(wakers), memory: Vec::new() }
+        Later { wakers: Vec::with_capacity(wakers), ..Later::default() }
+    }
+
+    pub(super) fn flush(&mut self, qp: Option<Weak<QpInner>>) {
+        self.failed.extend(qp);
     }
 
     pub(super) fn wake(&mut self, waker: Waker) {
@@ -55,6 +64,9 @@ impl Later {
                 }
             }
         };
+        for qp in self.failed.drain(..) {
+            attempt(&mut || drop(flush(Some(&qp))));
+        }
         for waker in self.wakers.drain(..) {
             let mut waker = Some(waker);
             attempt(&mut || waker.take().into_iter().for_each(Waker::wake));

@@ -99,7 +99,7 @@ pub enum Cause {
     Status(WcStatus),
     /// An earlier request ended like this, so that this one was not posted.
     Earlier(WcStatus),
-    /// The driver of the completion queue was dropped, or failed.
+    /// The driver of the completion queue was dropped, or failed, as when the device went away.
     Undriven,
 }
 
@@ -143,6 +143,11 @@ impl<'a, L: Lend> Op<'a, L> {
     /// Whether it was posted: from then on the device works on it, whatever becomes of the future.
     pub fn is_posted(&self) -> bool {
         matches!(self.stage, Stage::Posted(_))
+    }
+
+    /// Whether it waits to be posted.
+    pub(super) fn is_new(&self) -> bool {
+        matches!(self.stage, Stage::New(..))
     }
 
     /// Posts the request if there is room; what it comes to is left for later.

@@ -7,7 +7,7 @@ use crate::mem::sync::Mutex;
 use crate::owned::{
     Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue, Refused,
 };
-use crate::pd::{Exclusive, Shared, Sharing};
+use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
 use crate::wr::{PostError, Remote, SendWr};
@@ -22,6 +22,9 @@ pub trait Doorbell: Sharing + Sized {
     type Token: Send;
 
     #[doc(hidden)]
+    fn rings(token: &Self::Token, pd: &ProtectionDomain<Self>) -> bool;
+
+    #[doc(hidden)]
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
         token: &mut Self::Token,
@@ -32,6 +35,11 @@ impl Doorbell for Shared {
     type Token = ();
 
     #[doc(hidden)]
+    fn rings((): &(), _: &ProtectionDomain) -> bool {
+        true
+    }
+
+    #[doc(hidden)]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), PostError> {
         batch.ring()
     }
@@ -39,6 +47,12 @@ impl Doorbell for Shared {
 
 impl Doorbell for Exclusive {
     type Token = Arc<std::sync::Mutex<ThreadDomain>>;
+
+    #[doc(hidden)]
+    fn rings(token: &Self::Token, pd: &ProtectionDomain<Exclusive>) -> bool {
+        let td = token.lock().unwrap_or_else(PoisonError::into_inner);
+        pd.inner.td.as_ref().is_some_and(|own| Arc::ptr_eq(own, &td.inner))
+    }
 
     #[doc(hidden)]
     fn ring<T>(
@@ -100,7 +114,12 @@ impl<S: Doorbell> Queue for Inner<S> {
                     Ok(()) => Ok(()),
                     Err(PostError::Kernel(_)) => {
                         // It stays in the queue, and nobody looks there: let it be flushed.
-                        let _ = self.control.modify(&QpAttr::new().state(QpState::ERR));
+                        let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
+                        drop(posting);
+                        if flush.is_err() {
+                            // The device is gone, or as good as that, and completes nothing.
+                            self.table.give_up();
+                        }
                         Ok(())
                     }
                     Err(error) => Err((None, error)),

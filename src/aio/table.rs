@@ -167,6 +167,14 @@ pub(super) enum Progress {
     Lost(Broken),
 }
 
+/// Brings a queue pair that is still there to state [`ERR`](QpState::ERR).
+pub(super) fn flush(qp: Option<&Weak<QpInner>>) -> crate::Result<()> {
+    match qp.and_then(Weak::upgrade) {
+        Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
+        None => Ok(()),
+    }
+}
+
 /// The requests of one queue pair, or of one shared receive queue.
 pub(super) struct Table {
     state: Mutex<State>,
@@ -292,7 +300,7 @@ impl Table {
         if first {
             // The device did this itself; saying it again makes rxe flush receives that were
             // posted since.
-            let _ = self.flush();
+            later.flush(self.qp.clone());
         }
     }
 
@@ -311,10 +319,7 @@ impl Table {
     }
 
     fn flush(&self) -> crate::Result<()> {
-        match self.qp.as_ref().and_then(Weak::upgrade) {
-            Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
-            None => Ok(()),
-        }
+        flush(self.qp.as_ref())
     }
 
     /// To be called after a receive was posted: if the connection broke after the receive was let
@@ -337,6 +342,13 @@ impl Table {
                 later.wake(waker.clone());
             }
         }
+    }
+
+    /// As [`undrive`](Self::undrive), for one queue pair that the device has given up.
+    pub(super) fn give_up(&self) {
+        let mut later = Later::default();
+        self.undrive(&mut later);
+        later.run();
     }
 
     /// Requests under way, abandoned ones included.

@@ -45,7 +45,11 @@ impl Watch for Registered {
         cx: &mut std::task::Context<'_>,
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>> {
-        let ready = ready!(self.0.poll_read_ready(cx));
+        let ready = match self.0.poll_read_ready(cx) {
+            Poll::Ready(ready) => ready,
+            // An error without anything to read, to tokio, is about the other end of what is written.
+            Poll::Pending => ready!(self.0.poll_write_ready(cx)),
+        };
         let mut guard = ready.map_err(|error| failed("epoll_wait", &error))?;
         let answer = read();
         // Only what was known before: an event during or after the read wakes again.
@@ -164,7 +168,10 @@ pub async fn handshake(
     read_all(stream, &mut bytes).await?;
     let remote = Endpoint::from_bytes(&bytes)
         .ok_or_else(|| Error::new(VERB, Errno::PROTO).detail("the peer sent no endpoint"))?;
-    qp.handshake_with(&remote, options)?;
+    // The kernel may ask the network for the peer's hardware address, and the runtime goes on.
+    let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
+    let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
+    moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
     write_all(stream, b"R").await?;
     let mut ready = [0];
     read_all(stream, &mut ready).await?;
@@ -244,5 +251,37 @@ pub async fn read_all(stream: &TcpStream, mut room: &mut [u8]) -> Result<()> {
 impl AsFd for Registered {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.get_ref().as_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(future)
+    }
+
+    /// As a channel of a device that is gone: in error, and not readable.
+    #[test]
+    fn a_file_in_error_is_told() {
+        block_on(async {
+            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+            let mut registered = Registered::new(writer.as_fd()).unwrap();
+            let mut told = Box::pin(poll_fn(move |cx| {
+                let mut read = || Err(Error::new("read", Errno::IO));
+                registered.poll_read(cx, &mut read)
+            }));
+            assert!(
+                within(Duration::from_millis(20), &mut told).await.is_err(),
+                "nothing is wrong"
+            );
+            drop(reader);
+            let end = within(Duration::from_secs(10), &mut told).await;
+            let Ok(Err(error)) = end else { panic!("nobody was told") };
+            assert_eq!(error.errno(), Errno::IO);
+        });
     }
 }

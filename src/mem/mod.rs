@@ -8,6 +8,7 @@
 
 pub(crate) mod allocator;
 pub(crate) mod barrier;
+mod chunk;
 pub(crate) mod dbrec;
 pub(crate) mod element;
 pub(crate) mod fork;

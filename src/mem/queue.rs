@@ -6,12 +6,12 @@
 //! and then mask every index, so that no index can leave the memory and no access needs a check.
 
 use super::allocator::DmaBufPart;
+use super::chunk::{self, Part};
 use super::fork::Epoch;
 #[cfg(test)]
 use super::order::{Step, note};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapRaw;
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -24,6 +24,7 @@ use uverbs_uapi::endian::Be32;
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
 
 enum Keeper {
+    Part(ManuallyDrop<Part>),
     Pages(ManuallyDrop<MmapRaw>),
     Custom(Option<Release>),
 }
@@ -47,7 +48,7 @@ impl std::panic::UnwindSafe for QueueMemory {}
 impl std::panic::RefUnwindSafe for QueueMemory {}
 
 impl QueueMemory {
-    /// At least `length` bytes of whole pages.
+    /// At least `length` bytes of whole pages, of a mapping that others share if they are few.
     ///
     /// The kernel wipes them in a forked child (`MADV_WIPEONFORK`). As with `MADV_DONTFORK` no
     /// page is shared with the child, so none moves away from under the device; but whoever in
@@ -56,15 +57,14 @@ impl QueueMemory {
         let epoch = Epoch::current()?;
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
-        let pages = MmapOptions::new()
-            .len(length)
-            .map_anon()
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let pages = MmapRaw::from(pages);
-        let base = NonNull::new(pages.as_mut_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: the range is the mapping made above, which nobody else uses yet.
-        unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
-        let keeper = Keeper::Pages(ManuallyDrop::new(pages));
+        let (base, keeper) = match Part::take(length)? {
+            Some(part) => (part.base(), Keeper::Part(ManuallyDrop::new(part))),
+            None => {
+                let pages = chunk::map(length)?;
+                (pages.as_mut_ptr(), Keeper::Pages(ManuallyDrop::new(pages)))
+            }
+        };
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
         Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
@@ -136,7 +136,9 @@ impl Drop for QueueMemory {
     fn drop(&mut self) {
         let inherited = self.epoch.is_over();
         match &mut self.keeper {
-            Keeper::Pages(_) if inherited => {}
+            Keeper::Part(_) | Keeper::Pages(_) if inherited => {}
+            // SAFETY: dropped once, here, and not used afterwards.
+            Keeper::Part(part) => unsafe { ManuallyDrop::drop(part) },
             // SAFETY: dropped once, here, and not used afterwards.
             Keeper::Pages(pages) => unsafe { ManuallyDrop::drop(pages) },
             Keeper::Custom(release) => match release.take() {

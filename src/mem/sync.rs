@@ -52,3 +52,30 @@ impl<T> Turns<T> {
         return self.0.get();
     }
 }
+
+/// A place without content, for models: loom finds who touches it while nothing says that it is
+/// their turn.
+#[cfg(all(test, loom))]
+#[derive(Debug)]
+pub(crate) struct Touched(loom::cell::UnsafeCell<()>);
+
+#[cfg(all(test, loom))]
+// SAFETY: there is nothing behind it but loom's bookkeeping, which is made for that.
+unsafe impl Sync for Touched {}
+
+#[cfg(all(test, loom))]
+impl Touched {
+    pub(crate) fn new() -> Touched {
+        Touched(loom::cell::UnsafeCell::new(()))
+    }
+
+    /// As if it were read.
+    pub(crate) fn read(&self) {
+        self.0.with(|_| ());
+    }
+
+    /// As if it were written.
+    pub(crate) fn write(&self) {
+        self.0.with_mut(|_| ());
+    }
+}

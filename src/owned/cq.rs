@@ -21,7 +21,8 @@ const VERB: &str = "adopt";
 ///
 /// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
 /// and queue pairs are adopted only while there is room for all that they can have, it never
-/// overflows.
+/// overflows, as long as all queue pairs that complete to it are adopted: it knows nothing of
+/// others that were made with its [queue](Self::queue).
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
     routes: Routes<T>,
@@ -68,7 +69,8 @@ impl<T> OwnedCompletionQueue<T> {
         OwnedCompletionQueue { cq, routes, stash, scoped, strays: 0 }
     }
 
-    /// The queue itself, to make queue pairs with.
+    /// The queue itself, to make queue pairs with. [Adopt](Self::adopt) them: one that is used
+    /// without fills the queue with completions that were not counted on, and it may overflow.
     pub fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
@@ -108,6 +110,12 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        // What those left that are gone lies in the queue as anything else does. Who dies meanwhile
+        // counts once more.
+        let dead = self.routes.dead();
+        if !dead.is_empty() && self.gather().is_ok() {
+            self.routes.forget(&dead);
+        }
         let domain = match self.check(&qp, srq) {
             Ok(domain) => domain,
             Err(error) => return Err(AdoptError { qp, error }),

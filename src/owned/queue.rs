@@ -141,13 +141,14 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
         if self.qp.revoke() {
+            // First, for what is dropped is the program's, and may panic.
+            self.route.close();
             self.tables().for_each(|lent| lent.reclaim(drop));
         } else {
-            // Nobody knows what the device still does.
+            // Nobody knows what the device still does, nor what it may complete.
             self.tables().for_each(|lent| std::mem::forget(lent.clone()));
             self.qp.qp.file().count_leak();
         }
-        self.route.close();
     }
 }
 

@@ -127,11 +127,26 @@ impl<T> Routes<T> {
         }
     }
 
-    /// Adds a queue pair, and forgets those that are dead.
+    /// The numbers of those that are dead.
+    pub(super) fn dead(&self) -> Vec<Qpn> {
+        self.iter().filter(|route| route.is_dead()).map(|route| route.qpn).collect()
+    }
+
+    /// Adds a queue pair.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        let mut all: Vec<Arc<Route<T>>> = self.all().cloned().collect();
-        all.retain(|old| old.qpn != route.qpn);
-        all.push(route);
+        let gone = route.qpn;
+        self.rebuild(&[gone], Some(route));
+    }
+
+    /// Forgets queue pairs, of which nothing is left in the completion queue.
+    pub(super) fn forget(&mut self, gone: &[Qpn]) {
+        self.rebuild(gone, None);
+    }
+
+    fn rebuild(&mut self, without: &[Qpn], with: Option<Arc<Route<T>>>) {
+        let stay = self.all().filter(|old| !without.contains(&old.qpn)).cloned();
+        let all: Vec<Arc<Route<T>>> = stay.chain(with).collect();
+        // At least one place stays free, where a search ends.
         let mut table: Vec<Option<Arc<Route<T>>>> = vec![None; (2 * all.len()).next_power_of_two()];
         let mask = table.len() - 1;
         for route in all {
@@ -151,7 +166,7 @@ impl<T> Routes<T> {
 
     fn all(&self) -> impl Iterator<Item = &Arc<Route<T>>> {
         let known = (0..self.table.len()).map(|at| self.table.at(at));
-        known.filter_map(|known| known.route.as_ref()).filter(|route| !route.is_dead())
+        known.filter_map(|known| known.route.as_ref())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Route<T>> {
@@ -193,7 +208,10 @@ mod tests {
         routes.add(old.clone());
         routes.add(route(6));
         old.close();
-        assert_eq!(routes.iter().count(), 1);
+        assert_eq!((routes.dead(), routes.iter().count()), (vec![Qpn(5)], 2), "it still counts");
+        routes.forget(&[Qpn(5)]);
+        assert!(routes.find(Qpn(5)).is_none() && routes.find(Qpn(6)).is_some());
+        routes.add(old.clone());
         let new = route(5);
         routes.add(new.clone());
         assert_eq!(routes.iter().count(), 2);

@@ -410,7 +410,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         let mut pace = Pace::new();
         loop {
             // A child of a fork finds nothing, and has nothing to wait for.
-            if self.gather().is_err() || self.open.is_empty() {
+            if self.gather() == Err(PollError::Forked) || self.open.is_empty() {
                 return true;
             }
             if started.elapsed() >= patience {

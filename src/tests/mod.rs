@@ -5,6 +5,7 @@ mod creation;
 mod destroy;
 mod events;
 mod fork;
+mod futures;
 mod golden;
 mod mixing;
 mod mlx5;

@@ -436,6 +436,50 @@ fn queue_pairs_that_do_not_fit_are_not_adopted() {
     owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
 }
 
+/// Completions of a queue pair that is gone take as much room as others.
+#[test]
+fn what_the_dead_left_makes_room_before_it_is_counted_on() {
+    let mut owned = Owned::new();
+    let (script, handle) = (owned.bench.script.clone(), owned.cq.queue().handle());
+    let depth = owned.qp.caps().max_send_wr;
+    // Each leaves what it completed, and nobody looks.
+    for _ in 0..=owned.cq.queue().capacity() / depth {
+        let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+        bring_up_owned(&owned.bench, &qp);
+        for _ in 0..depth {
+            let mut batch = qp.send_batch().unwrap();
+            batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap();
+            batch.ring().unwrap();
+            let request = script.take(qp.handle(), Role::Send).unwrap();
+            let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+            assert!(script.complete(handle, wc(qp.qpn().0, id)), "the queue overflowed");
+        }
+    }
+    assert!(owned.tags().is_empty());
+}
+
+/// What is dropped with a queue pair is the program's, and may panic.
+#[test]
+fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("as planned");
+        }
+    }
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(20).build().unwrap());
+    for _ in 0..3 {
+        let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
+        bring_up_owned(&bench, &qp);
+        let mut batch = qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[]), (), Panics).unwrap();
+        batch.ring().unwrap();
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(qp)));
+        assert!(dropped.is_err());
+    }
+}
+
 #[test]
 fn shared_receives_come_back_through_any_queue_pair() {
     let bench = Bench::new();

@@ -97,6 +97,19 @@ fn closing_destroys_or_gives_the_domain_back() {
 }
 
 #[test]
+fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
+    let bench = Bench::new();
+    bench.script.allow_xrc();
+    let domain = bench.context.open_xrcd().open().unwrap();
+    let srq = bench.pd.create_srq(4).xrc(&domain, &bench.cq).build().unwrap();
+    let (cq, error) = bench.cq.destroy().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
+    assert!(error.message().contains("a shared receive queue of an XRC domain"), "{error}");
+    drop(srq);
+    cq.destroy().unwrap();
+}
+
+#[test]
 fn foreign_domains_are_closed_by_their_handle() {
     let (script, context) = device();
     let importer = script.import("rxe0", Some(&context.export())).unwrap();

@@ -124,17 +124,28 @@ struct Deviations {
 }
 
 /// A played kernel file as the test sees it. Clones see the same one.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Script {
     state: Arc<Mutex<State>>,
     tag: Arc<str>,
+    hooks: Arc<Mutex<Vec<Hook>>>,
+}
+
+/// What a test does before a command is executed.
+type Hook = (Op, Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Script {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Script").field(&self.tag).finish()
+    }
 }
 
 impl Script {
     pub(crate) fn new() -> Script {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let tag: Arc<str> = format!("scripted-{}-", NEXT.fetch_add(1, Ordering::Relaxed)).into();
-        Script { state: Arc::new(Mutex::new(State::new(tag.clone()))), tag }
+        let state = Arc::new(Mutex::new(State::new(tag.clone())));
+        Script { state, tag, hooks: Arc::default() }
     }
 
     /// A context on the played file, of an rxe device of this name.
@@ -204,6 +215,11 @@ impl Script {
 
     pub(crate) fn allow_full_answer(&self, op: Op) {
         self.state().deviations.short.retain(|(short, _)| *short != op);
+    }
+
+    /// Calls `hook` before every such command.
+    pub(crate) fn before(&self, op: Op, hook: impl Fn() + Send + Sync + 'static) {
+        self.hooks.lock().unwrap().push((op, Arc::new(hook)));
     }
 
     /// Refuses to destroy an object until [`permit_destroy`](Self::permit_destroy).
@@ -377,6 +393,10 @@ impl Drop for ScriptedKernel {
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
         let op = Op::of(command);
+        let hooks = self.script.hooks.lock().unwrap().clone();
+        for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {
+            hook();
+        }
         self.script.state().run(op, command)
     }
 

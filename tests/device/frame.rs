@@ -76,6 +76,15 @@ impl Frame {
         self
     }
 
+    /// The same IPv6 packet in a flow, of 20 bits.
+    pub(crate) fn label(mut self, label: u32) -> Frame {
+        assert_eq!((self.ether_type, label >> 20), (IPV6, 0));
+        let [_, high, middle, low] = label.to_be_bytes();
+        self.packet[1] = self.packet[1] & 0xf0 | high;
+        self.packet[2..4].copy_from_slice(&[middle, low]);
+        self
+    }
+
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = [self.to, self.from].concat();
         if let Some(tag) = self.tag {

@@ -31,7 +31,10 @@ pub(crate) fn hasty() -> Handshake {
 
 impl Half {
     pub(crate) fn new() -> Verdict<Half> {
-        let context = env::open()?;
+        Half::on(env::open()?)
+    }
+
+    pub(crate) fn on(context: Context) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool(4096).count(64).remote_read().build()?;
         let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
@@ -65,7 +68,11 @@ pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<Done<u64>> {
 
 /// Two halves that can send to each other.
 pub(crate) fn pair() -> Verdict<(Half, Half)> {
-    let (one, other) = (Half::new()?, Half::new()?);
+    pair_of(Half::new()?, Half::new()?)
+}
+
+/// The same of two that are there.
+pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
     let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(PORT, gid(&half.context)?.index)?));
     let [here, there]: [Verdict<_>; 2] = ends;
     one.qp.handshake_with(&there?, &hasty())?;

@@ -14,7 +14,7 @@ use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, ProtectionDomain, QpType};
 
-fn runtime(threads: usize) -> Verdict<Runtime> {
+pub(crate) fn runtime(threads: usize) -> Verdict<Runtime> {
     let mut builder = match threads {
         0 => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),

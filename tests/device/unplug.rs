@@ -4,6 +4,10 @@
 //!
 //! Pairs with the lab, which takes the device away: a test cannot pull its own.
 
+mod lending;
+#[cfg(feature = "tokio")]
+mod waiting;
+
 use crate::mlx5::stress::{Owner, Worker};
 use crate::pair::{PORT, gid};
 use crate::verdict::{Stop, Verdict};
@@ -55,11 +59,15 @@ fn work(name: &str) -> Verdict {
     let over = AtomicBool::new(false);
     let look = holding(&device)?;
     thread::scope(|scope| {
-        let threads: [(&str, ScopedJoinHandle<'_, Verdict>); 4] = [
+        let threads: Vec<(&str, ScopedJoinHandle<'_, Verdict>)> = vec![
             ("traffic", scope.spawn(|| traffic(&device, &over))),
             ("creation", scope.spawn(|| creation(&device, &over))),
             ("channel", scope.spawn(|| channel(&device))),
             ("events", scope.spawn(|| events(&device))),
+            ("owned", scope.spawn(|| lending::owned(&device))),
+            ("scope", scope.spawn(|| lending::scope(&device))),
+            #[cfg(feature = "tokio")]
+            ("futures", scope.spawn(|| waiting::futures(&device))),
         ];
         // They need a moment to be at it.
         thread::sleep(Duration::from_millis(500));

@@ -5,7 +5,14 @@
 #     'for name in immediate datagram window window1 access protection not_ready length; do
 #        python3 /mlx5-pyverbs.py $name; done'
 #
+# Likewise mlx5-short.txt, of what comes in completions of both sizes and of raw packets, as root:
+#
+#   for size in 64 128; do MLX5_CQE_SIZE=$size python3 /mlx5-pyverbs.py scatter; done
+#   for name in packet heard; do python3 /mlx5-pyverbs.py $name; done
+#
 # mlx5-pyverbs.txt is what `connectx golden` made of DIR/function0.record.
+import os
+import socket
 import sys
 import time
 
@@ -13,9 +20,11 @@ import pyverbs.enums as e
 from pyverbs.addr import AH, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
+from pyverbs.flow import Flow, FlowAttr
 from pyverbs.mr import MR, MW, MWBind, MWBindInfo
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
+from pyverbs.spec import EthSpec
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 SIGNALED, FENCE = e.IBV_SEND_SIGNALED, e.IBV_SEND_FENCE
@@ -31,7 +40,8 @@ CAP = QPCap(max_send_wr=64, max_recv_wr=16, max_send_sge=8, max_recv_sge=4, max_
 class Pair:
     """Two queue pairs of one kind, connected to each other."""
 
-    def __init__(self, kind=e.IBV_QPT_RC, extended=None):
+    def __init__(self, kind=e.IBV_QPT_RC, extended=None, signal_all=0):
+        self.signal_all = signal_all
         self.ctx = Context(name='mlx5_0')
         self.pd = PD(self.ctx)
         self.cq = CQ(self.ctx, 128)
@@ -61,7 +71,8 @@ class Pair:
             init = QPInitAttrEx(qp_type=self.kind, scq=self.cq, rcq=self.cq, cap=CAP, pd=self.pd,
                                 sq_sig_all=0, comp_mask=mask, send_ops_flags=extended)
             return QPEx(self.ctx, init)
-        init = QPInitAttr(qp_type=self.kind, scq=self.cq, rcq=self.cq, cap=CAP, sq_sig_all=0)
+        init = QPInitAttr(qp_type=self.kind, scq=self.cq, rcq=self.cq, cap=CAP,
+                          sq_sig_all=self.signal_all)
         if self.kind != e.IBV_QPT_UD:
             return QP(self.pd, init)
         attr = QPAttr(port_num=1)
@@ -185,6 +196,77 @@ def length():
     pair = Pair()
     pair.receive(length=8)
     pair.post(e.IBV_WR_SEND, [pair.piece(0, 16)])
+
+
+def scatter():
+    pair = Pair(signal_all=1)
+    data = bytes(range(1, 65))
+    for at in (0, REMOTE):
+        pair.mr.write(data, len(data), at)
+    pair.receive(2)
+    for size in (16, 48):
+        pair.post(e.IBV_WR_SEND, [pair.piece(0, size)])
+        pair.post(e.IBV_WR_RDMA_READ, [pair.piece(0, size)])
+    wr = SendWR(opcode=e.IBV_WR_ATOMIC_FETCH_AND_ADD, num_sge=1, sg=[pair.piece(0, 8)],
+                send_flags=SIGNALED)
+    wr.set_wr_atomic(pair.mr.rkey, pair.mr.buf + REMOTE, 5, 0)
+    pair.qps[0].post_send(wr)
+    pair.poll()
+
+
+def packet():
+    ctx = Context(name='mlx5_0')
+    pd = PD(ctx)
+    cq = CQ(ctx, 128)
+    mr = MR(pd, 65536, ACCESS)
+    init = QPInitAttr(qp_type=e.IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=CAP, sq_sig_all=0)
+    qp = QP(pd, init, QPAttr(port_num=1))
+    ethernet = bytes([0xff] * 6 + [2, 0, 0, 0, 0, 1, 0x88, 0xb5])
+    internet = bytes.fromhex('4500002800000000401100000a0000010a0000020001000200140000')
+    frame = ethernet[:12] + bytes([8, 0]) + internet + bytes(range(12))
+    mr.write(frame, len(frame))
+    qp.post_recv(RecvWR(num_sge=1, sg=[SGE(mr.buf + LANDING, 4096, mr.lkey)]))
+
+    def post(pieces, flags=SIGNALED):
+        sges = [SGE(mr.buf + at, length, mr.lkey) for at, length in pieces]
+        qp.post_send(SendWR(opcode=e.IBV_WR_SEND, num_sge=len(sges), sg=sges, send_flags=flags))
+        end = time.time() + 0.15
+        while time.time() < end:
+            cq.poll(8)
+
+    whole = [(0, len(frame))]
+    post(whole)
+    post(whole, 0)
+    post(whole, SIGNALED | e.IBV_SEND_IP_CSUM)
+    post(whole, SIGNALED | SOLICITED)
+    post([(0, 14), (14, len(frame) - 14)])
+    post([(0, 5), (5, 20), (25, len(frame) - 25)], SIGNALED | e.IBV_SEND_IP_CSUM)
+    post(whole, SIGNALED | INLINE)
+    post([(0, 20), (20, len(frame) - 20)], SIGNALED | INLINE | e.IBV_SEND_IP_CSUM)
+
+
+def heard():
+    ctx = Context(name='mlx5_0')
+    pd = PD(ctx)
+    cq = CQ(ctx, 128)
+    mr = MR(pd, 65536, ACCESS)
+    init = QPInitAttr(qp_type=e.IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=CAP, sq_sig_all=0)
+    qp = QP(pd, init, QPAttr(port_num=1))
+    two = [SGE(mr.buf + LANDING, 20, mr.lkey), SGE(mr.buf + LANDING + 64, 4000, mr.lkey)]
+    qp.post_recv(RecvWR(num_sge=2, sg=two))
+    qp.post_recv(RecvWR(num_sge=1, sg=two[1:]))
+    attr = FlowAttr(num_of_specs=1, port=1)
+    attr.specs.append(EthSpec(dst_mac='ff:ff:ff:ff:ff:ff', ether_type=0x88b5))
+    flow = Flow(qp, attr)
+    for name in sorted(os.listdir('/sys/class/infiniband/mlx5_1/device/net')):
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+        wire.bind((name, 0))
+        for _ in range(2):
+            wire.send(bytes([0xff] * 6 + [2, 0, 0, 0, 0, 1, 0x88, 0xb5]) + bytes(46))
+    end = time.time() + 0.5
+    while time.time() < end:
+        cq.poll(8)
+    flow.close()
 
 
 globals()[sys.argv[1]]()

@@ -3,16 +3,56 @@
 //! Pairs with the `pas` lists of the commands that create queues. The buffer is linear: the rings
 //! in it do the wrapping.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::cmd::refusal::{Refused, refuse};
 use crate::guest::{Fault, GuestMemory};
 
-/// A scattered buffer.
+/// The most pages that the buffers of a function may list together; a guest that lists the same ones
+/// again and again could take all memory of the host.
+pub const MAX_PAGES: usize = 4 << 20;
+
+/// How many pages the buffers of a function list.
+#[derive(Debug, Clone, Default)]
+pub struct Listed(Arc<AtomicUsize>);
+
+/// A list of pages, counted as long as it is there.
+#[derive(Debug, Default)]
+struct List {
+    pages: Vec<u64>,
+    listed: Listed,
+}
+
+impl Listed {
+    /// How many there are.
+    pub fn pages(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn list(&self, pages: Vec<u64>) -> Result<List, Refused> {
+        let all = self.pages() + pages.len();
+        if all > MAX_PAGES {
+            return refuse!(NoResources, "all queues would list {all} pages, {MAX_PAGES} at most");
+        }
+        self.0.store(all, Ordering::Relaxed);
+        Ok(List { pages, listed: self.clone() })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.listed.0.fetch_sub(self.pages.len(), Ordering::Relaxed);
+    }
+}
+
+/// A scattered buffer. Its clones and parts share its list.
 #[derive(Debug, Clone, Default)]
 pub struct Buffer {
     shift: u32,
     offset: u64,
     len: u64,
-    pages: Vec<u64>,
+    list: Arc<List>,
 }
 
 impl Buffer {
@@ -21,8 +61,10 @@ impl Buffer {
     /// page addresses.
     ///
     /// # Errors
-    /// If the list does not cover the buffer, or an address is not that of a page.
+    /// If the list does not cover the buffer, or an address is not that of a page, or too many are
+    /// `listed` already.
     pub fn new(
+        listed: &Listed,
         log_page_size: u64,
         page_offset: u64,
         len: u64,
@@ -33,7 +75,9 @@ impl Buffer {
         }
         let shift = 12 + log_page_size as u32;
         let offset = page_offset << (shift - 6);
-        let needed = (offset + len).div_ceil(1 << shift);
+        let Some(needed) = offset.checked_add(len).map(|end| end.div_ceil(1 << shift)) else {
+            return refuse!(BadParam, "{len:#x} bytes from {offset:#x}");
+        };
         let (entries, _) = list.as_chunks::<8>();
         if (entries.len() as u64) < needed {
             return refuse!(
@@ -49,7 +93,7 @@ impl Buffer {
             return refuse!(BadParam, "page address {page:#x} is not aligned");
         }
         let pages = pages.into_iter().map(|page| page & !0xfff).collect();
-        Ok(Self { shift, offset, len, pages })
+        Ok(Self { shift, offset, len, list: Arc::new(listed.list(pages)?) })
     }
 
     /// `len` bytes of this buffer from byte `at`.
@@ -60,11 +104,7 @@ impl Buffer {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return refuse!(BadParam, "{len:#x} bytes at {at:#x} of {:#x}", self.len);
         }
-        let offset = self.offset + at;
-        let first = offset >> self.shift;
-        let pages = (offset + len).div_ceil(1 << self.shift) - first;
-        let pages = self.pages.iter().skip(first as usize).take(pages as usize).copied().collect();
-        Ok(Self { shift: self.shift, offset: offset & ((1 << self.shift) - 1), len, pages })
+        Ok(Self { offset: self.offset + at, len, ..self.clone() })
     }
 
     /// Guest address of a word of `len` bytes, aligned to its size, at byte `at`.
@@ -72,12 +112,13 @@ impl Buffer {
     /// # Errors
     /// If it is not aligned, or not in the buffer.
     pub fn address(&self, at: u64, len: u64) -> Result<u64, Refused> {
-        let word = self.part(at, len)?;
-        if word.offset % len != 0 {
+        let place = self.part(at, len)?.offset;
+        let inside = place & ((1 << self.shift) - 1);
+        if inside % len != 0 {
             return refuse!(BadParam, "a word of {len} bytes at {at:#x}");
         }
-        match word.pages.first() {
-            Some(page) => Ok(page.saturating_add(word.offset)),
+        match self.list.pages.get((place >> self.shift) as usize) {
+            Some(page) => Ok(page.saturating_add(inside)),
             None => refuse!(BadParam, "no page at {at:#x}"),
         }
     }
@@ -105,7 +146,7 @@ impl Buffer {
         let mut done = 0;
         while done < len {
             let place = self.offset + at + done as u64;
-            let page = *self.pages.get((place >> self.shift) as usize).ok_or(fault)?;
+            let page = *self.list.pages.get((place >> self.shift) as usize).ok_or(fault)?;
             let inside = place & ((1 << self.shift) - 1);
             let piece = ((1u64 << self.shift) - inside).min((len - done) as u64) as usize;
             each(page.checked_add(inside).ok_or(fault)?, done..done + piece)?;
@@ -140,7 +181,7 @@ mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
-        let buffer = Buffer::new(0, 63, 8192, &list).unwrap();
+        let buffer = Buffer::new(&Listed::default(), 0, 63, 8192, &list).unwrap();
         let data: Vec<u8> = (0..8192u32).map(|n| (n / 7) as u8).collect();
         buffer.write(&memory, 0, &data).unwrap();
         let mut back = vec![0; 8192];
@@ -157,7 +198,7 @@ mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
-        let whole = Buffer::new(0, 0, 3 << 12, &list).unwrap();
+        let whole = Buffer::new(&Listed::default(), 0, 0, 3 << 12, &list).unwrap();
         let data: Vec<u8> = (0..3 << 12).map(|n: u32| (n / 5) as u8).collect();
         whole.write(&memory, 0, &data).unwrap();
         let part = whole.part(0xff8, 0x1010).unwrap();
@@ -174,9 +215,31 @@ mod tests {
     #[test]
     fn a_list_that_does_not_cover_is_refused() {
         let list = [0; 16];
-        assert!(Buffer::new(0, 0, 8193, &list).is_err());
-        assert!(Buffer::new(0, 1, 8192, &list).is_err());
-        assert!(Buffer::new(32, 0, 1, &list).is_err());
-        assert!(Buffer::new(0, 0, 1, &0x10u64.to_be_bytes()).is_err());
+        let new = |size, offset, len, list: &[u8]| {
+            Buffer::new(&Listed::default(), size, offset, len, list)
+        };
+        assert!(new(0, 0, 8193, &list).is_err());
+        assert!(new(0, 1, 8192, &list).is_err());
+        assert!(new(32, 0, 1, &list).is_err());
+        assert!(new(0, 63, u64::MAX, &list).is_err());
+        assert!(new(0, 0, 1, &0x10u64.to_be_bytes()).is_err());
+    }
+
+    #[test]
+    fn lists_have_a_limit_together_and_end_with_their_last_part() {
+        let listed = Listed::default();
+        let list = vec![0; MAX_PAGES / 2 * 8];
+        let len = (MAX_PAGES as u64 / 2) << 12;
+        let one = Buffer::new(&listed, 0, 0, len, &list).unwrap();
+        let other = Buffer::new(&listed, 0, 0, len, &list).unwrap();
+        assert_eq!(listed.pages(), MAX_PAGES);
+        assert!(Buffer::new(&listed, 0, 0, 1, &list).is_err());
+        let part = one.part(8192, 8).unwrap();
+        drop(one);
+        assert!(Buffer::new(&listed, 0, 0, 1, &list).is_err(), "a part is still there");
+        drop(part);
+        assert!(Buffer::new(&listed, 0, 0, 1, &list).is_ok());
+        drop(other);
+        assert_eq!(listed.pages(), 0);
     }
 }

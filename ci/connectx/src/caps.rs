@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::prm::hca_cap::{
 
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::{Options, PortType};
-use crate::object::memic;
+use crate::object::{memic, steering};
 use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
@@ -60,7 +60,7 @@ fn general(options: &Options) -> Vec<u8> {
         // Object numbers and queue sizes.
         (general::log_max_srq_sz, 15),
         (general::log_max_qp_sz, 15),
-        (general::log_max_qp, 17),
+        (general::log_max_qp, 16),
         (general::log_max_srq, 16),
         (general::log_max_cq_sz, 22),
         (general::log_max_cq, 16),
@@ -77,7 +77,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_tir, 12),
         (general::log_max_tis, 12),
         (general::log_max_rqt, 10),
-        (general::log_max_rqt_size, 9),
+        (general::log_max_rqt_size, steering::LOG_MAX_QUEUES),
         (general::log_max_tis_per_sq, 1),
         (general::log_max_mcg, 10),
         (general::max_qp_mcg, 32),
@@ -112,10 +112,8 @@ fn general(options: &Options) -> Vec<u8> {
         (general::atomic, 1),
         (general::set_deth_sqpn, 1),
         (general::block_lb_mc, 1),
-        (general::pkv, 1),
         (general::qkv, 1),
         (general::pkey_table_size, 0),
-        (general::stat_rate_support, 0xffff),
         // Completions.
         (general::cqe_version, 1),
         (general::cq_oi, 1),
@@ -156,7 +154,6 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_current_uc_list, 7),
         (general::log_max_current_mc_list, 7),
         (general::log_max_vlan_list, 5),
-        (general::log_max_l2_table, 8),
     ] {
         cap.set(field, value);
     }
@@ -206,9 +203,7 @@ fn flow_tables() -> Vec<u8> {
     let mut cap = Bits::<flow_table_nic_cap, _>::new(vec![0; GROUP]);
     for table in [
         flow_table_nic_cap::flow_table_properties_nic_receive,
-        flow_table_nic_cap::flow_table_properties_nic_receive_rdma,
         flow_table_nic_cap::flow_table_properties_nic_transmit,
-        flow_table_nic_cap::flow_table_properties_nic_transmit_rdma,
     ] {
         let mut table = cap.sub_mut(table);
         for (field, value) in [
@@ -285,6 +280,14 @@ impl Caps {
             add(FLOW_TABLE, flow_tables());
         }
         Self { groups }
+    }
+
+    /// Whether the driver asked for the old values of atomics in the host's order.
+    pub(crate) fn host_order_atomics(&self) -> bool {
+        self.groups.get(&ATOMIC).is_some_and(|group| {
+            Bits::<atomic_caps, _>::new(&group.current[..])
+                .is_set(atomic_caps::atomic_req_8B_endianness_mode)
+        })
     }
 
     /// Answers QUERY_HCA_CAP: bit 0 of the modifier asks for current values, the rest is the

@@ -8,7 +8,7 @@
 mod complete;
 pub mod doorbell;
 pub(crate) mod ethernet;
-mod frame;
+pub(crate) mod frame;
 mod memory;
 pub mod message;
 pub mod receive;

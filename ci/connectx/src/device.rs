@@ -70,7 +70,6 @@ pub struct Device {
     pub(crate) pages: Pages,
     pub(crate) objects: Objects,
     pub(crate) port: Port,
-    pub(crate) l2_table: BTreeMap<u32, u64>,
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
@@ -84,6 +83,10 @@ pub struct Device {
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
+    /// Whether the driver has initialised it.
+    pub(crate) running: bool,
+    /// Whether it may reach memory and raise interrupts.
+    pub(crate) bus_master: bool,
     /// What tests asked for.
     pub(crate) faults: Faults,
     /// What is seen and done, for later.
@@ -104,7 +107,6 @@ impl Device {
             pages: Pages::default(),
             objects: Objects::new(),
             port: Port::new(options.number),
-            l2_table: BTreeMap::new(),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar: BarMemory::new(),
@@ -114,6 +116,8 @@ impl Device {
             timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
+            running: false,
+            bus_master: false,
             faults: Faults::default(),
             recorder: Recorder::default(),
             refused: BTreeMap::new(),
@@ -132,6 +136,7 @@ impl Device {
         fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
+        fresh.bus_master = self.bus_master;
         fresh.faults = std::mem::take(&mut self.faults);
         fresh.faults.reset();
         fresh.recorder = std::mem::take(&mut self.recorder);
@@ -139,6 +144,29 @@ impl Device {
         fresh.port.link_up = self.port.link_up;
         fresh.segment = Segment::after_reset();
         *self = fresh;
+    }
+
+    /// Forgets every object: the driver is done with it. Host pages stay until it takes them.
+    pub(crate) fn tear_down(&mut self) {
+        let left: Vec<_> =
+            self.objects.counts().into_iter().filter(|(_, count)| *count > 0).collect();
+        if !left.is_empty() {
+            log::warn!("function {} is torn down with {left:?}", self.options.number);
+        }
+        self.running = false;
+        self.pages.run(false);
+        self.objects = Objects::new();
+        self.doorbells.forget();
+        self.awake.clear();
+        self.timers.clear();
+        self.cq_timers.clear();
+        self.faults.reset();
+    }
+
+    /// Lets it reach memory and raise interrupts, or not.
+    pub(crate) fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+        self.interrupts.enable(on);
     }
 
     /// Reads from BAR0.
@@ -167,12 +195,19 @@ impl Device {
             return;
         }
         if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
+            if !self.bus_master {
+                log::debug!("doorbell while the function may not reach memory");
+                return;
+            }
             return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);
         }
         let (words, _) = from.as_chunks::<4>();
         for (at, word) in (offset..).step_by(4).zip(words) {
             match self.segment.write(at, u32::from_be_bytes(*word)) {
                 Effect::None => {}
+                Effect::Commands(_) if !self.bus_master => {
+                    log::warn!("command while the function may not reach memory");
+                }
                 Effect::Commands(slots) => cmd::queue::run(self, slots),
                 Effect::Reset => self.reset(),
             }
@@ -214,6 +249,9 @@ impl Device {
 
     /// Wakes the queues whose time has come.
     pub(crate) fn run_timers(&mut self) {
+        if !self.bus_master {
+            return;
+        }
         while let Some((&(due, number), ())) = self.timers.first_key_value()
             && due <= self.now
         {
@@ -228,6 +266,9 @@ impl Device {
 
     /// When something is due next.
     pub(crate) fn deadline(&self) -> Option<u64> {
+        if !self.bus_master {
+            return None;
+        }
         let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
         queue.into_iter().chain(event).chain(self.faults.next_link()).min()

@@ -8,7 +8,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
-use crate::device::{Options, PortType};
+use crate::device::{Device, Options, PortType};
 use crate::fault::Fate;
 use crate::function::Function;
 
@@ -69,6 +69,9 @@ impl Fabric {
         self.left = TURN_COST;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
+            if !self.functions[number].device().bus_master {
+                continue;
+            }
             for _ in 0..self.functions[number].device().awake.len() {
                 let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
                     break;
@@ -80,7 +83,8 @@ impl Fabric {
                 }
             }
         }
-        self.functions.iter().any(|function| !function.device().awake.is_empty())
+        let busy = |device: &Device| device.bus_master && !device.awake.is_empty();
+        self.functions.iter().any(|function| busy(function.device()))
     }
 
     /// Notes what a request has cost; false if the turn ends with it.
@@ -201,10 +205,11 @@ impl Fabric {
         }
     }
 
-    /// Whether two ports can talk: both up and of one kind, or one and the same.
+    /// Whether two ports can talk: both up and of one kind, or one and the same; and whether what is
+    /// brought there can be put into memory.
     fn reaches(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
-        let kind = |device: &crate::device::Device| -> PortType { device.options.port_type };
-        from == to || a.port.active() && b.port.active() && kind(a) == kind(b)
+        let kind = |device: &Device| -> PortType { device.options.port_type };
+        b.bus_master && (from == to || a.port.active() && b.port.active() && kind(a) == kind(b))
     }
 }

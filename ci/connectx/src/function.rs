@@ -47,6 +47,7 @@ impl Function {
     pub fn restart(&mut self) {
         self.gone = false;
         self.config.reset();
+        self.device.set_bus_master(false);
         self.device.memory_mut().clear();
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
@@ -78,6 +79,7 @@ impl Function {
             return;
         }
         self.config.reset();
+        self.device.set_bus_master(false);
         self.device.reset();
     }
 
@@ -105,7 +107,7 @@ impl Function {
             _ if self.gone => {}
             Region::Bar0 => self.device.write(offset, from),
             Region::Config => match self.config.write(offset as usize, from) {
-                Effect::None => {}
+                Effect::None => self.device.set_bus_master(self.config.bus_master()),
                 Effect::Reset => self.reset(),
             },
         }

@@ -22,12 +22,13 @@ use uverbs_uapi::mlx5::prm::cqc::create_cq_out;
 use uverbs_uapi::mlx5::prm::object::create_uctx_out;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{create_qp_in, create_qp_out, qpc};
+use uverbs_uapi::mlx5::prm::rqc::{create_rq_out, create_sq_out};
 use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 
 use crate::data::wqe::Control;
 use crate::decode::{self, hex, service_name};
 use crate::object::uar;
-use crate::record::{Counter, Entry, Recording, Source};
+use crate::record::{Counter, Entry, RAW, Recording, Source};
 
 /// What was written to one buffer of a register, from its first byte on.
 struct Burst {
@@ -58,6 +59,8 @@ struct Reader {
     programs: BTreeMap<u16, usize>,
     pairs: BTreeMap<u32, Owned>,
     shared: BTreeMap<u32, Owned>,
+    /// Queues of raw packets: those of sends, and those of receives.
+    raw: [BTreeMap<u32, Owned>; 2],
     completions: BTreeMap<u32, Owned>,
     records: BTreeMap<(Counter, u32), u32>,
     rung: Bursts,
@@ -150,7 +153,8 @@ impl Vectors {
                 reader.records.insert((counter, number), value);
             }
             Entry::Request { service, number, index, bytes, .. } => {
-                if let Some(owner) = reader.pairs.get(&number) {
+                let queues = if service == RAW { &reader.raw[0] } else { &reader.pairs };
+                if let Some(owner) = queues.get(&number) {
                     self.request(reader, *owner, place, service, number, index, &bytes);
                 }
             }
@@ -248,7 +252,7 @@ impl Vectors {
         let (owner, counter, name) = match source {
             Source::Pair => (reader.pairs.get(&number), Counter::Receive, "pair"),
             Source::Shared => (reader.shared.get(&number), Counter::Shared, "shared"),
-            Source::Raw => (None, Counter::Raw, "raw"),
+            Source::Raw => (reader.raw[1].get(&number), Counter::Raw, "raw"),
         };
         let Some(owner) = owner else { return };
         let segments = decode::receive_segments(linked, bytes);
@@ -321,14 +325,26 @@ impl Reader {
                 self.count += 1;
             }
         }
-        let Some(program) = self.programs.get(&half(2)).copied() else { return };
+        let program = self.programs.get(&half(2)).copied().or_else(|| {
+            // mlx5_ib makes initiators of extended connections in a domain of its own.
+            (half(0) == opcode::CREATE_QP && service(input) == XRC && half(2) == 0)
+                .then(|| self.count.checked_sub(1))?
+        });
+        let Some(program) = program else { return };
         let mut owned = Owned { program, service: 0 };
         match half(0) {
             opcode::CREATE_QP => {
                 let number = Bits::<create_qp_out, _>::new(output).get32(create_qp_out::qpn);
-                let context = Bits::<create_qp_in, _>::new(input);
-                owned.service = context.sub(create_qp_in::qpc).get(qpc::st) as u8;
+                owned.service = service(input);
                 self.pairs.insert(number, owned);
+            }
+            opcode::CREATE_SQ => {
+                let number = Bits::<create_sq_out, _>::new(output).get32(create_sq_out::sqn);
+                self.raw[0].insert(number, owned);
+            }
+            opcode::CREATE_RQ => {
+                let number = Bits::<create_rq_out, _>::new(output).get32(create_rq_out::rqn);
+                self.raw[1].insert(number, owned);
             }
             opcode::CREATE_CQ => {
                 let number = Bits::<create_cq_out, _>::new(output).get32(create_cq_out::cqn);
@@ -346,6 +362,14 @@ impl Reader {
         }
     }
 }
+
+/// The service that a queue pair is made for.
+fn service(input: &[u8]) -> u8 {
+    Bits::<create_qp_in, _>::new(input).sub(create_qp_in::qpc).get(qpc::st) as u8
+}
+
+/// Extended connections.
+const XRC: u8 = 3;
 
 /// Joins the writes to registers of send queues into doorbells and copies.
 fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {

@@ -7,8 +7,10 @@
 //! This is the only module with `unsafe`. An address is whatever the guest wrote into a queue: one
 //! that is not backed is answered as [`Fault`].
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -24,9 +26,16 @@ pub struct Fault {
     pub len: usize,
 }
 
-/// A stretch of shared memory.
+/// A stretch of shared memory. It stays with one thread: accesses of different sizes to one place at
+/// once are not defined between threads of a program, only between it and the guest.
+///
+/// ```compile_fail
+/// fn shared_by_threads<T: Sync>() {}
+/// shared_by_threads::<connectx::guest::Shared>();
+/// ```
 pub struct Shared {
     map: MmapRaw,
+    not_sync: PhantomData<Cell<u8>>,
 }
 
 impl Shared {
@@ -40,7 +49,7 @@ impl Shared {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file)?;
-        Ok(Self { map })
+        Ok(Self { map, not_sync: PhantomData })
     }
 
     /// `len` zero bytes that another process may map by the file, and whose size stays.
@@ -195,7 +204,7 @@ impl GuestMemory {
     /// If the memory cannot be had.
     pub fn plain(base: u64, len: usize) -> io::Result<Self> {
         let map = MmapRaw::from(memmap2::MmapMut::map_anon(len)?);
-        let memory = Some((Shared { map }, 0));
+        let memory = Some((Shared { map, not_sync: PhantomData }, 0));
         Ok(Self { windows: vec![Window { base, len: len as u64, writable: true, memory }] })
     }
 
@@ -278,26 +287,38 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// Looks whether a range can be written.
+    ///
+    /// # Errors
+    /// [`Fault`] if any byte is not backed or not writable.
+    pub fn writable(&self, address: u64, len: usize) -> Result<(), Fault> {
+        let fault = Fault { address, len };
+        let mut done = 0;
+        while done < len {
+            let at = address.checked_add(done as u64).ok_or(fault)?;
+            let (window, memory, offset) = self.find(at).ok_or(fault)?;
+            if !window.writable {
+                return Err(fault);
+            }
+            done += (len - done).min(memory.len() - offset);
+        }
+        Ok(())
+    }
+
     /// Writes guest memory; a range that is not wholly backed is not written at all.
     ///
     /// # Errors
     /// [`Fault`] if any byte is not backed or not writable.
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
         let fault = Fault { address, len: from.len() };
-        for check in [true, false] {
-            let mut done = 0;
-            while done < from.len() {
-                let at = address.checked_add(done as u64).ok_or(fault)?;
-                let (window, memory, offset) = self.find(at).ok_or(fault)?;
-                let len = (from.len() - done).min(memory.len() - offset);
-                if !window.writable {
-                    return Err(fault);
-                }
-                if !check {
-                    memory.write(offset, &from[done..done + len]).ok_or(fault)?;
-                }
-                done += len;
-            }
+        self.writable(address, from.len())?;
+        let mut done = 0;
+        while done < from.len() {
+            let at = address.checked_add(done as u64).ok_or(fault)?;
+            let (_, memory, offset) = self.find(at).ok_or(fault)?;
+            let len = (from.len() - done).min(memory.len() - offset);
+            memory.write(offset, &from[done..done + len]).ok_or(fault)?;
+            done += len;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::io::Write;
 pub struct Interrupts {
     vectors: Vec<Vector>,
     losing: u32,
+    enabled: bool,
 }
 
 #[derive(Default)]
@@ -21,12 +22,16 @@ struct Vector {
 impl Interrupts {
     /// `count` vectors, none connected.
     pub fn new(count: usize) -> Self {
-        Self { vectors: (0..count).map(|_| Vector::default()).collect(), losing: 0 }
+        Self { vectors: (0..count).map(|_| Vector::default()).collect(), losing: 0, enabled: true }
     }
 
     /// Raises a vector; one that is not connected is only counted.
     pub fn raise(&mut self, vector: usize) {
         let Some(vector) = self.vectors.get_mut(vector) else { return };
+        // Interrupts are writes to memory, and may be forbidden like those.
+        if !self.enabled {
+            return;
+        }
         vector.raised += 1;
         if self.losing > 0 {
             self.losing -= 1;
@@ -37,6 +42,11 @@ impl Interrupts {
         {
             log::warn!("eventfd: {error}");
         }
+    }
+
+    /// Lets interrupts through, or not: those meanwhile are lost.
+    pub(crate) fn enable(&mut self, on: bool) {
+        self.enabled = on;
     }
 
     /// Loses the next `count` interrupts, whichever they are.

@@ -32,6 +32,7 @@ pub mod port;
 mod ppcnt;
 pub mod record;
 pub mod register;
+pub mod repetition;
 pub mod segment;
 pub mod table;
 pub mod var;

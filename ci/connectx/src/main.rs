@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use connectx::device::{Options, PortType};
 use connectx::fabric::Fabric;
 use connectx::golden::Vectors;
 use connectx::record::Recorder;
+use connectx::repetition::Repetitions;
 use connectx::vfio::session::Session;
 use connectx::vfio::wire::Broken;
 use connectx::{control, decode};
@@ -81,7 +83,9 @@ enum Port {
     Ib,
 }
 
-struct Log;
+/// Prints what is logged. Warnings and errors that repeat become rare; whoever asks for more than
+/// those gets it all.
+struct Log(Mutex<Repetitions>);
 
 impl log::Log for Log {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -89,7 +93,17 @@ impl log::Log for Log {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        eprintln!("connectx {}: {}", record.level().as_str().to_lowercase(), record.args());
+        let level = record.level().as_str().to_lowercase();
+        let line = record.args().to_string();
+        let count = match self.0.lock() {
+            Ok(mut seen) if log::max_level() <= log::LevelFilter::Warn => seen.note(&line),
+            _ => Some(1),
+        };
+        match count {
+            None => {}
+            Some(1) => eprintln!("connectx {level}: {line}"),
+            Some(count) => eprintln!("connectx {level}: {line} ({count} times)"),
+        }
     }
 
     fn flush(&self) {}
@@ -109,8 +123,8 @@ struct Place {
 
 fn main() -> io::Result<()> {
     let arguments = Arguments::parse();
-    static LOG: Log = Log;
-    if log::set_logger(&LOG).is_ok() {
+    static LOG: LazyLock<Log> = LazyLock::new(|| Log(Mutex::default()));
+    if log::set_logger(&*LOG).is_ok() {
         log::set_max_level(arguments.log);
     }
     if let Some(verb) = arguments.verb {

@@ -16,6 +16,7 @@ pub mod uar;
 pub mod uctx;
 pub mod umem;
 
+use crate::buffer::Listed;
 use crate::effort::Effort;
 use crate::table::Table;
 
@@ -30,6 +31,8 @@ pub struct Objects {
     pub(crate) counters: Table<counter::CounterSet>,
     pub(crate) flow_counters: Table<crate::port::Traffic>,
     pub(crate) mkeys: Table<mkey::Mkey>,
+    /// Pages of all queues, and of memory registered for them.
+    pub(crate) listed: Listed,
     /// Bytes of the lists of all keys.
     pub(crate) mkey_lists: usize,
     /// What is done for the request at hand.
@@ -62,6 +65,7 @@ impl Objects {
             counters: Table::new("counter set", 1..=0xff),
             flow_counters: Table::new("flow counter", 1..=0xffff),
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
+            listed: Listed::default(),
             mkey_lists: 0,
             effort: Effort::default(),
             eqs: Table::new("EQ", 1..=63),
@@ -79,6 +83,18 @@ impl Objects {
             groups: mcg::Groups::default(),
             memic: memic::Memic::default(),
         }
+    }
+
+    /// A kind of which a user context still has one. UAR pages are not held against it.
+    pub(crate) fn left_by(&self, uid: u32) -> Option<&'static str> {
+        macro_rules! first {
+            ($($table:ident)*) => {
+                $(if self.$table.owned_by(uid) { return Some(self.$table.kind()) })*
+            };
+        }
+        first!(umems pds xrcds transport_domains counters flow_counters mkeys cqs qps srqs);
+        first!(rqs sqs tises tirs rqts flow_tables);
+        None
     }
 
     /// How many there are of each kind.

@@ -9,7 +9,7 @@ use uverbs_uapi::mlx5::prm::vport::{
     query_hca_vport_gid_out, query_hca_vport_pkey_in, query_nic_vport_context_in,
     query_nic_vport_context_out, query_roce_address_in, query_roce_address_out,
     query_vport_counter_in, query_vport_counter_out, query_vport_state_in, query_vport_state_out,
-    roce_addr_layout, set_l2_table_entry_in, set_roce_address_in, traffic_counter,
+    roce_addr_layout, set_roce_address_in, traffic_counter,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
@@ -195,6 +195,26 @@ impl Device {
         let chosen = input.sub(modify_nic_vport_context_in::field_select);
         let new = input.sub(modify_nic_vport_context_in::nic_vport_context);
         use nic_vport_context as nic;
+        // Everything is looked at before anything changes.
+        if chosen.is_set(select::affiliation) {
+            return refuse!(BadParam, "affiliation with another function is not modelled");
+        }
+        if chosen.is_set(select::addresses_list) {
+            let kind = new.get(nic::allowed_list_type);
+            let count = new.get(nic::allowed_list_size) as usize;
+            let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
+            let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
+            let Some(to) = self.port.lists.get_mut(kind as usize) else {
+                return refuse!(BadParam, "address list {kind}");
+            };
+            if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
+                return refuse!(LimitExceeded, "{count} entries in address list {kind}");
+            }
+            let Some(list) = list.get(..count * entry) else {
+                return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
+            };
+            *to = list.to_vec();
+        }
         let own = &mut self.port.context;
         for (choice, fields) in [
             (select::node_guid, &[nic::node_guid][..]),
@@ -223,25 +243,6 @@ impl Device {
                     own.set(*field, new.get(*field));
                 }
             }
-        }
-        if chosen.is_set(select::affiliation) {
-            return refuse!(BadParam, "affiliation with another function is not modelled");
-        }
-        if chosen.is_set(select::addresses_list) {
-            let kind = new.get(nic::allowed_list_type);
-            let count = new.get(nic::allowed_list_size) as usize;
-            let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
-            let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
-            let Some(to) = self.port.lists.get_mut(kind as usize) else {
-                return refuse!(BadParam, "address list {kind}");
-            };
-            if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
-                return refuse!(LimitExceeded, "{count} entries in address list {kind}");
-            }
-            let Some(list) = list.get(..count * entry) else {
-                return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
-            };
-            *to = list.to_vec();
         }
         Ok(vec![])
     }
@@ -371,24 +372,33 @@ impl Device {
         out.set_sub(query_roce_address_out::roce_address, entry.bytes());
         Ok(out.into_inner())
     }
+}
 
-    pub(crate) fn set_l2_table_entry(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<set_l2_table_entry_in, _>::new(input);
-        let index = input.get32(set_l2_table_entry_in::table_index);
-        if index >= 256 {
-            return refuse!(BadIndex, "L2 table entry {index}, 256 exist");
-        }
-        let mac = input.get(set_l2_table_entry_in::mac_address);
-        self.l2_table.insert(index, mac);
-        Ok(vec![])
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Options;
 
-    pub(crate) fn delete_l2_table_entry(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<set_l2_table_entry_in, _>::new(input);
-        let index = input.get32(set_l2_table_entry_in::table_index);
-        if self.l2_table.remove(&index).is_none() {
-            return refuse!(BadIndex, "L2 table entry {index} is not set");
+    #[test]
+    fn a_refused_change_of_the_context_changes_nothing() {
+        use nic_vport_context as nic;
+        let mut device = Device::new(Options::default(), 1);
+        let before = device.port.context.bytes().to_vec();
+        for wrong in ["affiliation", "list"] {
+            let mut input = Bits::<modify_nic_vport_context_in, _>::new(vec![
+                0;
+                modify_nic_vport_context_in::SIZE
+            ]);
+            let mut chosen = input.sub_mut(modify_nic_vport_context_in::field_select);
+            chosen.set(select::promisc, 1);
+            chosen.set(select::affiliation, u64::from(wrong == "affiliation"));
+            chosen.set(select::addresses_list, u64::from(wrong == "list"));
+            let mut context = input.sub_mut(modify_nic_vport_context_in::nic_vport_context);
+            context.set(nic::promisc_all, 1);
+            context.set(nic::allowed_list_size, 1);
+            let input = input.into_inner();
+            assert!(device.modify_nic_vport_context(&input).is_err(), "{wrong}");
+            assert_eq!(device.port.context.bytes(), before, "{wrong}");
         }
-        Ok(vec![])
     }
 }

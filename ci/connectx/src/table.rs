@@ -116,6 +116,11 @@ impl<T> Table<T> {
         self.allow(uid, number)
     }
 
+    /// Whether a context has one.
+    pub fn owned_by(&self, uid: u32) -> bool {
+        self.rows.values().any(|row| row.owner == uid)
+    }
+
     /// Removes what a context leaves behind and nobody holds; says how many there were.
     pub fn reclaim(&mut self, uid: u32) -> usize {
         let before = self.rows.len();

@@ -117,6 +117,22 @@ fn a_context_that_ends_leaves_no_doorbell_pages() {
     assert_eq!(count(&mut driver), before);
 }
 
+/// Whoever gets its number next would own what is left.
+#[test]
+fn a_context_ends_after_what_it_made() {
+    let mut driver = Driver::new();
+    let uid = driver.context();
+    let out = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+    let mut end = vec![0; 16];
+    end[10..12].copy_from_slice(&(uid as u16).to_be_bytes());
+    assert_eq!(driver.simple(opcode::DESTROY_UCTX, &end).unwrap_err().0, BUSY);
+    driver.simple_as(uid, opcode::DEALLOC_PD, &number(pd)).unwrap();
+    driver.simple(opcode::DESTROY_UCTX, &end).unwrap();
+    let gone = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap_err();
+    assert_eq!(gone.0, BAD_RESOURCE);
+}
+
 #[test]
 fn a_queue_lies_where_its_registered_memory_says() {
     // As in the manual; the kernel, which never uses them, does not describe them.

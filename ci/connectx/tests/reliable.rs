@@ -45,6 +45,44 @@ fn writes_reads_and_atomics_do_what_they_say() {
     }
 }
 
+#[test]
+fn the_old_value_of_an_atomic_comes_in_the_order_that_was_asked_for() {
+    for host_order in [true, false] {
+        let mut p = Pair::new();
+        p.driver.host_order_atomics(host_order);
+        p.driver.memory().write(p.to, &5u64.to_le_bytes()).unwrap();
+        let add = [7u64.to_be_bytes(), [0; 8]].concat();
+        let segments = [Pair::remote(p.to, p.key), add, p.local(8)].concat();
+        p.driver.post_send(&mut p.a, FETCH_ADD, 0, &segments);
+        let old = if host_order { 5u64.to_le_bytes() } else { 5u64.to_be_bytes() };
+        assert_eq!(p.bytes(p.from), old);
+        assert_eq!(p.bytes(p.to), 12u64.to_le_bytes());
+    }
+}
+
+#[test]
+fn without_data_no_key_is_looked_at() {
+    for op in [WRITE, READ] {
+        let mut p = Pair::new();
+        let remote = Pair::remote(0, p.key ^ 1);
+        p.driver.post_send(&mut p.a, op, 0, &remote);
+        assert_eq!(p.driver.cqe(p.sent, 0).0, REQUEST, "{op:#x}");
+    }
+}
+
+#[test]
+fn a_connection_has_a_path_mtu() {
+    const BAD_PARAMETER: u8 = 0x03;
+    let mut p = Pair::new();
+    for mtu in [0, 6, 7, 5] {
+        p.driver.modify(opcode::TO_RST_QP, &p.a, 0, &[]).unwrap();
+        p.driver.modify(opcode::RST2INIT_QP, &p.a, 0, &[]).unwrap();
+        let end = p.driver.modify(opcode::INIT2RTR_QP, &p.a, p.b.number, &[(qpc::mtu, mtu)]);
+        let status = end.err().map_or(0, |refused| refused.0);
+        assert_eq!(status, if mtu == 5 { 0 } else { BAD_PARAMETER }, "{mtu}");
+    }
+}
+
 /// Syndrome of the first completion of a request that names this memory of the other side.
 fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     let mut p = Pair::new();

@@ -20,6 +20,7 @@ mod module;
 mod monitor;
 mod outcome;
 mod peers;
+mod processor;
 mod progress;
 mod proof;
 mod python;

@@ -7,6 +7,7 @@ use crate::device::{CONTROL, Companion, Device};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::monitor::Monitor;
+use crate::processor;
 use crate::qemu::Qemu;
 use crate::tie;
 use anyhow::{Context, Result, bail};
@@ -207,6 +208,12 @@ impl Vm {
         std::fs::remove_file(&archive)?;
         ready?;
         vm.boot_time = start.elapsed();
+        // Where that is not allowed, its device is slower.
+        if vm.companion.is_some()
+            && let Err(error) = vm.processors().and_then(|threads| processor::give_way(&threads))
+        {
+            eprintln!("the machine's processors keep their priority: {error:#}");
+        }
         Ok(vm)
     }
 
@@ -249,6 +256,16 @@ impl Vm {
     /// QEMU's own controls.
     pub(crate) fn monitor(&self) -> Result<Monitor> {
         Monitor::connect(&self.socket(&monitor(self.number)))
+    }
+
+    /// The host's threads that are its processors.
+    fn processors(&self) -> Result<Vec<i32>> {
+        let answer = self.monitor()?.order("query-cpus-fast", serde_json::json!({}))?;
+        let threads = answer.as_array().context("no list of processors")?.iter();
+        threads
+            .map(|one| one["thread-id"].as_i64().and_then(|number| number.try_into().ok()))
+            .collect::<Option<_>>()
+            .context("a processor without thread")
     }
 
     /// What the emulated ConnectX tells of itself.

@@ -225,35 +225,45 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
+    use crate::mem::sync::Touched;
     use loom::sync::Arc;
     use loom::thread;
 
     /// A place is used again only when what it held was read: the device is a pair of counters,
-    /// the poller must find the number of the request that it was told of.
+    /// the poller must find the number of the request that it was told of. That numbers are atomics
+    /// hides from loom when they are read too late; `held` is read and written with them.
     #[test]
     fn a_place_is_free_when_it_was_read() {
         loom::model(|| {
             let sends = Arc::new(Sends::new(1));
+            let held = Arc::new(Touched::new());
             // What the device was told, and what it completed: its doorbells are barriers.
-            let rung = Arc::new(AtomicU32::new(0));
+            let rung = Arc::new(AtomicU32::new(1));
             sends.posted.note(0, 100, 0, 0);
-            rung.store(1, Ordering::Release);
             let poster = {
-                let (sends, rung) = (sends.clone(), rung.clone());
+                let (sends, rung, held) = (sends.clone(), rung.clone(), held.clone());
                 thread::spawn(move || {
                     if sends.tail() == 1 {
+                        held.write();
                         sends.posted.note(1, 101, 1, 0);
                         rung.store(2, Ordering::Release);
                     }
                 })
             };
-            assert_eq!(rung.load(Ordering::Acquire), 1);
-            assert_eq!(sends.complete(0).wr_id, 100);
+            let poller = {
+                let (sends, rung, held) = (sends.clone(), rung.clone(), held.clone());
+                thread::spawn(move || {
+                    held.read();
+                    assert_eq!(sends.complete(0).wr_id, 100);
+                    if rung.load(Ordering::Acquire) == 2 {
+                        held.read();
+                        assert_eq!(sends.complete(1).wr_id, 101);
+                        assert_eq!(sends.tail(), 2);
+                    }
+                })
+            };
             poster.join().unwrap();
-            if rung.load(Ordering::Acquire) == 2 {
-                assert_eq!(sends.complete(1).wr_id, 101);
-                assert_eq!(sends.tail(), 2);
-            }
+            poller.join().unwrap();
         });
     }
 
@@ -261,24 +271,32 @@ mod model {
     fn a_receive_is_free_when_it_was_read() {
         loom::model(|| {
             let receives = Arc::new(Posted::new(1));
-            let rung = Arc::new(AtomicU32::new(0));
+            let held = Arc::new(Touched::new());
+            let rung = Arc::new(AtomicU32::new(1));
             receives.wr_ids.at(0).store(100, Ordering::Relaxed);
-            rung.store(1, Ordering::Release);
             let poster = {
-                let (receives, rung) = (receives.clone(), rung.clone());
+                let (receives, rung, held) = (receives.clone(), rung.clone(), held.clone());
                 thread::spawn(move || {
                     if receives.tail() == 1 {
+                        held.write();
                         receives.wr_ids.at(1).store(101, Ordering::Relaxed);
                         rung.store(2, Ordering::Release);
                     }
                 })
             };
-            assert_eq!(rung.load(Ordering::Acquire), 1);
-            assert_eq!(receives.complete(0), 100);
+            let poller = {
+                let (receives, rung, held) = (receives.clone(), rung.clone(), held.clone());
+                thread::spawn(move || {
+                    held.read();
+                    assert_eq!(receives.complete(0), 100);
+                    if rung.load(Ordering::Acquire) == 2 {
+                        held.read();
+                        assert_eq!(receives.complete(1), 101);
+                    }
+                })
+            };
             poster.join().unwrap();
-            if rung.load(Ordering::Acquire) == 2 {
-                assert_eq!(receives.complete(1), 101);
-            }
+            poller.join().unwrap();
         });
     }
 }

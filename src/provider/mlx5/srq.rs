@@ -240,32 +240,46 @@ impl SrqRing {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
+    use crate::mem::sync::Touched;
     use loom::sync::Arc;
     use loom::thread;
 
     /// Two pollers give entries back while the poster takes: each entry comes back once, and its
-    /// number was read before.
+    /// number was read before. That numbers are atomics hides from loom when they are read too
+    /// late; `held` is read and written with them.
     #[test]
     fn two_give_back_while_one_takes() {
         loom::model(|| {
             let slots = Arc::new(Slots::new(2));
+            let held = Arc::new([Touched::new(), Touched::new()]);
             slots.wr_ids.at(0).store(10, Ordering::Relaxed);
             slots.wr_ids.at(1).store(11, Ordering::Relaxed);
             let pollers: Vec<_> = (0..2u32)
                 .map(|at| {
-                    let slots = slots.clone();
-                    thread::spawn(move || assert_eq!(slots.complete(at), u64::from(at) + 10))
+                    let (slots, held) = (slots.clone(), held.clone());
+                    thread::spawn(move || {
+                        held[at as usize].read();
+                        assert_eq!(slots.complete(at), u64::from(at) + 10);
+                    })
                 })
                 .collect();
-            let mut seen = Vec::new();
-            slots.take(|at| {
-                seen.push(at);
-                // The entry is posted again at once.
-                slots.wr_ids.at(at).store(99, Ordering::Relaxed);
-            });
+            let poster = {
+                let slots = slots.clone();
+                thread::spawn(move || {
+                    let mut seen = Vec::new();
+                    slots.take(|at| {
+                        seen.push(at);
+                        // The entry is posted again at once.
+                        held[at as usize].write();
+                        slots.wr_ids.at(at).store(99, Ordering::Relaxed);
+                    });
+                    seen
+                })
+            };
             for poller in pollers {
                 poller.join().unwrap();
             }
+            let mut seen = poster.join().unwrap();
             slots.take(|at| seen.push(at));
             seen.sort_unstable();
             assert_eq!(seen, [0, 1]);

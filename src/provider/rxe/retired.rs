@@ -319,4 +319,34 @@ mod model {
             assert_eq!(seen, [OTHER; 4]);
         });
     }
+
+    /// What the poller gave back is behind what the device wrote, for who looks at both: else a ring
+    /// in which nothing is seems full of what is dead, and swallows what the next one of that number
+    /// completes.
+    #[test]
+    fn poll_while_there_is_nothing_of_the_dead() {
+        loom::model(|| {
+            let ring = Ring::new();
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let mut poller = Poller {
+                ring: ring.clone(),
+                retirements: retirements.clone(),
+                retired: Retired::default(),
+                position: 0,
+            };
+            let owner = thread::spawn(move || retirements.retire(QPN));
+            let device = ring.clone();
+            let polling = thread::spawn(move || {
+                let mut seen = Vec::new();
+                device.put(OTHER);
+                poller.poll(&mut seen);
+                (poller, seen)
+            });
+            let (mut poller, mut seen) = polling.join().unwrap();
+            owner.join().unwrap();
+            ring.put(NEW);
+            poller.poll(&mut seen);
+            assert_eq!(seen, [OTHER, NEW]);
+        });
+    }
 }

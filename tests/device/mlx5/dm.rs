@@ -10,7 +10,7 @@ use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
     Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
-    OnDevice, Remote, SendWr, WcOpcode, WcStatus,
+    OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
 trials![
@@ -26,6 +26,7 @@ trials![
     registered_memory_is_not_freed,
     another_process_copies_and_writes,
     ownership_crosses,
+    ownership_of_a_region_crosses,
     stale_envelopes_are_refused,
     memory_leaves_nothing,
 ];
@@ -331,6 +332,30 @@ fn ownership_crosses() -> Verdict {
     partner.ask("dm-own", "owned")?;
     partner.dismiss()?;
     assert_eq!(context.handles(ObjectKind::DM)?, [0u32; 0], "the new owner freed it");
+    Ok(())
+}
+
+fn ownership_of_a_region_crosses() -> Verdict {
+    let context = open()?;
+    let memory = alloc(&context, BYTES)?;
+    let pd = context.alloc_pd()?;
+    // Not at the beginning of the memory, of which the kernel tells.
+    let mut region = pd.register_dm(&memory, 1024.., Access::ALL_REMOTE)?;
+    let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    let mut partner = Partner::start()?;
+    partner.import(&context)?;
+    let sent = region.release().map_err(|(_, error)| error)?;
+    let sent_pd = pd.release().map_err(|(_, error)| error)?;
+    partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
+    partner.ask(&format!("mr {}", print(&sent)), "mr")?;
+    let (memory, error) = memory.destroy().unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "the region has crossed: {error}");
+    partner.ask("own", "owned")?;
+    assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0], "the new owner destroyed it");
+    memory.destroy().map_err(|(_, error)| error)?;
+    partner.dismiss()?;
+    assert_eq!(context.leaked(), 0);
     Ok(())
 }
 

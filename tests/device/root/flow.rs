@@ -20,6 +20,8 @@ trials![
     ipv6_headers,
     ports,
     packets_are_dropped,
+    rules_let_others_have_their_packets,
+    rules_for_what_is_sent_are_refused,
     completions_are_marked,
     first_priority_comes_first,
     two_rules_alike_make_two_copies,
@@ -111,6 +113,8 @@ fn ipv4_headers() -> Verdict {
         (ip().dst_masked(one, net), packet("198.51.100.1", "203.0.113.2", UDP, 0x28)?),
         (ip().dst(two).proto(UDP), packet("198.51.100.1", "198.51.100.2", TCP, 0x28)?),
         (ip().dst(two).src(one), packet("198.51.100.2", "198.51.100.1", UDP, 0x28)?),
+        (ip().tos(0x28), packet("198.51.100.1", "198.51.100.2", UDP, 0x2c)?),
+        (ip().dst(two).tos(0x28), packet("198.51.100.1", "198.51.100.2", UDP, 0x29)?),
     ] {
         let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac)).spec(spec);
         let no_ip = Frame::new(b.mac, a.mac, b"data");
@@ -121,10 +125,12 @@ fn ipv4_headers() -> Verdict {
 
 fn ipv6_headers() -> Verdict {
     let (mut a, mut b) = Station::both()?;
-    let packet = |from: &str, to: &str, protocol| -> Verdict<Frame> {
+    let labelled = |from: &str, to: &str, protocol, class, label| -> Verdict<Frame> {
         let (from, to) = (format!("[{from}]:1").parse()?, format!("[{to}]:2").parse()?);
-        Ok(Frame::new(b.mac, a.mac, b"data").ip(protocol, from, to, 0))
+        Ok(Frame::new(b.mac, a.mac, b"data").ip(protocol, from, to, class).label(label))
     };
+    let packet = |from: &str, to: &str, protocol| labelled(from, to, protocol, 0x28, 0x9_8765);
+    let other = |class, label| labelled("2001:db8::1", "2001:db8:1::2", UDP, class, label);
     let right = packet("2001:db8::1", "2001:db8:1::2", UDP)?;
     let (one, two): (Ipv6Addr, Ipv6Addr) = ("2001:db8::1".parse()?, "2001:db8:1::2".parse()?);
     let net: Ipv6Addr = "ffff:ffff:ffff::".parse()?;
@@ -134,6 +140,9 @@ fn ipv6_headers() -> Verdict {
         (ip().dst(two), packet("2001:db8::1", "2001:db8:1::1", UDP)?),
         (ip().dst_masked(two, net), packet("2001:db8::1", "2001:db8:2::2", UDP)?),
         (ip().src(one).next_hdr(UDP), packet("2001:db8::1", "2001:db8:1::2", TCP)?),
+        (ip().flow_label(0x9_8765), other(0x28, 0x9_8764)?),
+        (ip().dst(two).flow_label(0x9_8765), other(0x28, 0x1_8765)?),
+        (ip().src(one).traffic_class(0x28), other(0x2a, 0x9_8765)?),
     ] {
         let rule = b.rule().spec(FlowEth::new().dst_mac(b.mac)).spec(spec);
         let four = Frame::new(b.mac, a.mac, b"data");
@@ -196,6 +205,26 @@ fn packets_are_dropped() -> Verdict {
     a.send(&unwanted)?;
     b.expect(&unwanted)?;
     Ok(())
+}
+
+fn rules_let_others_have_their_packets() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let mut c = Station::on(&env::second()?)?;
+    let first = b.qp.create_flow(&udp(&b, 7000).priority(1).tag(1).dont_trap())?;
+    let _second = c.qp.create_flow(&udp(&b, 7000).priority(2).tag(2))?;
+    let frame = packet(&a, &b, 7000);
+    b.listen()?;
+    c.listen()?;
+    a.send(&frame)?;
+    assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (1, 2));
+    // One that keeps them leaves none to the other.
+    first.destroy().map_err(|(_, error)| error)?;
+    let _keeping = b.qp.create_flow(&udp(&b, 7000).priority(1).tag(3))?;
+    b.listen()?;
+    c.listen()?;
+    a.send(&frame)?;
+    assert_eq!(b.expect(&frame)?.tag, 3);
+    c.expect_silence()
 }
 
 fn completions_are_marked() -> Verdict {
@@ -303,6 +332,30 @@ fn rules_come_and_go() -> Verdict {
     drop(flows);
     it.qp.destroy().map_err(|(_, error)| error)?;
     assert_eq!(it.context.leaked(), 0);
+    Ok(())
+}
+
+/// A rule for what is sent either works or is refused in words; nothing is left of it.
+fn rules_for_what_is_sent_are_refused() -> Verdict {
+    let (mut a, mut b) = Station::both()?;
+    let _hears = b.qp.create_flow(&udp(&b, 7000))?;
+    let frame = packet(&a, &b, 7000);
+    let rule = a.rule().egress().spec(FlowEth::new().dst_mac(b.mac)).drop_packets();
+    match a.qp.create_flow(&rule) {
+        Err(error) => {
+            assert!(matches!(error.errno(), Errno::OPNOTSUPP | Errno::INVAL), "{error}");
+            assert!(error.message().contains("egress: true"), "{error}");
+        }
+        Ok(flow) => {
+            b.listen()?;
+            a.send(&frame)?;
+            b.expect_silence()?;
+            flow.destroy().map_err(|(_, error)| error)?;
+        }
+    }
+    b.listen()?;
+    a.send(&frame)?;
+    b.expect(&frame)?;
     Ok(())
 }
 

@@ -4,8 +4,7 @@
 //! refused as firmware refuses what it does not know, and logged by name the first time.
 
 use uverbs_uapi::mlx5::prm::cmd::{
-    query_adapter_out, query_adapter_param_block, query_issi_out, query_special_contexts_out,
-    set_issi_in,
+    query_adapter_out, query_adapter_param_block, query_issi_out, set_issi_in,
 };
 use uverbs_uapi::mlx5::prm::opcode::*;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
@@ -14,6 +13,23 @@ use super::refusal::{Refused, refuse};
 use crate::device::Device;
 use crate::fault::Failure;
 use crate::table::{KERNEL, SHARED};
+
+/// What the driver may ask before it initialises the function, and after it has torn it down.
+const BEFORE_INIT: [u16; 13] = [
+    NOP,
+    ENABLE_HCA,
+    DISABLE_HCA,
+    INIT_HCA,
+    TEARDOWN_HCA,
+    QUERY_ISSI,
+    SET_ISSI,
+    QUERY_PAGES,
+    MANAGE_PAGES,
+    QUERY_HCA_CAP,
+    SET_HCA_CAP,
+    QUERY_ADAPTER,
+    ACCESS_REG,
+];
 
 /// Carries out a command and returns the whole output; `room` is the length the driver expects.
 /// `None` is no answer at all, for a test.
@@ -62,10 +78,18 @@ fn run(
     if !matches!(uid, KERNEL | SHARED) && op != DESTROY_UCTX {
         device.objects.uctxs.get(uid)?;
     }
+    if !device.running && !BEFORE_INIT.contains(&op) {
+        return refuse!(BadSystemState, "INIT_HCA comes first");
+    }
     match op {
         ENABLE_HCA | NOP => Ok(vec![]),
-        INIT_HCA | TEARDOWN_HCA | DISABLE_HCA => {
-            device.pages.run(op == INIT_HCA);
+        INIT_HCA => {
+            device.running = true;
+            device.pages.run(true);
+            Ok(vec![])
+        }
+        TEARDOWN_HCA | DISABLE_HCA => {
+            device.tear_down();
             Ok(vec![])
         }
         QUERY_ISSI => {
@@ -97,14 +121,6 @@ fn run(
             block.set_span(query_adapter_param_block::vsd_contd_psid, b"EMU0000000001\0\0\0");
             Ok(out.into_inner())
         }
-        QUERY_SPECIAL_CONTEXTS => {
-            let mut out = Bits::<query_special_contexts_out, _>::new(vec![
-                0;
-                query_special_contexts_out::SIZE
-            ]);
-            out.set(query_special_contexts_out::resd_lkey, 0x100);
-            Ok(out.into_inner())
-        }
         ACCESS_REG => device.access_register(input),
 
         ALLOC_UAR => device.alloc_uar(uid),
@@ -117,7 +133,7 @@ fn run(
         DEALLOC_TRANSPORT_DOMAIN => device.dealloc_transport_domain(uid, input),
         ALLOC_Q_COUNTER => device.alloc_q_counter(uid),
         DEALLOC_Q_COUNTER => device.dealloc_q_counter(uid, input),
-        QUERY_Q_COUNTER => device.query_q_counter(input),
+        QUERY_Q_COUNTER => device.query_q_counter(uid, input),
         ALLOC_FLOW_COUNTER => device.alloc_flow_counter(uid, input),
         DEALLOC_FLOW_COUNTER => device.dealloc_flow_counter(uid, input),
         QUERY_FLOW_COUNTER => device.query_flow_counter(uid, input),
@@ -163,8 +179,6 @@ fn run(
         QUERY_HCA_VPORT_PKEY => device.query_hca_vport_pkey(input),
         SET_ROCE_ADDRESS => device.set_roce_address(input),
         QUERY_ROCE_ADDRESS => device.query_roce_address(input),
-        SET_L2_TABLE_ENTRY => device.set_l2_table_entry(input),
-        DELETE_L2_TABLE_ENTRY => device.delete_l2_table_entry(input),
 
         CREATE_SQ => device.create_sq(uid, input),
         MODIFY_SQ => device.modify_sq(uid, input),

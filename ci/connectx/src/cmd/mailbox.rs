@@ -115,6 +115,24 @@ pub fn read(
     Ok(())
 }
 
+/// Looks whether a chain at `address` takes `len` bytes.
+///
+/// # Errors
+/// What is wrong with the chain.
+pub fn check(
+    memory: &GuestMemory,
+    mut address: u64,
+    len: usize,
+    token: u8,
+) -> Result<(), Delivery> {
+    for number in 0..len.div_ceil(DATA) {
+        let bytes = block(memory, address, number, token, Way::Output)?;
+        memory.writable(address, BLOCK).map_err(|_| Delivery::OutputPointer)?;
+        address = next(&bytes);
+    }
+    Ok(())
+}
+
 /// Writes `data` to the chain at `address`, which the driver has laid out beforehand.
 ///
 /// # Errors

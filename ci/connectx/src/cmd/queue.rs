@@ -121,6 +121,10 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, De
         mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
     }
     device.recorder.add(device.now, &Entry::Command { slot: index, input: &input });
+    // What a command has made, and nobody hears of, could not be ended.
+    if out_len > INLINE {
+        mailbox::check(&device.memory, slot.u64(48), out_len - INLINE, slot.token())?;
+    }
     let Some(mut output) = super::dispatch::execute(device, &input, out_len) else {
         return Ok(false);
     };

@@ -27,6 +27,15 @@ const INLINE_64: u8 = 8;
 /// An object that asked for no index of its own.
 const NO_INDEX: u32 = 0xff_ffff;
 
+/// Kinds of queues in events, `MLX5_EVENT_QUEUE_TYPE_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum QueueType {
+    Pair = 0,
+    Receive = 1,
+    Send = 2,
+}
+
 /// A completion under construction.
 pub(crate) struct Cqe([u8; 64]);
 
@@ -216,19 +225,27 @@ impl Device {
     }
 
     pub(crate) fn qp_event(&mut self, qpn: u32, kind: u8) {
+        self.queue_event(QueueType::Pair, qpn, kind);
+    }
+
+    /// Tells of something that befell a queue.
+    pub(crate) fn queue_event(&mut self, queue: QueueType, number: u32, kind: u8) {
         let mut data = [0; 28];
-        // Type of the queue: a queue pair.
-        data[20] = 0;
-        data[24..].copy_from_slice(&qpn.to_be_bytes());
+        data[20] = queue as u8;
+        data[24..].copy_from_slice(&number.to_be_bytes());
         self.raise_event(kind, 0, &data);
     }
 
     /// Flushes the receives of a queue pair in its error state.
     pub(crate) fn flush_receives(&mut self, qpn: u32) {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return };
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if qp.srqn.is_some() || qp.service == Service::Xrc {
-            // Shared receives stay; the owner hears when none will be taken any more.
-            self.qp_event(qpn, event::LAST_WQE_REACHED);
+            // Shared receives stay; the owner hears once that none will be taken any more. What
+            // only sends never took any, though the driver gives it a queue for form's sake.
+            let sends_only = qp.service == Service::Xrc && qp.send.is_some();
+            if !std::mem::replace(&mut qp.told_last, true) && !sends_only {
+                self.qp_event(qpn, event::LAST_WQE_REACHED);
+            }
             return;
         }
         // As many as a ring can hold: the record may go on changing.

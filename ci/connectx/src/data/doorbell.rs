@@ -79,6 +79,14 @@ impl Doorbells {
     }
 }
 
+impl Doorbells {
+    /// Drops what is being gathered. What was counted stays.
+    pub(crate) fn forget(&mut self) {
+        self.bursts.clear();
+        self.given_up.clear();
+    }
+}
+
 impl Burst {
     /// Bytes that the work request has, whole blocks.
     fn wanted(&self) -> usize {

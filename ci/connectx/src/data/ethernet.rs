@@ -4,11 +4,13 @@
 
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
-use super::complete::Cqe;
+use super::complete::{Cqe, QueueType};
 use super::frame::{self, Parts};
 use super::message::Syndrome;
 use super::wqe::{Control, Gather, Segments, op};
 use crate::device::Device;
+use crate::fault::Syndromes;
+use crate::object::eq::event;
 use crate::object::flow::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
 use crate::object::raw::State;
@@ -33,6 +35,7 @@ const L4_OK: u8 = 1 << 2;
 const RECEIVED: u8 = 0x2;
 const SENT: u8 = 0x0;
 const SEND_ERROR: u8 = 0xd;
+const RECEIVE_ERROR: u8 = 0xe;
 
 /// Work of a raw send queue.
 pub(crate) enum Outgoing {
@@ -53,22 +56,26 @@ impl Device {
     /// Takes the next request of a raw send queue.
     pub(crate) fn next_frames(&mut self, sqn: u32) -> Outgoing {
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
-        if sq.state != State::Ready {
-            return Outgoing::Idle;
+        match sq.state {
+            State::Ready => {}
+            State::Error => {
+                self.flush_frames(sqn);
+                return Outgoing::Idle;
+            }
+            State::Reset => return Outgoing::Idle,
         }
-        if let Err(why) = sq.ring.refresh(&self.memory) {
-            log::warn!("SQ {sqn:#x}: {why}");
-            sq.state = State::Error;
-            return Outgoing::Idle;
-        }
-        if !sq.ring.waiting() {
-            return Outgoing::Idle;
-        }
-        let first = sq.ring.fetch(&self.memory, 1);
-        let control = first.ok().and_then(|b| b.first_chunk::<16>().map(Control::parse));
-        let Some(control) = control else { return Outgoing::Idle };
-        let Ok(bytes) = sq.ring.fetch(&self.memory, control.blocks().into()) else {
-            return Outgoing::Idle;
+        let request = match sq.ring.refresh(&self.memory) {
+            Ok(()) if !sq.ring.waiting() => return Outgoing::Idle,
+            Ok(()) => sq.ring.request(&self.memory),
+            Err(why) => Err(why),
+        };
+        let (control, bytes) = match request {
+            Ok(request) => request,
+            Err(why) => {
+                log::warn!("SQ {sqn:#x}: {why}");
+                self.raw_error(QueueType::Send, sqn);
+                return Outgoing::Idle;
+            }
         };
         let index = sq.ring.next();
         let request = Entry::Request {
@@ -82,28 +89,22 @@ impl Device {
         let pd = sq.pd;
         let tisn = sq.context.get32(sqc::tis_num_0);
         let wrong = control.index != index || control.number != sqn;
+        let operation = |why| Err((Syndrome::LocalQpOperation, why));
         let frames = match control.opcode {
-            _ if wrong => Err(format!("request {control:?} at block {index:#x}")),
+            _ if wrong => operation(format!("request {control:?} at block {index:#x}")),
             op::NOP => Ok(vec![]),
             op::SEND | op::LSO => self.frames(sqn, pd, &control, &bytes),
-            opcode => Err(format!("opcode {opcode:#x}")),
+            opcode => operation(format!("opcode {opcode:#x}")),
         };
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
         sq.ring.advance(control.blocks());
-        let failed = frames.is_err();
-        if failed {
+        let cause = frames.as_ref().err().map(|(syndrome, _)| *syndrome);
+        if cause.is_some() {
             sq.state = State::Error;
+            self.wake(sqn);
         }
-        if control.signaled() || failed {
-            let mut cqe = Cqe::new(if failed { SEND_ERROR } else { SENT });
-            cqe.put(32, sq.context.get32(sqc::user_index));
-            cqe.put(56, u32::from(control.opcode) << 24 | sqn);
-            cqe.put16(60, index);
-            if failed {
-                cqe.put8(54, 0x80).put8(55, Syndrome::LocalQpOperation as u8);
-            }
-            let cqn = sq.context.get32(sqc::cqn);
-            self.complete(cqn, cqe.bytes(), failed);
+        if control.signaled() || cause.is_some() {
+            self.complete_frames(sqn, control.opcode, index, cause);
         }
         match frames {
             Ok(frames) if frames.is_empty() => Outgoing::Done,
@@ -122,10 +123,90 @@ impl Device {
                 let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
                 Outgoing::Frames(frames, domain)
             }
-            Err(why) => {
+            Err((_, why)) => {
                 log::warn!("SQ {sqn:#x}: {why}");
                 Outgoing::Idle
             }
+        }
+    }
+
+    /// Reports a request of a raw send queue.
+    fn complete_frames(&mut self, sqn: u32, opcode: u8, index: u16, cause: Option<Syndrome>) {
+        let Ok(sq) = self.objects.sqs.get(sqn) else { return };
+        let mut cqe = Cqe::new(if cause.is_some() { SEND_ERROR } else { SENT });
+        cqe.put(32, sq.context.get32(sqc::user_index));
+        cqe.put(56, u32::from(opcode) << 24 | sqn);
+        cqe.put16(60, index);
+        if let Some(cause) = cause.map(Syndromes::from) {
+            cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
+        }
+        let cqn = sq.context.get32(sqc::cqn);
+        if !self.complete(cqn, cqe.bytes(), cause.is_some()) {
+            self.raw_error(QueueType::Send, sqn);
+        }
+    }
+
+    /// Ends what is posted to a raw send queue in its error state.
+    fn flush_frames(&mut self, sqn: u32) {
+        for _ in 0..1 << 16 {
+            let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return };
+            if sq.ring.refresh(&self.memory).is_err() || !sq.ring.waiting() {
+                return;
+            }
+            let index = sq.ring.next();
+            let opcode = match sq.ring.request(&self.memory) {
+                Ok((control, _)) => {
+                    sq.ring.advance(control.blocks());
+                    control.opcode
+                }
+                // What lies there cannot be told apart any more: all of it ends here.
+                Err(_) => {
+                    sq.ring.discard();
+                    0
+                }
+            };
+            self.complete_frames(sqn, opcode, index, Some(Syndrome::Flushed));
+        }
+    }
+
+    /// Stops a raw queue that cannot go on, and says so.
+    fn raw_error(&mut self, queue: QueueType, number: u32) {
+        let state = match queue {
+            QueueType::Send => self.objects.sqs.get_mut(number).ok().map(|sq| &mut sq.state),
+            _ => self.objects.rqs.get_mut(number).ok().map(|rq| &mut rq.state),
+        };
+        let Some(state) = state.filter(|state| **state != State::Error) else { return };
+        *state = State::Error;
+        self.queue_event(queue, number, event::WQ_CATASTROPHIC);
+        match queue {
+            QueueType::Send => self.wake(number),
+            _ => self.flush_raw_receives(number),
+        }
+    }
+
+    /// Reports a receive of a raw queue that failed.
+    fn fail_raw_receive(&mut self, rqn: u32, index: u16, cause: Syndrome) {
+        let Ok(rq) = self.objects.rqs.get(rqn) else { return };
+        let cause = Syndromes::from(cause);
+        let mut cqe = Cqe::new(RECEIVE_ERROR);
+        cqe.put(32, rq.context.get32(rqc::user_index));
+        cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
+        cqe.put(56, rqn);
+        cqe.put16(60, index);
+        let cqn = rq.context.get32(rqc::cqn);
+        if !self.complete(cqn, cqe.bytes(), true) {
+            self.raw_error(QueueType::Receive, rqn);
+        }
+    }
+
+    /// Ends what is posted to a raw receive queue in its error state.
+    pub(crate) fn flush_raw_receives(&mut self, rqn: u32) {
+        // As many as a ring can hold: the record may go on changing.
+        for _ in 0..1 << 15 {
+            let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return };
+            let Ok(Some(receive)) = rq.queue.peek(&self.memory) else { return };
+            rq.queue.take(&receive);
+            self.fail_raw_receive(rqn, receive.index, Syndrome::Flushed);
         }
     }
 
@@ -136,27 +217,32 @@ impl Device {
         pd: u32,
         control: &Control,
         bytes: &[u8],
-    ) -> Result<Vec<Vec<u8>>, String> {
+    ) -> Result<Vec<Vec<u8>>, (Syndrome, String)> {
+        let operation = |why| (Syndrome::LocalQpOperation, why);
         let mut segments = Segments::new(control, bytes);
-        let short = |_| "the request is too short".to_string();
+        let short = |_| operation("the request is too short".to_string());
         let (head, inline) = segments.ethernet().map_err(short)?;
         let gather = segments.gather().map_err(short)?;
         let len: u64 = gather.iter().map(Gather::len).sum();
         if len > MAX_DATA {
-            return Err(format!("{len} bytes to send"));
+            return Err((Syndrome::LocalLength, format!("{len} bytes to send")));
         }
         let mut frame = inline.to_vec();
         for entry in &gather {
             match entry {
                 Gather::Inline(bytes) => frame.extend(bytes),
-                Gather::Memory(entry) => frame.extend(self.read_pieces(Access {
-                    key: entry.key,
-                    pd,
-                    qpn: sqn,
-                    right: Right::LocalRead,
-                    address: entry.address,
-                    len: entry.len.into(),
-                })?),
+                Gather::Memory(entry) => {
+                    let place = Access {
+                        key: entry.key,
+                        pd,
+                        qpn: sqn,
+                        right: Right::LocalRead,
+                        address: entry.address,
+                        len: entry.len.into(),
+                    };
+                    let bytes = self.read_pieces(place);
+                    frame.extend(bytes.map_err(|why| (Syndrome::LocalProtection, why))?);
+                }
             }
         }
         let parts = Parts::find(&frame);
@@ -164,11 +250,11 @@ impl Device {
             op::LSO => {
                 let mss: usize = u16::from_be_bytes([head[6], head[7]]).into();
                 if len > MAX_FRAMES * mss as u64 {
-                    return Err(format!("{len} bytes in segments of {mss}"));
+                    return Err(operation(format!("{len} bytes in segments of {mss}")));
                 }
                 let frames = parts.segment(&frame, inline.len(), mss);
                 if frames.is_empty() {
-                    return Err(format!("cannot be cut into segments of {mss} bytes"));
+                    return Err(operation(format!("cannot be cut into segments of {mss} bytes")));
                 }
                 frames
             }
@@ -232,7 +318,8 @@ impl Device {
             .context
             .sub(tirc::rx_hash_field_selector_outer)
             .get(rx_hash_field_select::selected_fields);
-        let hash = parts.hash(frame, fields, tir.context.span(tirc::rx_hash_toeplitz_key));
+        let key = tir.context.span(tirc::rx_hash_toeplitz_key);
+        let hash = parts.hash(frame, fields, key, tir.context.is_set(tirc::rx_hash_symmetric));
         queues.get(hash as usize % queues.len().max(1)).copied()
     }
 
@@ -253,7 +340,7 @@ impl Device {
             }
             Err(why) => {
                 log::warn!("RQ {rqn:#x}: {why}");
-                rq.state = State::Error;
+                self.raw_error(QueueType::Receive, rqn);
                 return false;
             }
         };
@@ -289,6 +376,8 @@ impl Device {
                 if let Ok(rq) = self.objects.rqs.get_mut(rqn) {
                     rq.state = State::Error;
                 }
+                self.fail_raw_receive(rqn, receive.index, Syndrome::LocalProtection);
+                self.flush_raw_receives(rqn);
                 return false;
             }
         }
@@ -302,6 +391,10 @@ impl Device {
         cqe.put(44, data.len() as u32);
         cqe.put(56, flow_tag);
         cqe.put16(60, receive.index);
-        self.complete(cqn, cqe.bytes(), true)
+        let written = self.complete(cqn, cqe.bytes(), true);
+        if !written {
+            self.raw_error(QueueType::Receive, rqn);
+        }
+        written
     }
 }

@@ -7,6 +7,7 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::flow::{fte_match_param, fte_match_set_lyr_2_4 as layer};
 
 const VLAN: u16 = 0x8100;
+const SERVICE_VLAN: u16 = 0x88a8;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 pub(crate) const TCP: u8 = 6;
@@ -23,6 +24,8 @@ pub(crate) struct Parts {
     fragment: bool,
     protocol: u8,
     vlan: Option<u16>,
+    /// Whether the tag is that of a provider.
+    service: bool,
     ethertype: u16,
 }
 
@@ -50,7 +53,8 @@ impl Parts {
         let mut parts = Self::default();
         let Some(mut ethertype) = half(frame, 12) else { return parts };
         parts.network = 14;
-        if ethertype == VLAN {
+        if matches!(ethertype, VLAN | SERVICE_VLAN) {
+            parts.service = ethertype == SERVICE_VLAN;
             parts.vlan = half(frame, 14);
             ethertype = half(frame, 16).unwrap_or(0);
             parts.network = 18;
@@ -96,7 +100,7 @@ impl Parts {
         outer.set(layer::smac_15_0, half(frame, 10).unwrap_or(0).into());
         outer.set(layer::ethertype, self.ethertype.into());
         if let Some(tag) = self.vlan {
-            outer.set(layer::cvlan_tag, 1);
+            outer.set(if self.service { layer::svlan_tag } else { layer::cvlan_tag }, 1);
             outer.set(layer::first_vid, u64::from(tag & 0xfff));
             outer.set(layer::first_cfi, u64::from(tag >> 12 & 1));
             outer.set(layer::first_prio, u64::from(tag >> 13));
@@ -120,6 +124,14 @@ impl Parts {
             6 => addresses(8, 16),
             _ => {}
         }
+        let (class, ttl) = match (self.version, network) {
+            (4, [_, class, _, _, _, _, _, _, ttl, ..]) => (*class, *ttl),
+            (6, [first, second, _, _, _, _, _, ttl, ..]) => (first << 4 | second >> 4, *ttl),
+            _ => (0, 0),
+        };
+        outer.set(layer::ip_dscp, u64::from(class >> 2));
+        outer.set(layer::ip_ecn, u64::from(class & 3));
+        outer.set(layer::ttl_hoplimit, ttl.into());
         if let Some((at, protocol)) = self.transport {
             let source = half(frame, at).unwrap_or(0).into();
             let destination = half(frame, at + 2).unwrap_or(0).into();
@@ -136,6 +148,40 @@ impl Parts {
             }
         }
         bits.into_inner()
+    }
+
+    /// Whether a mask looks only at what [`Parts::as_match`] fills in.
+    pub(crate) fn fills(mask: &[u8]) -> bool {
+        let mut known = Bits::<fte_match_param, _>::new([0; 512]);
+        let mut outer = known.sub_mut(fte_match_param::outer_headers);
+        for field in [
+            layer::smac_47_16,
+            layer::smac_15_0,
+            layer::ethertype,
+            layer::dmac_47_16,
+            layer::dmac_15_0,
+            layer::first_prio,
+            layer::first_cfi,
+            layer::first_vid,
+            layer::ip_protocol,
+            layer::ip_dscp,
+            layer::ip_ecn,
+            layer::cvlan_tag,
+            layer::svlan_tag,
+            layer::frag,
+            layer::ip_version,
+            layer::tcp_flags,
+            layer::tcp_sport,
+            layer::tcp_dport,
+            layer::ttl_hoplimit,
+            layer::udp_sport,
+            layer::udp_dport,
+        ] {
+            outer.set(field, field.max());
+        }
+        outer.set_span(layer::src_ipv4_src_ipv6, &[0xff; 16]);
+        outer.set_span(layer::dst_ipv4_dst_ipv6, &[0xff; 16]);
+        mask.iter().zip(known.into_inner()).all(|(mask, known)| mask & !known == 0)
     }
 
     /// The sum of the pseudo header of the transport protocol, `len` bytes long.
@@ -265,8 +311,19 @@ impl Parts {
     }
 
     /// The Toeplitz hash of the chosen header fields: source and destination address, then ports.
-    pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8]) -> u32 {
+    pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8], symmetric: bool) -> u32 {
         let mut input: Vec<u8> = Vec::new();
+        // Both directions of a flow come to the same if the order of its ends does not count.
+        let order = |input: &mut Vec<u8>, from: usize, len: usize| {
+            if let Some(ends) =
+                input.get_mut(from..).filter(|ends| symmetric && ends.len() == 2 * len)
+            {
+                let (source, destination) = ends.split_at_mut(len);
+                if source > destination {
+                    source.swap_with_slice(destination);
+                }
+            }
+        };
         let network = frame.get(self.network..).unwrap_or(&[]);
         let (from, len) = if self.version == 4 { (12, 4) } else { (8, 16) };
         if self.version != 0 {
@@ -275,13 +332,16 @@ impl Parts {
                     input.extend(network.get(at..at + len).unwrap_or(&[]));
                 }
             }
+            order(&mut input, 0, len);
         }
+        let ports = input.len();
         if let Some((at, _)) = self.transport {
             for (bit, at) in [(2, at), (3, at + 2)] {
                 if fields >> bit & 1 != 0 {
                     input.extend(frame.get(at..at + 2).unwrap_or(&[]));
                 }
             }
+            order(&mut input, ports, 2);
         }
         let bit_of_key =
             |at: usize| key.get(at / 8).is_some_and(|byte| byte << (at % 8) & 0x80 != 0);
@@ -300,7 +360,7 @@ impl Parts {
 
     /// Takes the VLAN tag out of a frame.
     pub(crate) fn strip_vlan(&self, frame: &mut Vec<u8>) -> Option<u16> {
-        let tag = self.vlan.filter(|_| frame.len() >= 18)?;
+        let tag = self.vlan.filter(|_| frame.len() >= 18 && !self.service)?;
         frame.drain(12..16);
         Some(tag)
     }
@@ -385,8 +445,52 @@ mod tests {
         frame[34..36].copy_from_slice(&2794u16.to_be_bytes());
         frame[36..38].copy_from_slice(&1766u16.to_be_bytes());
         let parts = Parts::find(&frame);
-        assert_eq!(parts.hash(&frame, 0b1111, &KEY), 0x51cc_c178);
-        assert_eq!(parts.hash(&frame, 0b0011, &KEY), 0x323e_8fc2);
+        assert_eq!(parts.hash(&frame, 0b1111, &KEY, false), 0x51cc_c178);
+        assert_eq!(parts.hash(&frame, 0b0011, &KEY, false), 0x323e_8fc2);
+    }
+
+    #[test]
+    fn both_directions_of_a_flow_have_one_symmetric_hash() {
+        const KEY: [u8; 40] = [0x6d; 40];
+        let key: Vec<u8> = KEY.iter().zip(0..).map(|(byte, at)| byte ^ at).collect();
+        let one = tcp(b"");
+        let mut other = one.clone();
+        other[26..30].copy_from_slice(&one[30..34]);
+        other[30..34].copy_from_slice(&one[26..30]);
+        other[34..36].copy_from_slice(&one[36..38]);
+        other[36..38].copy_from_slice(&one[34..36]);
+        let hash =
+            |frame: &[u8], symmetric| Parts::find(frame).hash(frame, 0b1111, &key, symmetric);
+        assert_ne!(hash(&one, false), hash(&other, false));
+        assert_eq!(hash(&one, true), hash(&other, true));
+    }
+
+    #[test]
+    fn what_tables_compare_is_there() {
+        let mut frame = tcp(b"");
+        frame[15] = 46 << 2 | 1;
+        frame[22] = 33;
+        insert_vlan(&mut frame, 0x2005);
+        let outer = |frame: &[u8], field| {
+            let bits = Bits::<fte_match_param, _>::new(Parts::find(frame).as_match(frame));
+            bits.sub(fte_match_param::outer_headers).get(field)
+        };
+        assert_eq!(outer(&frame, layer::ip_dscp), 46);
+        assert_eq!(outer(&frame, layer::ip_ecn), 1);
+        assert_eq!(outer(&frame, layer::ttl_hoplimit), 33);
+        assert_eq!((outer(&frame, layer::cvlan_tag), outer(&frame, layer::svlan_tag)), (1, 0));
+        frame[12..14].copy_from_slice(&SERVICE_VLAN.to_be_bytes());
+        assert_eq!((outer(&frame, layer::cvlan_tag), outer(&frame, layer::svlan_tag)), (0, 1));
+        assert_eq!((outer(&frame, layer::first_vid), outer(&frame, layer::ip_dscp)), (5, 46));
+        let mut mask = vec![0; 512];
+        assert!(Parts::fills(&mask));
+        for (at, bits, filled) in
+            [(0, 0xff, true), (0x18, 0xff, false), (0x40, 1, false), (0x1ff, 1, false)]
+        {
+            mask[at] = bits;
+            assert_eq!(Parts::fills(&mask), filled, "{at:#x}");
+            mask[at] = 0;
+        }
     }
 
     #[test]

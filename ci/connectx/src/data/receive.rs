@@ -151,10 +151,11 @@ impl ReceiveQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::Listed;
 
     fn queue(order: Order) -> (GuestMemory, ReceiveQueue) {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
-        let buffer = Buffer::new(0, 0, 256, &0x1000u64.to_be_bytes()).unwrap();
+        let buffer = Buffer::new(&Listed::default(), 0, 0, 256, &0x1000u64.to_be_bytes()).unwrap();
         (memory, ReceiveQueue::new(buffer, 2, 6, order, 0x8000))
     }
 

@@ -493,8 +493,11 @@ impl Device {
             Answer::OperationError => Err(Syndrome::RemoteOperation),
             Answer::Acknowledged => Ok(vec![]),
             Answer::Data(data) => self.bring_back(qpn, job, data),
-            // Atomics return the old value as a big-endian number unless told otherwise; the
-            // drivers of little-endian hosts ask for host order.
+            // Atomics of eight bytes return the old value as a big-endian number unless told
+            // otherwise; the drivers of little-endian hosts ask for host order.
+            Answer::Atomic(old) if job.len == 8 && !self.caps.host_order_atomics() => {
+                self.bring_back(qpn, job, old.to_be_bytes().to_vec())
+            }
             Answer::Atomic(old) => {
                 let bytes = old.to_le_bytes();
                 self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())

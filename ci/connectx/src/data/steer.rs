@@ -5,6 +5,9 @@
 use crate::device::Device;
 use crate::object::flow::{Destination, MATCH};
 
+/// What comparing a frame with an entry costs, in steps.
+const ENTRY_STEPS: u64 = 4;
+
 /// What the tables say of a frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
@@ -32,6 +35,12 @@ impl Device {
                 break;
             }
             left -= 1;
+            // Whoever has more entries than can be looked at loses frames, not the others their turn.
+            if !self.objects.effort.step(ENTRY_STEPS * table.len() as u64) {
+                log::debug!("a frame ends at flow table {number}, after too many entries");
+                verdict.dropped = true;
+                break;
+            }
             let Some(entry) = table.find(headers) else {
                 tables.extend(table.miss);
                 continue;
@@ -47,6 +56,8 @@ impl Device {
             for to in &entry.to {
                 match to {
                     Destination::Table(table) => tables.push(*table),
+                    // It is received once, by however many ways it comes.
+                    Destination::Tir(tir) if verdict.tirs.contains(tir) => {}
                     Destination::Tir(tir) => verdict.tirs.push(*tir),
                 }
             }
@@ -64,8 +75,10 @@ impl Device {
 mod tests {
     use uverbs_uapi::mlx5::prm::flow::{
         create_flow_group_in, create_flow_table_in, create_flow_table_out, delete_fte_in,
-        flow_context, fte_match_param, fte_match_set_lyr_2_4, set_flow_table_root_in, set_fte_in,
+        flow_context, fte_match_param, fte_match_set_lyr_2_4, query_flow_counter_in,
+        set_flow_table_root_in, set_fte_in,
     };
+    use uverbs_uapi::mlx5::prm::vport::traffic_counter;
     use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
     use super::*;
@@ -137,6 +150,37 @@ mod tests {
         assert!(!device.steer(0, &headers(7), 40).dropped, "another direction");
         let counted = device.objects.flow_counters.get(counter).unwrap();
         assert_eq!((counted.packets, counted.octets), (2, 100));
+    }
+
+    /// Entries are looked at one by one, and a guest may have many.
+    #[test]
+    fn a_frame_that_costs_too_much_is_lost() {
+        let (mut device, ..) = device();
+        assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
+        while device.objects.effort.step(1) {}
+        assert!(device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
+        assert!(device.cost() > 0);
+        assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
+        assert_eq!(device.cost(), ENTRY_STEPS);
+    }
+
+    #[test]
+    fn counters_are_cleared_all_or_none() {
+        let (mut device, _, counter) = device();
+        device.steer(NIC_TRANSMIT, &headers(7), 60);
+        let mut query = |count: u64, clear: u64| {
+            let mut input =
+                Bits::<query_flow_counter_in, _>::new(vec![0; query_flow_counter_in::SIZE]);
+            input.set(query_flow_counter_in::flow_counter_id, counter.into());
+            input.set(query_flow_counter_in::num_of_counters, count);
+            input.set(query_flow_counter_in::clear, clear);
+            let out = device.query_flow_counter(USER, &input.into_inner()).ok()?;
+            let entry = Bits::<traffic_counter, _>::new(&out[16..]);
+            Some(entry.get(traffic_counter::packets))
+        };
+        assert_eq!(query(2, 1), None);
+        assert_eq!(query(1, 1), Some(1));
+        assert_eq!(query(1, 0), Some(0));
     }
 
     #[test]

@@ -114,10 +114,23 @@ impl Device {
         Ok(vec![])
     }
 
-    pub(crate) fn query_q_counter(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    /// Has a queue that counted in one set, or none, count in another from now on.
+    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), Refused> {
+        if old == new {
+            return Ok(());
+        }
+        if new != 0 {
+            self.objects.counters.allow_lent(uid, new)?;
+            self.objects.counters.hold(new)?;
+        }
+        self.objects.counters.release(old);
+        Ok(())
+    }
+
+    pub(crate) fn query_q_counter(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<query_q_counter_in, _>::new(input);
         let number = input.get32(query_q_counter_in::counter_set_id);
-        let set = self.objects.counters.get_mut(number)?;
+        let set = self.objects.counters.own(uid, number)?;
         let mut out = Bits::<query_q_counter_out, _>::new(vec![0; query_q_counter_out::SIZE]);
         set.fill(&mut out);
         if input.is_set(query_q_counter_in::clear) {
@@ -161,6 +174,10 @@ impl Device {
         let input = Bits::<query_flow_counter_in, _>::new(input);
         let first = input.get32(query_flow_counter_in::flow_counter_id);
         let count = input.get32(query_flow_counter_in::num_of_counters).max(1);
+        // All or none: what is cleared and not told would be lost.
+        for number in (0..count).map(|step| first.wrapping_add(step)) {
+            self.objects.flow_counters.own(uid, number)?;
+        }
         let mut out = vec![0; query_flow_counter_out::SIZE];
         for number in (0..count).map(|step| first.wrapping_add(step)) {
             let counter = self.objects.flow_counters.own(uid, number)?;

@@ -220,6 +220,7 @@ impl Device {
             return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.entry);
         }
         let buffer = Buffer::new(
+            &self.objects.listed,
             new.get(cqc::log_page_size),
             new.get(cqc::page_offset),
             cq.entry << log_size,

@@ -64,6 +64,7 @@ impl Device {
         }
         let uar = context.get32(eqc::uar_page);
         let buffer = Buffer::new(
+            &self.objects.listed,
             context.get(eqc::log_page_size),
             context.get(eqc::page_offset),
             EQE << log_size,
@@ -155,6 +156,10 @@ impl Device {
 
     /// Writes one event to one EQ.
     pub(crate) fn post_event(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
+        if !self.bus_master {
+            log::debug!("event {kind:#x} while the function may not reach memory");
+            return;
+        }
         let Ok(eq) = self.objects.eqs.get_mut(number) else { return };
         let waiting = eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff;
         if waiting >= 1 << eq.log_size {

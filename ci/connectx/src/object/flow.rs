@@ -14,12 +14,19 @@ use uverbs_uapi::mlx5::prm::flow::{
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::cmd::refusal::{Refused, refuse};
+use crate::data::frame::Parts;
 use crate::device::Device;
 
-/// Bytes of a match: outer headers and misc, the parts that are compared.
-const COMPARED: usize = 0x80;
+/// Bytes of a match: outer headers, the part that is compared.
+const COMPARED: usize = 0x40;
 /// Bytes of a whole match.
 pub(crate) const MATCH: usize = 0x200;
+
+/// The most groups, and the most entries, that all tables may have together.
+const MAX_GROUPS: usize = 1 << 12;
+const MAX_ENTRIES: usize = 1 << 16;
+/// The most destinations and counters of an entry together.
+const MAX_LIST: usize = 64;
 
 /// Actions of an entry.
 const ALLOW: u64 = 1;
@@ -31,7 +38,7 @@ const COUNT: u64 = 8;
 const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 
-/// Tables of received frames, and of those that are sent; the others are kept but see no frames.
+/// Tables of received frames, and of those that are sent.
 pub(crate) const NIC_RECEIVE: u64 = 0;
 pub(crate) const NIC_TRANSMIT: u64 = 1;
 
@@ -89,19 +96,18 @@ impl Device {
         if log_size > 16 {
             return refuse!(LimitExceeded, "log_size {log_size} of a flow table is above 16");
         }
+        let kind = input.get(create_flow_table_in::table_type);
+        if !matches!(kind, NIC_RECEIVE | NIC_TRANSMIT) {
+            return refuse!(BadParam, "flow tables of type {kind} are not modelled");
+        }
         let miss = context
             .is_set(flow_table_context::table_miss_action)
             .then(|| context.get32(flow_table_context::table_miss_id));
         if let Some(miss) = miss {
             self.objects.flow_tables.allow_lent(uid, miss)?;
         }
-        let table = FlowTable {
-            kind: input.get(create_flow_table_in::table_type),
-            log_size,
-            miss,
-            groups: BTreeMap::new(),
-            entries: BTreeMap::new(),
-        };
+        let table =
+            FlowTable { kind, log_size, miss, groups: BTreeMap::new(), entries: BTreeMap::new() };
         let number = self.objects.flow_tables.insert_owned(uid, table)?;
         if let Some(miss) = miss {
             self.objects.flow_tables.hold(miss)?;
@@ -164,6 +170,7 @@ impl Device {
         if let Some(miss) = table.miss {
             self.objects.flow_tables.release(miss);
         }
+        // The driver ends the last table of a kind while it is the root.
         self.objects.flow_roots.tables.retain(|_, root| *root != number);
         Ok(vec![])
     }
@@ -193,8 +200,15 @@ impl Device {
         let range = input.get32(create_flow_group_in::start_flow_index)
             ..=input.get32(create_flow_group_in::end_flow_index);
         let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
-        if kind == NIC_RECEIVE && mask.iter().skip(COMPARED).any(|byte| *byte != 0) {
-            return refuse!(BadParam, "matching of inner headers or misc 2 to 5 is not modelled");
+        if !Parts::fills(&mask) {
+            return refuse!(
+                BadParam,
+                "matching of inner headers or beyond plain ones is not modelled"
+            );
+        }
+        let groups: usize = self.objects.flow_tables.iter().map(|(_, t)| t.groups.len()).sum();
+        if groups >= MAX_GROUPS {
+            return refuse!(NoResources, "all flow tables have {groups} groups");
         }
         let table = self.flow_table(uid, kind, number)?;
         let overlaps = |group: &Group| {
@@ -246,6 +260,9 @@ impl Device {
         let (list, _) = list.as_chunks::<8>();
         let count = context.get(flow_context::destination_list_size) as usize;
         let counters = context.get(flow_context::flow_counter_list_size) as usize;
+        if count + counters > MAX_LIST {
+            return refuse!(LimitExceeded, "{count} destinations and {counters} counters");
+        }
         let Some((list, counters)) =
             list.get(..count + counters).and_then(|list| list.split_at_checked(count))
         else {
@@ -255,6 +272,9 @@ impl Device {
                 list.len()
             );
         };
+        if action & FORWARD == 0 && count != 0 {
+            return refuse!(BadParam, "action {action:#x} with {count} destinations");
+        }
         let counters: Vec<u32> = counters
             .iter()
             .map(|entry| u32::from_be_bytes([entry[0], entry[1], entry[2], entry[3]]))
@@ -284,7 +304,11 @@ impl Device {
         let mut value = context.sub(flow_context::match_value).bytes().to_vec();
         value.resize(MATCH, 0);
         let flow_tag = context.get32(flow_context::flow_tag);
+        let entries: usize = self.objects.flow_tables.iter().map(|(_, t)| t.entries.len()).sum();
         let table = self.flow_table(uid, kind, number)?;
+        if entries >= MAX_ENTRIES && !table.entries.contains_key(&index) {
+            return refuse!(NoResources, "all flow tables have {entries} entries");
+        }
         let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
             return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
         };
@@ -339,6 +363,11 @@ impl Device {
 }
 
 impl FlowTable {
+    /// How many entries a frame may be compared with here.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The entry for a frame, described in the form of a match.
     pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
         self.entries.values().find(|entry| {

@@ -105,6 +105,8 @@ pub struct Qp {
     pub(crate) rnr_retries: u8,
     /// Until when nothing is sent.
     pub(crate) waits: Option<Wait>,
+    /// Whether its owner was told that it takes no more of the shared receives.
+    pub(crate) told_last: bool,
     /// The answer to the last atomic, for a request that is repeated.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
@@ -124,8 +126,8 @@ const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
     (1 << 10, &[qpc::pm_state]),
     (1 << 12, &[qpc::retry_count]),
     (1 << 13, &[qpc::rnr_retry]),
-    (1 << 25, &[qpc::counter_set_id]),
 ];
+const OPTIONAL_COUNTER_SET: u64 = 1 << 25;
 const OPTIONAL_PKEY: u64 = 1 << 4;
 const OPTIONAL_PATH: u64 = 1 << 7;
 const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
@@ -179,6 +181,7 @@ impl Qp {
             }
             self.retries = 0;
             self.rnr_retries = 0;
+            self.told_last = false;
             self.last_atomic = None;
         }
     }
@@ -202,7 +205,7 @@ impl Qp {
     fn merge(&mut self, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
         match op {
             opcode::RST2INIT_QP => {
-                self.copy(new, &[qpc::pm_state, qpc::q_key, qpc::counter_set_id]);
+                self.copy(new, &[qpc::pm_state, qpc::q_key]);
                 self.copy(new, &[qpc::rre, qpc::rwe, qpc::rae, qpc::atomic_mode, qpc::deth_sqpn]);
                 self.copy_path(new, |path, new| {
                     path.set(ads::vhca_port_num, new.get(ads::vhca_port_num));
@@ -272,7 +275,9 @@ impl Qp {
 impl Device {
     pub(crate) fn create_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<create_qp_in, _>::new(input);
-        let context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
+        let mut context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
+        // Chosen when it leaves its first state.
+        context.set(qpc::counter_set_id, 0);
         let service = Service::new(context.get(qpc::st))?;
         let kernel = matches!(uid, KERNEL | SHARED);
         if !kernel && matches!(service, Service::Umr | Service::Smi | Service::Gsi) {
@@ -354,6 +359,7 @@ impl Device {
             retries: 0,
             rnr_retries: 0,
             waits: None,
+            told_last: false,
             last_atomic: None,
         };
         self.hold_for_qp(&qp, true);
@@ -387,6 +393,10 @@ impl Device {
         }
         if let Some(srqn) = qp.srqn {
             count!(srqs, srqn);
+        }
+        let counter_set = qp.context.get32(qpc::counter_set_id);
+        if counter_set != 0 {
+            count!(counters, counter_set);
         }
     }
 
@@ -429,14 +439,30 @@ impl Device {
         if op == opcode::RST2INIT_QP && as_general && !matches!(uid, KERNEL | SHARED) {
             return refuse!(BadParam, "context {uid} may not send as QP 1");
         }
+        let mtu = input.sub(rst2init_qp_in::qpc).get(qpc::mtu);
+        let connected = matches!(qp.service, Service::Rc | Service::Uc | Service::Xrc);
+        if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
+            return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
+        }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
         if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
             self.objects.pds.allow(uid, late_pd)?;
             self.objects.pds.hold(late_pd)?;
             self.objects.qps.own(uid, number)?.pd = late_pd;
         }
+        let new = input.sub(rst2init_qp_in::qpc);
+        let optional = input.get(rst2init_qp_in::opt_param_mask);
+        let before = self.objects.qps.own(uid, number)?.context.get32(qpc::counter_set_id);
+        let counter_set = match to {
+            Reset => 0,
+            Init if op == opcode::RST2INIT_QP => new.get32(qpc::counter_set_id),
+            _ if optional & OPTIONAL_COUNTER_SET != 0 => new.get32(qpc::counter_set_id),
+            _ => before,
+        };
+        self.count_in(uid, before, counter_set)?;
         let qp = self.objects.qps.own(uid, number)?;
-        qp.merge(op, &input.sub(rst2init_qp_in::qpc), input.get(rst2init_qp_in::opt_param_mask));
+        qp.merge(op, &new, optional);
+        qp.context.set(qpc::counter_set_id, counter_set.into());
         qp.enter(to);
         if to == Reset {
             self.stop_waiting(number);

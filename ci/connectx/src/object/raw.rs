@@ -36,6 +36,17 @@ impl State {
             other => refuse!(BadParam, "raw queue state {other}"),
         }
     }
+
+    /// Whether a command may take a queue from here to there. One that failed begins anew. One that
+    /// has not begun may fail: a raw packet queue pair that is not ready to send yet has such a one.
+    fn becomes(self, to: Self) -> Result<(), Refused> {
+        match (self, to) {
+            (Self::Error, Self::Ready) => {
+                refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A raw send queue.
@@ -115,6 +126,7 @@ impl Device {
         if sq.state != from {
             return refuse!(BadResourceState, "SQ {number:#x} is in {:?}, not {from:?}", sq.state);
         }
+        from.becomes(to)?;
         sq.state = to;
         if to == State::Reset {
             sq.ring.reset();
@@ -161,12 +173,17 @@ impl Device {
             self.objects.pds.allow(uid, pd)?;
         }
         self.objects.cqs.allow_lent(uid, context.get32(rqc::cqn))?;
+        let counter_set = context.get32(rqc::counter_set_id);
+        if counter_set != 0 {
+            self.objects.counters.allow_lent(uid, counter_set)?;
+        }
         self.objects.rqs.room()?;
         let (queue, umems) = self.receive_queue_of(uid, &queue_context, pas)?;
         self.objects.cqs.hold(context.get32(rqc::cqn))?;
         if pd != 0 {
             self.objects.pds.hold(pd)?;
         }
+        self.count_in(uid, 0, counter_set)?;
         let number = self
             .objects
             .rqs
@@ -197,15 +214,22 @@ impl Device {
         if rq.state != from {
             return refuse!(BadResourceState, "RQ {number:#x} is in {:?}, not {from:?}", rq.state);
         }
+        from.becomes(to)?;
         if select & VLAN_STRIPPING != 0 {
             rq.context.set(rqc::vsd, new.get(rqc::vsd));
         }
-        if select & COUNTER_SET != 0 {
-            rq.context.set(rqc::counter_set_id, new.get(rqc::counter_set_id));
-        }
+        let before = rq.context.get32(rqc::counter_set_id);
+        let counter_set =
+            if select & COUNTER_SET != 0 { new.get32(rqc::counter_set_id) } else { before };
+        self.count_in(uid, before, counter_set)?;
+        let rq = self.objects.rqs.own(uid, number)?;
+        rq.context.set(rqc::counter_set_id, counter_set.into());
         rq.state = to;
         if to == State::Reset {
             rq.queue.reset();
+        }
+        if to == State::Error {
+            self.flush_raw_receives(number);
         }
         Ok(vec![])
     }
@@ -226,6 +250,7 @@ impl Device {
         self.release_umems(&rq.umems);
         self.objects.pds.release(rq.pd);
         self.objects.cqs.release(rq.context.get32(rqc::cqn));
+        self.objects.counters.release(rq.context.get32(rqc::counter_set_id));
         Ok(vec![])
     }
 }

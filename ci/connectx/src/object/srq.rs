@@ -154,6 +154,7 @@ impl Device {
         let log_size = context.get32(xrc_srqc::log_xrc_srq_size);
         let log_stride = context.get32(xrc_srqc::log_rq_stride) + 4;
         let buffer = Buffer::new(
+            &self.objects.listed,
             context.get(xrc_srqc::log_page_size),
             context.get(xrc_srqc::page_offset),
             1 << (log_size + log_stride),

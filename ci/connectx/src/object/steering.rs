@@ -12,6 +12,9 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use crate::cmd::refusal::{Refused, refuse};
 use crate::device::Device;
 
+/// How many queues an RQ table may have, as a power of two.
+pub(crate) const LOG_MAX_QUEUES: u64 = 9;
+
 const DIRECT: u64 = 0;
 const INDIRECT: u64 = 1;
 
@@ -37,7 +40,18 @@ pub struct Rqt {
     pub(crate) queues: Vec<u32>,
 }
 
+fn hash_function(number: u64) -> Result<(), Refused> {
+    const TOEPLITZ: u64 = 2;
+    match number {
+        TOEPLITZ => Ok(()),
+        other => refuse!(BadParam, "receive hash function {other} is not modelled"),
+    }
+}
+
 fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, Refused> {
+    if count > 1 << LOG_MAX_QUEUES {
+        return refuse!(LimitExceeded, "{count} queues of an RQ table, 2^{LOG_MAX_QUEUES} at most");
+    }
     let (entries, _) = list.as_chunks::<4>();
     let Some(entries) = entries.get(..count as usize) else {
         return refuse!(BadInputLength, "{count} queues, {} listed", entries.len());
@@ -86,6 +100,9 @@ impl Device {
         if context.is_set(tirc::packet_merge_mask) || context.is_set(tirc::tls_en) {
             return refuse!(BadParam, "LRO and TLS are not modelled");
         }
+        if context.get(tirc::disp_type) == INDIRECT {
+            hash_function(context.get(tirc::rx_hash_fn))?;
+        }
         // Without a domain it hears every sender.
         let domain = context.get32(tirc::transport_domain);
         if domain != 0 {
@@ -119,6 +136,9 @@ impl Device {
         let number = input.get32(modify_tir_in::tirn);
         let select = input.get(modify_tir_in::bitmask);
         let new = input.sub(modify_tir_in::ctx);
+        if select & HASH != 0 {
+            hash_function(new.get(tirc::rx_hash_fn))?;
+        }
         let tir = self.objects.tirs.own(uid, number)?;
         if select & !(SELF_LOOPBACK | HASH) != 0 {
             return refuse!(BadParam, "MODIFY_TIR of {select:#x}");

@@ -28,6 +28,11 @@ impl Device {
     pub(crate) fn destroy_uctx(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let input = Bits::<destroy_uctx_in, _>::new(input);
         let uid = input.get32(destroy_uctx_in::uid);
+        self.objects.uctxs.get(uid)?;
+        // Its number would come round, and whoever gets it would own them.
+        if let Some(kind) = self.objects.left_by(uid) {
+            return refuse!(ResourceBusy, "user context {uid} has a {kind}");
+        }
         self.objects.uctxs.remove(uid)?;
         // A process may have closed its device before what uses a page of it.
         let left = self.objects.uars.reclaim(uid);

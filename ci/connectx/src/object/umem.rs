@@ -74,7 +74,8 @@ impl Device {
         let Some(rest) = len.checked_sub(offset) else {
             return refuse!(BadParam, "umem begins {offset:#x} bytes into {len:#x}");
         };
-        let buffer = Buffer::new(log_page_size, 0, len, list)?.part(offset, rest)?;
+        let buffer =
+            Buffer::new(&self.objects.listed, log_page_size, 0, len, list)?.part(offset, rest)?;
         let number = self.objects.umems.insert_owned(uid, Umem { buffer })?;
         let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
         out.set(create_umem_out::umem_id, number.into());
@@ -104,7 +105,8 @@ impl Device {
                 self.objects.umems.get(number)?.buffer.part(offset, request.len)?
             }
             None => {
-                Buffer::new(request.log_page_size, request.page_offset, request.len, request.pages)?
+                let Request { log_page_size, page_offset, len, pages, .. } = *request;
+                Buffer::new(&self.objects.listed, log_page_size, page_offset, len, pages)?
             }
         };
         let record = match request.record {

@@ -8,8 +8,10 @@ use connectx::device::Options;
 use connectx::fabric::Fabric;
 use connectx::function::Region;
 use connectx::guest::GuestMemory;
+use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
+use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, create_uctx_out};
 use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in};
@@ -25,8 +27,9 @@ const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-/// Events of queues that failed: of completion queues and of queue pairs.
-const ERRORS: u64 = 1 << 0x04 | 1 << 0x05;
+/// Events of queues that failed, of completion queues and of queue pairs, and of queue pairs that take
+/// no more shared receives.
+const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x13;
 
 /// A queue pair as its user sees it.
 pub(crate) struct Queue {
@@ -36,6 +39,18 @@ pub(crate) struct Queue {
     pub(crate) record: u64,
     posted: u16,
     received: u16,
+}
+
+impl Queue {
+    /// One whose receives and sends lie there.
+    pub(crate) fn new(number: u32, receives: u64, sends: u64, record: u64) -> Self {
+        Self { number, receives, sends, record, posted: 0, received: 0 }
+    }
+
+    /// Says that more blocks are posted than there are.
+    pub(crate) fn post_blocks(&mut self, count: u16) {
+        self.posted += count;
+    }
 }
 
 /// One function and who drives it.
@@ -66,11 +81,28 @@ impl Driver {
         function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
         let mut driver =
             Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
+        for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
+            driver.simple(op, &[0; 16]).unwrap();
+        }
+        driver.host_order_atomics(true);
         let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
         let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
         driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
         driver
+    }
+
+    /// Asks for the old values of atomics in the order of a little-endian host, as its drivers do.
+    pub(crate) fn host_order_atomics(&mut self, on: bool) {
+        /// The group of capabilities, in the modifier of the command.
+        const ATOMIC: u16 = 3 << 1;
+        let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + 4096]);
+        let mut caps = Bits::<atomic_caps, _>::new(vec![0; 4096]);
+        caps.set(atomic_caps::atomic_req_8B_endianness_mode, on.into());
+        input.set_span(set_hca_cap_in::capability, &caps.into_inner());
+        let mut input = input.into_inner();
+        input[6..8].copy_from_slice(&ATOMIC.to_be_bytes());
+        self.simple(opcode::SET_HCA_CAP, &input).unwrap();
     }
 
     pub(crate) fn memory(&mut self) -> &mut GuestMemory {
@@ -312,7 +344,7 @@ impl Driver {
         input.extend(page.to_be_bytes());
         let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
-        Ok(Queue { number, receives: page, sends: page + 256, record, posted: 0, received: 0 })
+        Ok(Queue::new(number, page, page + 256, record))
     }
 
     pub(crate) fn modify(

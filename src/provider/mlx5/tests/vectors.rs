@@ -6,20 +6,21 @@ use crate::access::Access;
 use crate::completion::{WcOpcode, WcStatus};
 use crate::identity::Identity;
 use crate::mem::sync::Ordering;
-use crate::number::{Lkey, Qkey, Qpn, Rkey};
+use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record, Source};
 use crate::provider::mlx5::wqe::pair;
 use crate::provider::{Address, Cursor};
-use crate::wr::{Destination, Recv, Remote, SendWr, Sge, WindowBinding};
+use crate::wr::{Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe64, mlx5_err_cqe};
 use uverbs_uapi::mlx5::wqe::mlx5_av;
 use zerocopy::FromBytes;
 
-const FILES: [&str; 2] = [
+const FILES: [&str; 3] = [
     include_str!("../../../../tests/golden/mlx5.txt"),
+    include_str!("../../../../tests/golden/mlx5-short.txt"),
     include_str!("../../../../tests/golden/mlx5-pyverbs.txt"),
 ];
 
@@ -90,6 +91,10 @@ struct Asked {
     operands: (u64, u64),
     binding: Option<WindowBinding>,
     destination: Option<(mlx5_av, Qpn, Qkey)>,
+    /// At the far end of an extended connection.
+    srq: Option<SrqNumber>,
+    /// Of a raw packet.
+    checksums: bool,
     /// Bytes that mean something.
     length: usize,
 }
@@ -104,6 +109,8 @@ impl Asked {
             operands: (0, 0),
             binding: None,
             destination: None,
+            srq: None,
+            checksums: false,
             length: bytes.len(),
         };
         let mut at = 16;
@@ -139,6 +146,15 @@ impl Asked {
                     (av.key, av.dqp_dct) = Default::default();
                     asked.destination = Some((av, qpn, qkey));
                     at += 48;
+                }
+                "xrc_seg" => {
+                    asked.srq = Some(SrqNumber(be32(&bytes, at)));
+                    at += 16;
+                }
+                "eth_seg" => {
+                    asked.checksums = bytes[at + 4] == 0xc0;
+                    assert_eq!(bytes[at + 12..at + 14], [0, 0], "headers that nobody asked for");
+                    at += 16;
                 }
                 "umr_ctrl_seg" => at += 48,
                 "mkey_seg" => {
@@ -179,6 +195,7 @@ impl Asked {
         let immediate = be32(&bytes, 12);
         let (sges, remote) = (&self.sges[..], self.remote);
         let wr = match (vector.line("operation"), self.binding) {
+            ("SEND", _) if self.checksums => SendWr::packet(Packet::new().ip_checksum(), sges),
             ("SEND", _) => SendWr::send(sges),
             ("SEND_IMM", _) => SendWr::send_imm(sges, immediate),
             ("SEND_INVAL", _) => SendWr::send_inv(sges, Rkey(immediate)),
@@ -197,6 +214,10 @@ impl Asked {
         let wr = if flags & 0x08 != 0 { wr.signaled() } else { wr };
         let wr = if flags & 0x02 != 0 { wr.solicited() } else { wr };
         let wr = if flags & 0x80 != 0 { wr.fence() } else { wr };
+        let wr = match self.srq {
+            Some(number) => wr.to_srq(number),
+            None => wr,
+        };
         match &self.inline {
             Some(data) => wr.inline(data),
             None => wr,
@@ -208,10 +229,6 @@ impl Asked {
 fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
-        // Extended connections come later.
-        if !["rc", "uc", "ud"].contains(&vector.line("service")) {
-            continue;
-        }
         let shape =
             Shape { qpn: vector.number("queue"), blocks: 1024, max_post: 64, ..Shape::default() };
         let mut sends = Sends::new(shape);
@@ -227,11 +244,15 @@ fn requests_are_those_of_libmlx5() {
         cursor.at = at;
         cursor.flags = pair(vector.number("flags") & 0x20, 0);
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
-        // The long way writes the same, a place further.
-        let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
-        sends.ring.push(&mut further, &wr).unwrap();
-        assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
-        sends.push(&mut cursor, &wr).unwrap();
+        if vector.line("service") == "raw" {
+            sends.ring.push_packet(&mut cursor, &wr).unwrap();
+        } else {
+            // The long way writes the same, a place further.
+            let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
+            sends.ring.push(&mut further, &wr).unwrap();
+            assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
+            sends.push(&mut cursor, &wr).unwrap();
+        }
         assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
 
         let rung = vector.lines.get("blueflame").or(vector.lines.get("doorbell"));
@@ -270,7 +291,9 @@ fn requests_are_those_of_libmlx5() {
     ] {
         assert!(operations.contains(&operation), "no vector of {operation}");
     }
-    assert!(compared.values().sum::<u32>() >= 55, "{compared:?}");
+    assert!(compared.get(&("raw", "SEND")).is_some_and(|count| *count >= 7), "{compared:?}");
+    assert!(compared.contains_key(&("xrc", "SEND")), "{compared:?}");
+    assert!(compared.values().sum::<u32>() >= 62, "{compared:?}");
 }
 
 #[test]
@@ -292,7 +315,7 @@ fn receives_are_those_of_libmlx5() {
             .collect();
         let recv = Recv { wr_id: 1, sges: &sges };
         let found = match to {
-            "pair" => {
+            "pair" | "raw" => {
                 let receiver = Receiver::new(512, stride);
                 let mut cursor = receiver.ring.cursor();
                 cursor.at = at;
@@ -311,7 +334,9 @@ fn receives_are_those_of_libmlx5() {
         assert_eq!(found, expected, "{to} of {stride} bytes");
         compared.push(to);
     }
-    assert!(compared.contains(&"pair") && compared.contains(&"shared"), "{compared:?}");
+    for to in ["pair", "shared", "raw"] {
+        assert!(compared.contains(&to), "{compared:?}");
+    }
 }
 
 #[test]
@@ -403,7 +428,7 @@ fn completions_are_understood() {
     for opcode in [0, 1, 2, 3, 4, 13, 14] {
         assert!(seen.contains(&opcode), "no vector with opcode {opcode}: {seen:?}");
     }
-    for form in [(false, true)] {
-        assert!(brought.contains(&form), "no data (in a long completion, received): {form:?}");
+    for form in [(false, true), (false, false), (true, true), (true, false)] {
+        assert!(brought.contains(&form), "no data with (long completion, received): {form:?}");
     }
 }

@@ -1,0 +1,47 @@
+//! What is logged again and again is logged ever more rarely.
+//!
+//! Pairs with the program, which prints what passes. A guest can have the same line written with every
+//! doorbell; a log that grows with it would fill the disk.
+
+use std::collections::BTreeMap;
+
+/// How often a line may come before most of it is left out.
+const ALWAYS: u64 = 16;
+/// The most lines that are told apart; there are far fewer of them in the program.
+const MAX_LINES: usize = 4096;
+
+/// Counts how often each line was logged. Lines that differ in numbers only are the same.
+#[derive(Debug, Default)]
+pub struct Repetitions {
+    seen: BTreeMap<String, u64>,
+}
+
+impl Repetitions {
+    /// How often a line was logged, this time included, if it is to be printed: the first times, and
+    /// then each time the number has doubled.
+    pub fn note(&mut self, line: &str) -> Option<u64> {
+        let words: String = line.chars().filter(|letter| !letter.is_ascii_hexdigit()).collect();
+        if self.seen.len() >= MAX_LINES && !self.seen.contains_key(&words) {
+            return None;
+        }
+        let count = self.seen.entry(words).or_default();
+        *count = count.saturating_add(1);
+        (*count <= ALWAYS || count.is_power_of_two()).then_some(*count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_repeats_is_printed_more_and_more_rarely() {
+        let mut repetitions = Repetitions::default();
+        let mut note = |number: u32| repetitions.note(&format!("EQ {number:#x} is full"));
+        let printed: Vec<_> = (0..100).filter_map(&mut note).filter(|n| *n > 14).collect();
+        assert_eq!(printed, [15, 16, 32, 64]);
+        assert_eq!(repetitions.note("CQ 7 is full"), Some(1));
+        let kinds = (1..2 * MAX_LINES).map(|length| "x".repeat(length));
+        assert_eq!(kinds.filter_map(|line| repetitions.note(&line)).count(), MAX_LINES - 2);
+    }
+}

@@ -1,0 +1,528 @@
+//! Nothing in use can be destroyed: each kind of user, and what it holds until it is gone.
+
+mod driver;
+
+use driver::Driver;
+use uverbs_uapi::mlx5::prm::flow::{
+    create_flow_group_in, create_flow_group_out, create_flow_table_in, create_flow_table_out,
+    delete_fte_in, dest_format, destroy_flow_group_in, destroy_flow_table_in, flow_context,
+    flow_table_context, set_flow_table_root_in, set_fte_in,
+};
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+use uverbs_uapi::mlx5::prm::rqc::{
+    create_rq_in, create_rqt_in, create_sq_in, create_tir_in, create_tis_in, modify_rq_in, rqc,
+    rqtc, sqc, tirc, tisc,
+};
+use uverbs_uapi::mlx5::prm::srqc::{create_rmp_in, create_xrc_srq_in, rmpc, wq, xrc_srqc};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
+
+const BUSY: u8 = 0x6;
+const BAD_RESOURCE: u8 = 0x5;
+
+/// An object by the command that destroys it.
+#[derive(Clone, Copy)]
+struct Object {
+    destroy: u16,
+    number: u32,
+}
+
+/// A driver with objects to build on.
+struct Bench {
+    driver: Driver,
+    cqn: u32,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut driver = Driver::new();
+        driver.address();
+        let eqn = driver.eq();
+        let (cqn, _) = driver.cq(eqn);
+        Self { driver, cqn }
+    }
+
+    /// The status of an object's end.
+    fn end(&mut self, object: Object) -> u8 {
+        let number = object.number.to_be_bytes();
+        let mut input = [0; 16];
+        input[8..12].copy_from_slice(&number);
+        self.driver.simple(object.destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+    }
+
+    /// That an object stays as long as its user, and goes after it.
+    #[track_caller]
+    fn held(&mut self, object: Object, user: Object) {
+        assert_eq!(self.end(object), BUSY, "{:#x} before its user", object.destroy);
+        assert_eq!(self.end(user), 0, "{:#x}", user.destroy);
+        assert_eq!(self.end(object), 0, "{:#x} after its user", object.destroy);
+    }
+
+    /// Makes an object; the number is where almost all commands have it.
+    fn make(&mut self, create: u16, destroy: u16, input: &[u8]) -> Object {
+        let out = self.driver.simple(create, input).unwrap_or_else(|refused| {
+            panic!("command {create:#x} is refused: {refused:x?}");
+        });
+        let number = u32::from_be_bytes(out[8..12].try_into().unwrap());
+        Object { destroy, number }
+    }
+
+    fn alloc(&mut self, alloc: u16, dealloc: u16) -> Object {
+        self.make(alloc, dealloc, &[0; 16])
+    }
+
+    fn pd(&mut self) -> Object {
+        self.alloc(opcode::ALLOC_PD, opcode::DEALLOC_PD)
+    }
+
+    fn transport_domain(&mut self) -> Object {
+        self.alloc(opcode::ALLOC_TRANSPORT_DOMAIN, opcode::DEALLOC_TRANSPORT_DOMAIN)
+    }
+
+    fn xrcd(&mut self) -> Object {
+        self.alloc(opcode::ALLOC_XRCD, opcode::DEALLOC_XRCD)
+    }
+
+    fn cq(&mut self) -> Object {
+        let eqn = self.driver.eq();
+        Object { destroy: opcode::DESTROY_CQ, number: self.driver.cq(eqn).0 }
+    }
+
+    fn counter_set(&mut self) -> u32 {
+        let out = self.driver.simple(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
+        u32::from(out[11])
+    }
+
+    fn end_counter_set(&mut self, number: u32) -> u8 {
+        let mut input = [0; 16];
+        input[11] = number as u8;
+        let ended = self.driver.simple(opcode::DEALLOC_Q_COUNTER, &input);
+        ended.map_or_else(|refused| refused.0, |_| 0)
+    }
+
+    fn tis(&mut self, transport_domain: Object) -> Object {
+        let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
+        let mut context = input.sub_mut(create_tis_in::ctx);
+        context.set(tisc::transport_domain, transport_domain.number.into());
+        self.make(opcode::CREATE_TIS, opcode::DESTROY_TIS, &input.into_inner())
+    }
+
+    fn sq(&mut self, pd: Object, cq: Object, tis: Object) -> Object {
+        let (page, record) = (self.driver.page(), self.driver.page());
+        let mut input = Bits::<create_sq_in, _>::new(vec![0; create_sq_in::SIZE]);
+        let mut context = input.sub_mut(create_sq_in::ctx);
+        context.set(sqc::cqn, cq.number.into());
+        context.set(sqc::tis_lst_sz, 1);
+        context.set(sqc::tis_num_0, tis.number.into());
+        let mut queue = context.sub_mut(sqc::wq);
+        queue.set(wq::log_wq_stride, 6);
+        queue.set(wq::log_wq_sz, 4);
+        queue.set(wq::pd, pd.number.into());
+        queue.set(wq::uar_page, self.driver.uar.into());
+        queue.set(wq::dbr_addr, record);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.make(opcode::CREATE_SQ, opcode::DESTROY_SQ, &input)
+    }
+
+    fn rq(&mut self, pd: Object, cq: Object, counter_set: u32) -> Object {
+        let (page, record) = (self.driver.page(), self.driver.page());
+        let mut input = Bits::<create_rq_in, _>::new(vec![0; create_rq_in::SIZE]);
+        let mut context = input.sub_mut(create_rq_in::ctx);
+        context.set(rqc::cqn, cq.number.into());
+        context.set(rqc::counter_set_id, counter_set.into());
+        Self::receives(&mut context.sub_mut(rqc::wq), pd, record);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.make(opcode::CREATE_RQ, opcode::DESTROY_RQ, &input)
+    }
+
+    fn receives(queue: &mut Bits<wq, &mut [u8]>, pd: Object, record: u64) {
+        queue.set(wq::wq_type, 1);
+        queue.set(wq::log_wq_stride, 4);
+        queue.set(wq::log_wq_sz, 4);
+        queue.set(wq::pd, pd.number.into());
+        queue.set(wq::dbr_addr, record);
+    }
+
+    fn any_rq(&mut self) -> Object {
+        let (pd, cq) = (self.pd(), self.cq());
+        self.rq(pd, cq, 0)
+    }
+
+    fn rqt(&mut self, rq: Object) -> Object {
+        let mut input = Bits::<create_rqt_in, _>::new(vec![0; create_rqt_in::SIZE]);
+        input.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, 1);
+        let mut input = input.into_inner();
+        input.extend(rq.number.to_be_bytes());
+        self.make(opcode::CREATE_RQT, opcode::DESTROY_RQT, &input)
+    }
+
+    fn tir(&mut self, fields: &[(Field<tirc>, u64)]) -> Object {
+        let mut input = Bits::<create_tir_in, _>::new(vec![0; create_tir_in::SIZE]);
+        let mut context = input.sub_mut(create_tir_in::ctx);
+        for (field, value) in fields {
+            context.set(*field, *value);
+        }
+        self.make(opcode::CREATE_TIR, opcode::DESTROY_TIR, &input.into_inner())
+    }
+
+    fn direct_tir(&mut self, rq: Object) -> Object {
+        self.tir(&[(tirc::inline_rqn, rq.number.into())])
+    }
+
+    fn pool(&mut self, pd: Object) -> Object {
+        let (page, record) = (self.driver.page(), self.driver.page());
+        let mut input = Bits::<create_rmp_in, _>::new(vec![0; create_rmp_in::SIZE]);
+        let mut context = input.sub_mut(create_rmp_in::ctx);
+        Self::receives(&mut context.sub_mut(rmpc::wq), pd, record);
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.make(opcode::CREATE_RMP, opcode::DESTROY_RMP, &input)
+    }
+
+    fn xrc_srq(&mut self, pd: Object, xrcd: Object, cq: Object) -> Object {
+        let (page, record) = (self.driver.page(), self.driver.page());
+        let mut input = Bits::<create_xrc_srq_in, _>::new(vec![0; create_xrc_srq_in::SIZE]);
+        let mut context = input.sub_mut(create_xrc_srq_in::xrc_srq_context_entry);
+        for (field, value) in [
+            (xrc_srqc::log_xrc_srq_size, 4),
+            (xrc_srqc::log_rq_stride, 1),
+            (xrc_srqc::pd, pd.number.into()),
+            (xrc_srqc::xrcd, xrcd.number.into()),
+            (xrc_srqc::cqn, cq.number.into()),
+            (xrc_srqc::db_record_addr_l, record >> 2),
+        ] {
+            context.set(field, value);
+        }
+        let mut input = input.into_inner();
+        input.extend(page.to_be_bytes());
+        self.make(opcode::CREATE_XRC_SRQ, opcode::DESTROY_XRC_SRQ, &input)
+    }
+
+    fn qp(&mut self, service: u64, fields: &[(Field<qpc>, u64)]) -> Object {
+        let qp = self.driver.qp_with(service, self.cqn, fields);
+        Object { destroy: opcode::DESTROY_QP, number: qp.number }
+    }
+
+    fn flow_table(&mut self) -> u32 {
+        let input = vec![0; create_flow_table_in::SIZE];
+        let out = self.driver.simple(opcode::CREATE_FLOW_TABLE, &input).unwrap();
+        Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id)
+    }
+
+    fn end_flow_table(&mut self, table: u32) -> u8 {
+        let mut input = Bits::<destroy_flow_table_in, _>::new(vec![0; destroy_flow_table_in::SIZE]);
+        input.set(destroy_flow_table_in::table_id, table.into());
+        let ended = self.driver.simple(opcode::DESTROY_FLOW_TABLE, &input.into_inner());
+        ended.map_or_else(|refused| refused.0, |_| 0)
+    }
+
+    fn flow_group(&mut self, table: u32) -> u32 {
+        let input = vec![0; create_flow_group_in::SIZE];
+        let mut input = Bits::<create_flow_group_in, _>::new(input);
+        input.set(create_flow_group_in::table_id, table.into());
+        let out = self.driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+        Bits::<create_flow_group_out, _>::new(out).get32(create_flow_group_out::group_id)
+    }
+
+    fn end_flow_group(&mut self, table: u32, group: u32) -> u8 {
+        let mut input = Bits::<destroy_flow_group_in, _>::new(vec![0; destroy_flow_group_in::SIZE]);
+        input.set(destroy_flow_group_in::table_id, table.into());
+        input.set(destroy_flow_group_in::group_id, group.into());
+        let ended = self.driver.simple(opcode::DESTROY_FLOW_GROUP, &input.into_inner());
+        ended.map_or_else(|refused| refused.0, |_| 0)
+    }
+
+    /// Sets the first entry of a table: to a destination by kind and number, counted by a counter.
+    fn flow(&mut self, table: u32, to: (u64, u32), counter: Option<u32>) {
+        const FORWARD: u64 = 4;
+        const COUNT: u64 = 8;
+        let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
+        input.set(set_fte_in::table_id, table.into());
+        let mut context = input.sub_mut(set_fte_in::flow_context);
+        let count = if counter.is_some() { COUNT } else { 0 };
+        context.set(flow_context::action, FORWARD | count);
+        context.set(flow_context::destination_list_size, 1);
+        context.set(flow_context::flow_counter_list_size, counter.is_some().into());
+        let mut entry = Bits::<dest_format, _>::new(vec![0; dest_format::SIZE]);
+        entry.set(dest_format::destination_type, to.0);
+        entry.set(dest_format::destination_id, to.1.into());
+        let mut input = input.into_inner();
+        input.extend(entry.into_inner());
+        if let Some(counter) = counter {
+            input.extend(counter.to_be_bytes());
+            input.extend([0; 4]);
+        }
+        self.driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap();
+    }
+
+    fn end_flow(&mut self, table: u32) {
+        let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
+        input.set(delete_fte_in::table_id, table.into());
+        self.driver.simple(opcode::DELETE_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
+    }
+}
+
+const TO_TABLE: u64 = 1;
+const TO_TIR: u64 = 2;
+
+#[test]
+fn a_transport_domain_is_held_by_tis_and_tir() {
+    let mut bench = Bench::new();
+    let domain = bench.transport_domain();
+    let tis = bench.tis(domain);
+    bench.held(domain, tis);
+    let (domain, rq) = (bench.transport_domain(), bench.any_rq());
+    let fields =
+        [(tirc::inline_rqn, rq.number.into()), (tirc::transport_domain, domain.number.into())];
+    let tir = bench.tir(&fields);
+    bench.held(domain, tir);
+}
+
+#[test]
+fn a_send_queue_holds_what_it_sends_with() {
+    for which in 0..3 {
+        let mut bench = Bench::new();
+        let (pd, cq, domain) = (bench.pd(), bench.cq(), bench.transport_domain());
+        let tis = bench.tis(domain);
+        let sq = bench.sq(pd, cq, tis);
+        bench.held([pd, cq, tis][which], sq);
+    }
+}
+
+#[test]
+fn a_receive_queue_holds_what_it_receives_with() {
+    for which in 0..2 {
+        let mut bench = Bench::new();
+        let (pd, cq) = (bench.pd(), bench.cq());
+        let rq = bench.rq(pd, cq, 0);
+        bench.held([pd, cq][which], rq);
+    }
+}
+
+#[test]
+fn a_receive_queue_is_held_by_tables_and_tirs() {
+    let mut bench = Bench::new();
+    let rq = bench.any_rq();
+    let rqt = bench.rqt(rq);
+    bench.held(rq, rqt);
+    let rq = bench.any_rq();
+    let tir = bench.direct_tir(rq);
+    bench.held(rq, tir);
+    let rq = bench.any_rq();
+    let rqt = bench.rqt(rq);
+    let indirect = [(tirc::disp_type, 1), (tirc::indirect_table, rqt.number.into())];
+    let tir = bench.tir(&indirect);
+    bench.held(rqt, tir);
+}
+
+#[test]
+fn shared_receives_hold_and_are_held() {
+    let mut bench = Bench::new();
+    let pd = bench.pd();
+    let pool = bench.pool(pd);
+    bench.held(pd, pool);
+    let pd = bench.pd();
+    let pool = bench.pool(pd);
+    let shared = [(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())];
+    let qp = bench.qp(0, &shared);
+    bench.held(pool, qp);
+    for which in 0..3 {
+        let (pd, xrcd, cq) = (bench.pd(), bench.xrcd(), bench.cq());
+        let srq = bench.xrc_srq(pd, xrcd, cq);
+        bench.held([pd, xrcd, cq][which], srq);
+    }
+    let xrcd = bench.xrcd();
+    const XRC: u64 = 3;
+    let qp = bench.qp(XRC, &[(qpc::rq_type, 3), (qpc::xrcd, xrcd.number.into())]);
+    bench.held(xrcd, qp);
+}
+
+#[test]
+fn a_counter_set_is_held_by_the_queues_that_count_in_it() {
+    let mut bench = Bench::new();
+    let (one, other) = (bench.counter_set(), bench.counter_set());
+    let qp = bench.driver.qp(0, bench.cqn);
+    let counts = |bench: &mut Bench, op, mask: u64, set: u32| {
+        use uverbs_uapi::mlx5::prm::qpc::rst2init_qp_in;
+        let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
+        input.set(rst2init_qp_in::qpn, qp.number.into());
+        input.set(rst2init_qp_in::opt_param_mask, mask);
+        input.sub_mut(rst2init_qp_in::qpc).set(qpc::counter_set_id, set.into());
+        let modified = bench.driver.simple(op, &input.into_inner());
+        modified.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!(counts(&mut bench, opcode::RST2INIT_QP, 0, other + 1), BAD_RESOURCE);
+    assert_eq!(counts(&mut bench, opcode::RST2INIT_QP, 0, one), 0);
+    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (BUSY, 0));
+    let other = bench.counter_set();
+    assert_eq!(counts(&mut bench, opcode::INIT2INIT_QP, 1 << 25, other), 0);
+    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (0, BUSY));
+    assert_eq!(counts(&mut bench, opcode::TO_RST_QP, 0, 0), 0);
+    assert_eq!(bench.end_counter_set(other), 0);
+
+    let (one, other, pd, cq) = (bench.counter_set(), bench.counter_set(), bench.pd(), bench.cq());
+    let rq = bench.rq(pd, cq, one);
+    assert_eq!(bench.end_counter_set(one), BUSY);
+    let mut input = Bits::<modify_rq_in, _>::new(vec![0; modify_rq_in::SIZE]);
+    input.set(modify_rq_in::rqn, rq.number.into());
+    input.set(modify_rq_in::modify_bitmask, 1 << 3);
+    input.sub_mut(modify_rq_in::ctx).set(rqc::counter_set_id, other.into());
+    bench.driver.simple(opcode::MODIFY_RQ, &input.into_inner()).unwrap();
+    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (0, BUSY));
+    assert_eq!(bench.end(rq), 0);
+    assert_eq!(bench.end_counter_set(other), 0);
+}
+
+#[test]
+fn a_queue_pair_is_held_by_its_groups() {
+    let mut bench = Bench::new();
+    const DATAGRAMS: u64 = 2;
+    let qp = bench.qp(DATAGRAMS, &[]);
+    let mut input = [0; 32];
+    input[8..12].copy_from_slice(&qp.number.to_be_bytes());
+    input[16] = 0xff;
+    bench.driver.simple(opcode::ATTACH_TO_MCG, &input).unwrap();
+    assert_eq!(bench.end(qp), BUSY);
+    bench.driver.simple(opcode::DETACH_FROM_MCG, &input).unwrap();
+    assert_eq!(bench.end(qp), 0);
+}
+
+#[test]
+fn flows_hold_where_they_go_and_what_counts_them() {
+    let mut bench = Bench::new();
+    let rq = bench.any_rq();
+    let tir = bench.direct_tir(rq);
+    let out = bench.driver.simple(opcode::ALLOC_FLOW_COUNTER, &[0; 16]).unwrap();
+    let number = u32::from_be_bytes(out[8..12].try_into().unwrap());
+    let counter = Object { destroy: opcode::DEALLOC_FLOW_COUNTER, number };
+    let (table, next) = (bench.flow_table(), bench.flow_table());
+    let group = bench.flow_group(table);
+    bench.flow(table, (TO_TIR, tir.number), Some(counter.number));
+    assert_eq!((bench.end(tir), bench.end(counter)), (BUSY, BUSY));
+    assert_eq!((bench.end_flow_group(table, group), bench.end_flow_table(table)), (BUSY, BUSY));
+    // Another entry in its place lets go of all that.
+    bench.flow(table, (TO_TABLE, next), None);
+    assert_eq!((bench.end(tir), bench.end(counter)), (0, 0));
+    assert_eq!(bench.end_flow_table(next), BUSY);
+    bench.end_flow(table);
+    assert_eq!(bench.end_flow_table(next), 0);
+    assert_eq!(bench.end_flow_table(table), BUSY, "it has a group");
+    assert_eq!(bench.end_flow_group(table, group), 0);
+    assert_eq!(bench.end_flow_table(table), 0);
+}
+
+/// The driver says which table is the root, and destroys the last one without taking that back.
+#[test]
+fn a_root_can_be_destroyed_and_is_none_any_more() {
+    let mut bench = Bench::new();
+    let table = bench.flow_table();
+    let root = |bench: &mut Bench, table: u32| {
+        let input = vec![0; set_flow_table_root_in::SIZE];
+        let mut input = Bits::<set_flow_table_root_in, _>::new(input);
+        input.set(set_flow_table_root_in::table_id, table.into());
+        let set = bench.driver.simple(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner());
+        set.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!(root(&mut bench, table), 0);
+    assert_eq!(bench.end_flow_table(table), 0);
+    assert_eq!(root(&mut bench, table), BAD_RESOURCE);
+}
+
+/// Types of the events at `page`, in order, after a queue pair was stopped and rung for twice.
+fn events_of_stopped(
+    service: u64,
+    fields: impl Fn(&mut Bench) -> Vec<(Field<qpc>, u64)>,
+) -> Vec<u8> {
+    let mut bench = Bench::new();
+    // The second one is of no interest: its entries tell what the first one's do.
+    bench.driver.eq();
+    let page = bench.driver.last_page();
+    bench.driver.memory().write(page, &[0xff; 4096]).unwrap();
+    let fields = fields(&mut bench);
+    let mut qp = bench.driver.qp_with(service, bench.cqn, &fields);
+    bench.driver.modify(opcode::RST2INIT_QP, &qp, 0, &[]).unwrap();
+    bench.driver.modify(opcode::TO_ERR_QP, &qp, 0, &[]).unwrap();
+    bench.driver.run();
+    for _ in 0..2 {
+        bench.driver.post_send(&mut qp, 0, 0, &[]);
+    }
+    let mut bytes = [0; 4096];
+    bench.driver.memory().read(page, &mut bytes).unwrap();
+    let there = |entry: &&[u8]| entry[1] != 0xff;
+    bytes.chunks(64).filter(there).map(|entry| entry[1]).collect()
+}
+
+#[test]
+fn that_shared_receives_end_is_told_once_to_those_who_take_them() {
+    const LAST: u8 = 0x13;
+    const NOTHING: [u8; 0] = [];
+    const RC: u64 = 0;
+    const XRC: u64 = 3;
+    let shared = |bench: &mut Bench| {
+        let pd = bench.pd();
+        let pool = bench.pool(pd);
+        vec![(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())]
+    };
+    let xrc = |bench: &mut Bench| {
+        let xrcd = bench.xrcd();
+        [shared(bench), vec![(qpc::xrcd, xrcd.number.into())]].concat()
+    };
+    assert_eq!(events_of_stopped(RC, |_| vec![]), NOTHING);
+    assert_eq!(events_of_stopped(RC, shared), [LAST]);
+    let target = |bench: &mut Bench| [xrc(bench), vec![(qpc::no_sq, 1)]].concat();
+    assert_eq!(events_of_stopped(XRC, target), [LAST]);
+    assert_eq!(events_of_stopped(XRC, xrc), NOTHING, "who only sends");
+}
+
+/// What lists there are costs the host memory.
+#[test]
+fn there_is_an_end_to_what_a_guest_may_list() {
+    const LIMIT: u8 = 0x8;
+    const NO_RESOURCES: u8 = 0xf;
+    let mut bench = Bench::new();
+    let rq = bench.any_rq();
+    let rqt = |bench: &mut Bench, count: usize| {
+        let mut input = Bits::<create_rqt_in, _>::new(vec![0; create_rqt_in::SIZE]);
+        input.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, count as u64);
+        let mut input = input.into_inner();
+        (0..count).for_each(|_| input.extend(rq.number.to_be_bytes()));
+        let created = bench.driver.simple(opcode::CREATE_RQT, &input);
+        created.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!((rqt(&mut bench, 512), rqt(&mut bench, 513)), (0, LIMIT));
+
+    let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
+    let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
+    context.set(flow_table_context::log_size, 16);
+    let out = bench.driver.simple(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
+    let table = Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
+    let group = |bench: &mut Bench, at: u64| {
+        let input = vec![0; create_flow_group_in::SIZE];
+        let mut input = Bits::<create_flow_group_in, _>::new(input);
+        input.set(create_flow_group_in::table_id, table.into());
+        input.set(create_flow_group_in::start_flow_index, at);
+        input.set(create_flow_group_in::end_flow_index, at);
+        let created = bench.driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner());
+        created.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert!((0..4096).all(|at| group(&mut bench, at) == 0));
+    assert_eq!(group(&mut bench, 4096), NO_RESOURCES);
+
+    let tir = bench.direct_tir(rq);
+    let flow = |bench: &mut Bench, count: u64| {
+        let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
+        input.set(set_fte_in::table_id, table.into());
+        let mut context = input.sub_mut(set_fte_in::flow_context);
+        context.set(flow_context::action, 4);
+        context.set(flow_context::destination_list_size, count);
+        let mut entry = Bits::<dest_format, _>::new(vec![0; dest_format::SIZE]);
+        entry.set(dest_format::destination_type, TO_TIR);
+        entry.set(dest_format::destination_id, tir.number.into());
+        let (mut input, entry) = (input.into_inner(), entry.into_inner());
+        (0..count).for_each(|_| input.extend(&entry));
+        let set = bench.driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input);
+        set.map_or_else(|refused| refused.0, |_| 0)
+    };
+    assert_eq!((flow(&mut bench, 64), flow(&mut bench, 65)), (0, LIMIT));
+}

@@ -1,0 +1,161 @@
+//! A mapping whose pages several queues share, so that a queue of a few pages costs no system call.
+//!
+//! Pairs with [`queue`](super::queue), whose memory it is. As there, pages are zero when they are
+//! taken, and the kernel wipes them in a forked child.
+
+use super::fork::Epoch;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+
+/// Pages of a chunk: as many as a word has bits.
+const PAGES: u32 = u64::BITS;
+/// Pages of the largest part; whoever needs more has a mapping of its own.
+const LARGEST: u32 = PAGES / 4;
+
+/// Where parts are taken from. Whoever finds it locked maps memory of its own: in a forked child it
+/// may be locked by a thread that does not exist there.
+static CURRENT: Mutex<Option<Arc<Chunk>>> = Mutex::new(None);
+
+/// Pages in one piece, a bit for each that is taken.
+#[derive(Debug)]
+struct Chunk {
+    pages: MmapRaw,
+    taken: AtomicU64,
+    epoch: Epoch,
+}
+
+impl Chunk {
+    fn new() -> Result<Arc<Chunk>, Errno> {
+        let epoch = Epoch::current()?;
+        let pages = map(PAGES as usize * rustix::param::page_size())?;
+        Ok(Arc::new(Chunk { pages, taken: AtomicU64::new(0), epoch }))
+    }
+
+    /// The first `count` pages in a row that are free.
+    fn take(self: &Arc<Self>, count: u32) -> Option<Part> {
+        let run = (1u64 << count) - 1;
+        let mut taken = self.taken.load(Ordering::Relaxed);
+        loop {
+            let first = (0..=PAGES - count).find(|first| taken & run << first == 0)?;
+            let after = taken | run << first;
+            // Acquire pairs with the Release of who gave them back, zeroed.
+            match self.taken.compare_exchange_weak(
+                taken,
+                after,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(Part { chunk: self.clone(), first, count }),
+                Err(seen) => taken = seen,
+            }
+        }
+    }
+}
+
+/// Maps zeroed pages that the kernel wipes in a forked child.
+pub(super) fn map(length: usize) -> Result<MmapRaw, Errno> {
+    let pages = MmapOptions::new()
+        .len(length)
+        .map_anon()
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
+    let pages = MmapRaw::from(pages);
+    // SAFETY: the range is the mapping made above, which nobody else uses yet.
+    unsafe { madvise(pages.as_mut_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
+    Ok(pages)
+}
+
+/// Some pages of a chunk. Not to be dropped in a forked child.
+#[derive(Debug)]
+pub(super) struct Part {
+    chunk: Arc<Chunk>,
+    first: u32,
+    count: u32,
+}
+
+impl Part {
+    /// `length` bytes, a multiple of the page; `None` if that is too much, or if others are just
+    /// being taken.
+    pub(super) fn take(length: usize) -> Result<Option<Part>, Errno> {
+        let count = length / rustix::param::page_size();
+        let Some(count) = u32::try_from(count).ok().filter(|count| *count <= LARGEST) else {
+            return Ok(None);
+        };
+        let mut current = match CURRENT.try_lock() {
+            Ok(current) => current,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        if current.as_ref().is_some_and(|chunk| chunk.epoch.is_over()) {
+            // The parent's, of which guards may be left here: it stays mapped.
+            std::mem::forget(current.take());
+        }
+        if let Some(part) = current.as_ref().and_then(|chunk| chunk.take(count)) {
+            return Ok(Some(part));
+        }
+        // The old one stays as long as its parts do.
+        let chunk = current.insert(Chunk::new()?);
+        Ok(chunk.take(count))
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        let offset = self.first as usize * rustix::param::page_size();
+        // SAFETY: the chunk has so many pages.
+        unsafe { self.chunk.pages.as_mut_ptr().add(offset) }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let length = self.count as usize * rustix::param::page_size();
+        // SAFETY: the part's pages, which nobody else has, and no device by the rule of queue memory.
+        unsafe { self.base().write_bytes(0, length) };
+        let run = (1u64 << self.count) - 1;
+        // Release: they are zero before the next has them.
+        self.chunk.taken.fetch_and(!(run << self.first), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> usize {
+        rustix::param::page_size()
+    }
+
+    #[test]
+    fn parts_lie_apart_and_come_back_zeroed() {
+        let chunk = Chunk::new().unwrap();
+        let (one, two) = (chunk.take(3).unwrap(), chunk.take(2).unwrap());
+        assert_eq!(one.base().wrapping_add(3 * page()), two.base());
+        // SAFETY: the first byte of its last page.
+        unsafe { one.base().add(2 * page()).write(7) };
+        drop(one);
+        let again = chunk.take(3).unwrap();
+        assert_eq!((again.first, chunk.taken.load(Ordering::Relaxed)), (0, 0b11111));
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.base().add(2 * page()).read() }, 0);
+        let rest = chunk.take(PAGES - 5).unwrap();
+        assert!(chunk.take(1).is_none());
+        drop((again, two, rest));
+        assert_eq!(chunk.taken.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_gap_is_used_if_it_is_long_enough() {
+        let chunk = Chunk::new().unwrap();
+        let (one, _two) = (chunk.take(2).unwrap(), chunk.take(1).unwrap());
+        drop(one);
+        assert_eq!(chunk.take(3).unwrap().first, 3);
+        assert_eq!(chunk.take(2).unwrap().first, 0);
+    }
+
+    #[test]
+    fn large_memory_is_no_part() {
+        let largest = LARGEST as usize * page();
+        assert!(Part::take(largest + page()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,157 @@
+//! Requests as futures, on a kernel and in an event loop that the test plays.
+
+use super::{Bench, wc};
+use crate::aio::{Cause, CompletionQueue, Driver, Message, OpError, QueuePair, Watch};
+use crate::owned::BufferPool;
+use crate::uverbs::scripted::{Op, Role};
+use crate::{Errno, ParentDomain, QpState, QpType, Result, WcStatus};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uverbs_uapi::object::UVERBS_OBJECT_CQ;
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+/// An event loop in which the file is readable when the test says so.
+struct Watched(Arc<AtomicBool>);
+
+impl Watch for Watched {
+    fn poll_read(
+        &mut self,
+        _: &mut Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        if self.0.swap(false, Ordering::Relaxed) { Poll::Ready(read()) } else { Poll::Pending }
+    }
+}
+
+struct Futures {
+    bench: Bench,
+    pool: BufferPool,
+    driver: Driver<Watched>,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    /// The kernel's completion queue.
+    handle: u32,
+}
+
+fn cx() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+impl Futures {
+    fn new() -> Futures {
+        let bench = Bench::new();
+        let pool = bench.pd.buffer_pool(64).count(64).build().unwrap();
+        let (cq, driver) =
+            CompletionQueue::new(&bench.context, 64, |_| Ok(Watched(Arc::default()))).unwrap();
+        let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
+        let (_, handle) = cqs.next_back().unwrap();
+        let qp =
+            cq.create_qp(&bench.pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4)).unwrap();
+        qp.qp.set_state(QpState::RTS);
+        bench.script.set_qp_state(qp.handle(), QpState::RTS.0);
+        Futures { bench, pool, driver, cq, qp, handle }
+    }
+
+    /// Completes the oldest request of a queue, and lets the driver find that.
+    fn complete(&mut self, role: Role, status: WcStatus) {
+        let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        let wc = ib_uverbs_wc { status: status.0, ..wc(self.qp.qpn().0, wr_id) };
+        assert!(self.bench.script.complete(self.handle, wc));
+        assert!(Pin::new(&mut self.driver).poll(&mut cx()).is_pending());
+    }
+}
+
+/// A kernel that neither looks at what was posted nor flushes it: nobody waits for that.
+#[test]
+fn a_device_that_is_gone_ends_what_was_posted() {
+    let futures = Futures::new();
+    let (mut sent, mut received) = (
+        futures.qp.send(futures.pool.take().unwrap()),
+        futures.qp.recv(futures.pool.take().unwrap()),
+    );
+    assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+    futures.bench.script.refuse(Op::POST_SEND, Errno::IO);
+    futures.bench.script.refuse(Op::MODIFY_QP, Errno::IO);
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending(), "it stays in the queue");
+    for op in [sent, received] {
+        let Poll::Ready(end) = Pin::new(&mut { op }).poll(&mut cx()) else { panic!("it waits") };
+        let OpError { memory, cause } = end.unwrap_err();
+        assert_eq!((memory.is_none(), cause), (true, Cause::Undriven));
+    }
+    let mut late = futures.qp.send(futures.pool.take().unwrap());
+    let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
+    assert_eq!((error.memory.is_some(), error.cause), (true, Cause::Undriven));
+}
+
+/// While it is only the kick that fails, the device flushes what was posted.
+#[test]
+fn a_refused_kick_is_flushed() {
+    let mut futures = Futures::new();
+    futures.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
+    let mut sent = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    futures.complete(Role::Send, WcStatus::WR_FLUSH_ERR);
+    let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("it waits") };
+    assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+    assert!(error.memory.is_some());
+}
+
+/// An inbox that is deeper than the queue keeps the queue full.
+#[test]
+fn an_inbox_deeper_than_the_queue_keeps_it_full() {
+    let mut futures = Futures::new();
+    let room = futures.qp.caps().max_recv_wr as usize;
+    let mut inbox = futures.qp.inbox(&futures.pool, 2 * room);
+    assert_eq!(inbox.refill(&mut cx()), room);
+    for round in 0..4 * room {
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        let Poll::Ready(Ok(Message { .. })) = inbox.poll_next(&mut cx()) else { panic!("{round}") };
+        let pending = futures.bench.script.pending(futures.qp.handle(), Role::Recv);
+        assert_eq!(pending as usize, room, "after {round}");
+    }
+    assert!(inbox.poll_next(&mut cx()).is_pending());
+    // Nobody is so deep.
+    drop(inbox);
+    drop(futures.qp.inbox(&futures.pool, usize::MAX));
+}
+
+#[test]
+fn a_queue_pair_of_another_thread_domain_is_refused() {
+    let futures = Futures::new();
+    let Futures { bench, cq, .. } = &futures;
+    let (td, other) = (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
+    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let make = |td| cq.create_exclusive_qp(&domain, &Arc::new(Mutex::new(td)), QpType::RC, |qp| qp);
+    let error = make(other).unwrap_err();
+    assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
+    make(td).unwrap();
+}
+
+/// A system call under the completion queue's lock would keep everybody else from posting, and the
+/// last handle of a queue pair that goes there might drop what the program lent.
+#[test]
+fn a_failure_is_flushed_after_the_completion_queue_was_let_go() {
+    let mut futures = Futures::new();
+    let mut sent = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+    let (cq, calls) = (futures.cq.clone(), Arc::new(AtomicBool::new(false)));
+    let seen = calls.clone();
+    futures.bench.script.before(Op::MODIFY_QP, move || {
+        let (cq, (told, heard)) = (cq.clone(), channel());
+        // This waits as long as somebody holds the queue.
+        std::thread::spawn(move || told.send(cq.strays()));
+        assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(0), "the queue is held");
+        seen.store(true, Ordering::Relaxed);
+    });
+    futures.complete(Role::Send, WcStatus::RETRY_EXC_ERR);
+    assert!(calls.load(Ordering::Relaxed));
+    assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
+}

@@ -1,0 +1,97 @@
+//! Futures whose device goes: all of them end, whether or not anything completes.
+
+use crate::tasks::{Half, connected, runtime};
+use crate::verdict::{Stop, Verdict};
+use std::time::Duration;
+use uverbs::aio::tokio::Events;
+use uverbs::aio::{Cause, CompletionQueue, OpError};
+use uverbs::{Context, Device, Errno, EventType, WcStatus};
+
+/// Longer than it takes anybody to take the device away.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// What a request may end with when its device goes.
+fn is_farewell<L>(failed: &OpError<L>) -> bool {
+    matches!(
+        failed.cause,
+        Cause::Undriven
+            | Cause::Status(WcStatus::WR_FLUSH_ERR | WcStatus::RETRY_EXC_ERR)
+            | Cause::Earlier(_)
+    )
+}
+
+pub(super) fn futures(device: &Device) -> Verdict {
+    runtime(0)?.block_on(async {
+        match tokio::time::timeout(PATIENCE, all(device)).await {
+            Ok(verdict) => verdict,
+            Err(_) => Err(Stop::fail("futures wait for a device that is gone")),
+        }
+    })
+}
+
+async fn all(device: &Device) -> Verdict {
+    let make = || -> Verdict<_> {
+        let context = Context::open(device)?;
+        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        Ok((Half::on(context, cq)?, driver))
+    };
+    let ((quiet, first), (busy, second)) = (make()?, make()?);
+    connected(&quiet, &busy)?;
+    let count = quiet.pool.idle();
+    let events = tokio::spawn(stream(quiet.context.clone()));
+    // Nobody sends to this one, so that only the end of its channel wakes it.
+    let take = |half: &Half| half.pool.take().expect("a buffer");
+    let received = tokio::spawn(quiet.qp.recv(take(&quiet)));
+    let target = quiet.pd.allocate::<u8>(1024)?;
+    let remote = target.remote(0)?;
+    let mut completed = 0;
+    let failed = loop {
+        match busy.qp.write(remote, take(&busy)).await {
+            Ok(_) => completed += 1,
+            Err(failed) => break failed,
+        }
+        // Others have to do something, too.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    if completed == 0 || !is_farewell(&failed) {
+        return Err(Stop::fail(format!("after {completed} requests: {failed:?}")));
+    }
+    drop(failed);
+    match received.await? {
+        Err(failed) if is_farewell(&failed) => {}
+        other => return Err(Stop::fail(format!("the receive: {other:?}"))),
+    }
+    events.await??;
+    for driver in [first, second] {
+        match driver.await? {
+            Err(error) if error.errno() == Errno::IO => {}
+            other => return Err(Stop::fail(format!("a driver ended with {other:?}"))),
+        }
+    }
+    let late = quiet.qp.recv(take(&quiet)).await;
+    if !late.is_err_and(|failed| is_farewell(&failed) && failed.memory.is_some()) {
+        return Err(Stop::fail("a request was taken"));
+    }
+    for half in [quiet, busy] {
+        let Half { qp, pool, context, .. } = half;
+        drop(qp);
+        if (pool.idle(), context.leaked()) != (count, 0) {
+            let (idle, leaked) = (pool.idle(), context.leaked());
+            return Err(Stop::fail(format!("{idle} of {count} are back, {leaked} given up")));
+        }
+    }
+    Ok(())
+}
+
+/// The device's end is told, and then the stream is over.
+async fn stream(context: Context) -> Verdict {
+    let mut events = Events::new(&context)?;
+    let mut fatal = false;
+    loop {
+        match events.next().await {
+            Ok(event) => fatal |= event.kind == EventType::DEVICE_FATAL,
+            Err(error) if fatal && error.errno() == Errno::IO => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
