@@ -311,7 +311,12 @@ fn a_receive_queue_is_held_by_tables_and_tirs() {
     bench.held(rq, tir);
     let rq = bench.any_rq();
     let rqt = bench.rqt(rq);
-    let indirect = [(tirc::disp_type, 1), (tirc::indirect_table, rqt.number.into())];
+    const TOEPLITZ: u64 = 2;
+    let indirect = [
+        (tirc::disp_type, 1),
+        (tirc::indirect_table, rqt.number.into()),
+        (tirc::rx_hash_fn, TOEPLITZ),
+    ];
     let tir = bench.tir(&indirect);
     bench.held(rqt, tir);
 }
