@@ -50,7 +50,9 @@ pub(super) trait Queue: Send + Sync {
 /// [abort](super::QueuePair::abort) the connection.
 ///
 /// Who stands in line has to be polled or dropped: a future that is neither, such as one that a
-/// `select!` put aside, keeps those behind it waiting, as it does with tokio's semaphore.
+/// `select!` put aside, keeps those behind it waiting, as it does with tokio's semaphore. It could
+/// only be overtaken by guessing how long a task may take to answer its waker, and what was first
+/// polled first would no longer be posted first.
 #[must_use = "a request is posted when its future is polled"]
 pub struct Op<'a, L> {
     queue: Arc<dyn Queue>,

@@ -44,8 +44,9 @@
 //! it inherited. Nothing depends on the peer, either: a [`Buffer`] is a slice because its pool
 //! grants peers no right to write, and a [`RegionSlice`], which a peer may write, is none.
 //!
-//! What the layer adds to a request is a slot taken and given back: no lock, no allocation, no
-//! system call.
+//! What the layer adds to a request is a slot taken and given back, a look at whose memory it is,
+//! and the memory's way in and out: no lock, no allocation, no system call. Who counts instructions
+//! [visits completions](OwnedCompletionQueue::poll_each) instead of having them handed out.
 #![deny(unsafe_code)]
 
 mod buffer;
