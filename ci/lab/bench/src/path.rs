@@ -49,8 +49,6 @@ pub const LAST: u64 = u64::MAX;
 pub const AFTERWARDS: u32 = 50_000;
 /// How long the device may take to settle, in seconds.
 pub const SETTLING: u64 = 60;
-/// Runs in which a send queue is gone round, which has room for requests as large as they may be.
-const ROUND: u32 = 5 * SENDS / RUN;
 /// Runs that may be thrown away for each that counts.
 const PATIENCE: u32 = 10;
 
@@ -181,14 +179,6 @@ pub trait Path: Sized {
 pub fn measure<P: Path>(rounds: &Rounds<'_>) -> Result<(), Failure> {
     let Rounds { device, alone, runs, counting, only } = *rounds;
     let mut side = P::open(device, alone)?;
-    // All of each send queue is used once before anything counts: the first use of a page is the
-    // kernel's work.
-    for request in [Request::Write, Request::Datagram] {
-        for _ in 0..ROUND {
-            side.post(0, request.lane(), request, BATCH)?;
-            side.settle(request.lane(), 0)?;
-        }
-    }
     for &(name, operation) in Operation::ALL.iter().filter(|(name, _)| name.contains(only)) {
         for (way, way_name) in P::WAYS.iter().enumerate() {
             if !P::offers(way, operation) {
