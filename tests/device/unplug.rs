@@ -13,9 +13,10 @@ use crate::pair::{PORT, gid};
 use crate::verdict::{Stop, Verdict};
 use std::io::stdin;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
 use uverbs::{
     Access, AddressVector, Context, Device, Errno, EventType, Notify, ObjectKind, PostError,
@@ -24,6 +25,9 @@ use uverbs::{
 
 /// The first argument of a program whose device is taken away; the second one names the device.
 const UNPLUG: &str = "--unplug";
+
+/// How long everybody has to begin; who is not at it then fails by itself.
+const START: Duration = Duration::from_secs(30);
 
 /// Is that program, if it was started for it.
 pub(crate) fn run() -> Option<ExitCode> {
@@ -44,6 +48,22 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
+/// Somebody who has yet to begin. Dropped when they are at it, or have failed before.
+struct Awaited(Arc<AtomicUsize>);
+
+impl Awaited {
+    fn new(count: &Arc<AtomicUsize>) -> Awaited {
+        count.fetch_add(1, Ordering::Relaxed);
+        Awaited(count.clone())
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// Fails unless an answer says that the device is gone.
 #[track_caller]
 fn gone<T>(what: &str, answer: uverbs::Result<T>) -> Verdict {
@@ -58,21 +78,29 @@ fn work(name: &str) -> Verdict {
     let device = Device::by_name(name)?;
     let over = AtomicBool::new(false);
     let look = holding(&device)?;
+    let awaited = Arc::new(AtomicUsize::new(0));
+    let who = || Awaited::new(&awaited);
     thread::scope(|scope| {
+        let (one, two, three, four, five, six) = (who(), who(), who(), who(), who(), who());
         let threads: [(&str, ScopedJoinHandle<'_, Verdict>); 6] = [
-            ("traffic", scope.spawn(|| traffic(&device, &over))),
-            ("creation", scope.spawn(|| creation(&device, &over))),
-            ("channel", scope.spawn(|| channel(&device))),
-            ("events", scope.spawn(|| events(&device))),
-            ("owned", scope.spawn(|| lending::owned(&device))),
-            ("scope", scope.spawn(|| lending::scope(&device))),
+            ("traffic", scope.spawn(|| traffic(&device, &over, one))),
+            ("creation", scope.spawn(|| creation(&device, &over, two))),
+            ("channel", scope.spawn(|| channel(&device, three))),
+            ("events", scope.spawn(|| events(&device, four))),
+            ("owned", scope.spawn(|| lending::owned(&device, five))),
+            ("scope", scope.spawn(|| lending::scope(&device, six))),
         ];
         #[cfg(feature = "tokio")]
-        let futures = [("futures", scope.spawn(|| waiting::futures(&device)))];
+        let futures = {
+            let seven = who();
+            [("futures", scope.spawn(|| waiting::futures(&device, seven)))]
+        };
         #[cfg(not(feature = "tokio"))]
         let futures = [];
-        // They need a moment to be at it.
-        thread::sleep(Duration::from_millis(500));
+        let deadline = Instant::now() + START;
+        while awaited.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
         println!("at work");
         let mut line = String::new();
         stdin().read_line(&mut line)?;
@@ -95,10 +123,11 @@ fn work(name: &str) -> Verdict {
 
 /// Posts and polls all the time. Memory answers, so nothing of it fails: requests stop completing
 /// or end with an error, and then the queue is full.
-fn traffic(device: &Device, over: &AtomicBool) -> Verdict {
+fn traffic(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let pd = context.alloc_pd()?;
     let mut worker = Worker::new(&context, &pd, 4)?;
+    let mut awaited = Some(awaited);
     let mut completed = 0u64;
     while !over.load(Ordering::Relaxed) {
         for at in 0..4 {
@@ -111,6 +140,9 @@ fn traffic(device: &Device, over: &AtomicBool) -> Verdict {
         while let Some(done) = completions.next() {
             completed += u64::from(done.status() == WcStatus::SUCCESS);
         }
+        if completed > 0 {
+            drop(awaited.take());
+        }
     }
     if completed == 0 {
         return Err(Stop::fail("nothing ever completed"));
@@ -121,7 +153,7 @@ fn traffic(device: &Device, over: &AtomicBool) -> Verdict {
 }
 
 /// Makes and destroys objects until that fails.
-fn creation(device: &Device, over: &AtomicBool) -> Verdict {
+fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let round = || -> uverbs::Result<()> {
         let pd = context.alloc_pd()?;
@@ -136,6 +168,8 @@ fn creation(device: &Device, over: &AtomicBool) -> Verdict {
         context.alloc_td()?;
         Ok(())
     };
+    round()?;
+    drop(awaited);
     // Between the moment in which the device falls silent and the one in which the driver lets go,
     // commands fail in the driver's own ways.
     let mut failure = None;
@@ -157,11 +191,12 @@ fn creation(device: &Device, over: &AtomicBool) -> Verdict {
 }
 
 /// Sleeps until a completion is announced, which is never.
-fn channel(device: &Device) -> Verdict {
+fn channel(device: &Device, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let channel = context.create_comp_channel()?;
     let mut cq = context.create_cq(4).channel(&channel).build()?;
     cq.req_notify(Notify::Next)?;
+    drop(awaited);
     gone("wait", channel.wait(None))?;
     gone("wait again", channel.wait(Some(Duration::from_secs(1))))?;
     gone("try_next", channel.try_next())?;
@@ -172,8 +207,9 @@ fn channel(device: &Device) -> Verdict {
 }
 
 /// Sleeps until it is told that the device is gone.
-fn events(device: &Device) -> Verdict {
+fn events(device: &Device, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
+    drop(awaited);
     while let Some(event) = context.next_event(None)? {
         if event.kind == EventType::DEVICE_FATAL {
             // The driver says so as often as it finds that the device failed, and the kernel when

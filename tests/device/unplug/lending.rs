@@ -1,20 +1,19 @@
 //! Memory that is lent while the device goes: it comes back when the kernel has destroyed what the
 //! device reached it through, and not when it first says that the device is gone.
 
+use super::Awaited;
 use crate::lent::{Half, pair_of};
+use crate::pair::PORT;
 use crate::verdict::{Stop, Verdict};
 use std::time::Duration;
 use uverbs::owned::{BufferPool, Ending, ScopeError};
 use uverbs::{Context, Device, Errno, PostError, SendWr, WcStatus};
 
 /// Whether the kernel began to take the device away: from then on it answers `EIO` to this, which no
-/// driver has a part in, and has yet to walk what there is.
-fn is_taken(context: &Context) -> Verdict<bool> {
-    match context.gid_table() {
-        Ok(_) => Ok(false),
-        Err(error) if error.errno() == Errno::IO => Ok(true),
-        Err(error) => Err(error.into()),
-    }
+/// driver has a part in, and has yet to walk what there is. Any other answer is one of its tables,
+/// from which addresses are taken a while before.
+fn is_taken(context: &Context) -> bool {
+    context.query_gid(PORT, 0).is_err_and(|error| error.errno() == Errno::IO)
 }
 
 /// Whether all of the pool is back, and nothing was given up.
@@ -28,7 +27,7 @@ fn is_whole(pool: &BufferPool, count: usize, context: &Context) -> Verdict {
 }
 
 /// Writes all the time, and lets go of everything as soon as the device is taken away.
-pub(super) fn owned(device: &Device) -> Verdict {
+pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, mut b) = pair_of(make()?, make()?)?;
     let count = a.pool.idle();
@@ -39,8 +38,9 @@ pub(super) fn owned(device: &Device) -> Verdict {
     let mut batch = b.qp.recv_batch()?;
     batch.push(b.pool.take().expect("a buffer"), 0).map_err(|refused| refused.error)?;
     batch.ring();
+    let mut awaited = Some(awaited);
     let mut completed = 0;
-    while !is_taken(&a.context)? {
+    while !is_taken(&a.context) {
         let mut batch = a.qp.send_batch()?;
         while let Some(buffer) = a.pool.take() {
             match batch.push(SendWr::write(remote, &[]), buffer, 0).map_err(|refused| refused.error)
@@ -52,6 +52,9 @@ pub(super) fn owned(device: &Device) -> Verdict {
         }
         batch.ring()?;
         completed += a.cq.poll()?.filter(|done| done.outcome.status == WcStatus::SUCCESS).count();
+        if completed > 0 {
+            drop(awaited.take());
+        }
     }
     let (Half { qp: writer, pool, context, .. }, Half { qp: reader, .. }) = (a, b);
     drop((writer, reader));
@@ -63,7 +66,7 @@ pub(super) fn owned(device: &Device) -> Verdict {
 }
 
 /// Ends a scope, with a request that nobody answers, as soon as the device is taken away.
-pub(super) fn scope(device: &Device) -> Verdict {
+pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, b) = pair_of(make()?, make()?)?;
     let target = b.pd.allocate::<u8>(4096)?;
@@ -77,7 +80,8 @@ pub(super) fn scope(device: &Device) -> Verdict {
         let (_, outcome) = scope.wait(read)?;
         assert_eq!(outcome.status, WcStatus::SUCCESS);
         let _ = scope.recv(&mut inbox)?;
-        while !is_taken(&context)? {
+        drop(awaited);
+        while !is_taken(&context) {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Futures whose device goes: all of them end, whether or not anything completes.
 
+use super::Awaited;
 use crate::tasks::{Half, connected, runtime};
 use crate::verdict::{Stop, Verdict};
 use std::time::Duration;
@@ -20,16 +21,16 @@ fn is_farewell<L>(failed: &OpError<L>) -> bool {
     )
 }
 
-pub(super) fn futures(device: &Device) -> Verdict {
+pub(super) fn futures(device: &Device, awaited: Awaited) -> Verdict {
     runtime(0)?.block_on(async {
-        match tokio::time::timeout(PATIENCE, all(device)).await {
+        match tokio::time::timeout(PATIENCE, all(device, awaited)).await {
             Ok(verdict) => verdict,
             Err(_) => Err(Stop::fail("futures wait for a device that is gone")),
         }
     })
 }
 
-async fn all(device: &Device) -> Verdict {
+async fn all(device: &Device, awaited: Awaited) -> Verdict {
     let make = || -> Verdict<_> {
         let context = Context::open(device)?;
         let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
@@ -44,10 +45,14 @@ async fn all(device: &Device) -> Verdict {
     let received = tokio::spawn(quiet.qp.recv(take(&quiet)));
     let target = quiet.pd.allocate::<u8>(1024)?;
     let remote = target.remote(0)?;
+    let mut awaited = Some(awaited);
     let mut completed = 0;
     let failed = loop {
         match busy.qp.write(remote, take(&busy)).await {
-            Ok(_) => completed += 1,
+            Ok(_) => {
+                completed += 1;
+                drop(awaited.take());
+            }
             Err(failed) => break failed,
         }
         // Others have to do something, too.

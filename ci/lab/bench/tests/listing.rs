@@ -24,12 +24,12 @@ struct Length {
 /// The most that each may have, with a quarter of slack for other compilers. Both drivers' ways are
 /// in each, with those that end in an error. Lower them with what you save.
 const LIMITS: &[(&str, Length)] = &[
-    ("listing_build_write", Length { instructions: 241, calls: 4, locked: 0 }),
+    ("listing_build_write", Length { instructions: 184, calls: 2, locked: 0 }),
     ("listing_poll_one", Length { instructions: 190, calls: 7, locked: 1 }),
-    ("listing_post_receive", Length { instructions: 265, calls: 3, locked: 0 }),
-    ("listing_post_shared_receive", Length { instructions: 294, calls: 2, locked: 1 }),
-    ("listing_post_write", Length { instructions: 513, calls: 6, locked: 1 }),
-    ("listing_post_write_alone", Length { instructions: 519, calls: 6, locked: 1 }),
+    ("listing_post_receive", Length { instructions: 118, calls: 3, locked: 0 }),
+    ("listing_post_shared_receive", Length { instructions: 150, calls: 3, locked: 1 }),
+    ("listing_post_write", Length { instructions: 394, calls: 4, locked: 1 }),
+    ("listing_post_write_alone", Length { instructions: 385, calls: 4, locked: 1 }),
 ];
 
 /// The functions of a listing whose names begin with `listing_`.
