@@ -23,11 +23,13 @@ pub(crate) fn write(text: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text in a half.
+/// The text in a half, without what would move a terminal's cursor.
 pub(crate) fn read(bytes: &[u8]) -> Result<String> {
     let text = bytes.split_first_chunk().and_then(|(length, rest)| {
         let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-        String::from_utf8(rest.get(..length)?.to_vec()).ok()
+        let text = std::str::from_utf8(rest.get(..length)?).ok()?;
+        let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+        Some(text.chars().map(harmless).collect())
     });
     text.ok_or_else(|| Failure::run("what lies in the shared memory is no text"))
 }
@@ -35,6 +37,12 @@ pub(crate) fn read(bytes: &[u8]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_is_not_told_what_to_do() {
+        let bytes = write("a\x1b[2Jb\n").unwrap();
+        assert_eq!(read(&bytes).unwrap(), "a\u{fffd}[2Jb\u{fffd}");
+    }
 
     #[test]
     fn texts_come_back() {
