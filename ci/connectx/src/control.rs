@@ -238,7 +238,8 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         Request::Var { page, len, .. } => {
             let stride = 1u64 << crate::caps::LOG_VAR_STRIDE;
             let offset = u64::from(page) * stride;
-            if offset >= crate::var::BYTES || len > MAX_VAR {
+            let pages = crate::var::BYTES + crate::var::TLP_PAGES * crate::object::uar::PAGE;
+            if offset + u64::from(len) > pages || len > MAX_VAR {
                 return error(format!("{len} bytes of VAR page {page}"));
             }
             let mut bytes = vec![0; len as usize];

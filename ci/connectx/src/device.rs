@@ -161,6 +161,8 @@ impl Device {
         self.timers.clear();
         self.cq_timers.clear();
         self.faults.reset();
+        // What another function may have by now.
+        self.port.forget_gids();
     }
 
     /// Lets it reach memory and raise interrupts, or not.

@@ -122,9 +122,11 @@ impl Fabric {
                         Fate::Lost => Answer::Lost,
                         _ => self.carry(number, &message, target),
                     };
+                    let sender = self.functions[number].device_mut();
+                    // Who is told nothing waits for nothing.
                     let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
-                        && message.datagram.is_none();
-                    self.functions[number].device_mut().finish(queue, &job, &message, answer);
+                        && sender.is_reliable(queue);
+                    sender.finish(queue, &job, &message, answer);
                     if waits {
                         return;
                     }

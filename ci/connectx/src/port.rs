@@ -142,6 +142,11 @@ impl Port {
         (gid != [0; 16]).then_some(gid)
     }
 
+    /// Has the addresses that the driver set be nobody's.
+    pub(crate) fn forget_gids(&mut self) {
+        self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
+    }
+
     /// Counts a datagram that brought another queue key than that of the queue pair it was for.
     pub(crate) fn count_wrong_qkey(&mut self) {
         let counter = nic_vport_context::qkey_violation_counter;

@@ -151,6 +151,35 @@ fn a_queue_that_waits_is_not_hurried_by_doorbells() {
     assert!((0..8).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
+/// Nobody says that nothing was taken, so it goes on to the next one.
+#[test]
+fn an_unreliable_queue_waits_for_nobody() {
+    const UNRELIABLE: u64 = 1;
+    let mut p = Pair::new();
+    let mut one = p.driver.qp(UNRELIABLE, p.send_cq.into());
+    let other = p.driver.qp(UNRELIABLE, p.receive_cq.into());
+    p.driver.connect(&one, &other);
+    let local = p.local(8);
+    (0..3).for_each(|_| p.driver.queue_send(&mut one, SEND, 0, &local));
+    p.driver.run_now();
+    assert!((0..3).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
+}
+
+/// As who drains a queue posts it, without ringing anything.
+#[test]
+fn a_receive_that_comes_after_the_error_is_flushed() {
+    let mut p = Pair::new();
+    p.driver.modify(opcode::TO_ERR_QP, &p.b, 0, &[]).unwrap();
+    p.driver.run_now();
+    let local = p.local(8);
+    p.driver.post_receive(&mut p.b, &local);
+    assert_eq!(p.driver.cqe(p.received, 0).0, NONE);
+    p.driver.run();
+    let (_, cqe) = p.driver.cqe(p.received, 0);
+    assert_eq!(cqe[55], 0x05);
+    assert_eq!(p.driver.fabric.deadline(), None, "it does not look for ever");
+}
+
 /// Each of the two is tried again three times here, and never more often than it may be.
 #[test]
 fn waiting_for_a_receive_does_not_use_up_the_tries_of_what_is_lost() {

@@ -67,6 +67,7 @@ impl Device {
             State::Error => {
                 self.flush_sends(qpn);
                 self.flush_receives(qpn);
+                self.look_for_late_receives(qpn);
                 return Next::Idle;
             }
             _ => return Next::Idle,
@@ -113,6 +114,27 @@ impl Device {
                 Next::Done
             }
         }
+    }
+
+    /// Whether somebody tells a queue pair what became of its messages.
+    pub(crate) fn is_reliable(&self, qpn: u32) -> bool {
+        self.objects.qps.get(qpn).is_ok_and(|qp| qp.service.reliable())
+    }
+
+    /// Looks again in a while whether a receive was posted to a queue pair in error, which no doorbell
+    /// tells: who drains a queue posts one and waits until it is flushed. Ever more seldom, for four
+    /// seconds in all.
+    fn look_for_late_receives(&mut self, qpn: u32) {
+        const FIRST: u64 = 1_000_000;
+        const MOST: u8 = 12;
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let has_timer = matches!(qp.waits, Some(Wait::Until(due)) if due > self.now);
+        if qp.receive.is_none() || has_timer || qp.looks == MOST {
+            return;
+        }
+        let wait = FIRST << qp.looks;
+        qp.looks += 1;
+        self.wait(qpn, wait);
     }
 
     /// Goes on to the next request, and reports this one if it asked for that.

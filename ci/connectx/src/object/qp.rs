@@ -103,8 +103,10 @@ pub struct Qp {
     pub(crate) retries: u8,
     /// How often it was because no receive was posted.
     pub(crate) rnr_retries: u8,
-    /// Until when nothing is sent.
+    /// Until when nothing is sent, or looked at once more in error.
     pub(crate) waits: Option<Wait>,
+    /// How often it was, since it failed.
+    pub(crate) looks: u8,
     /// Whether its owner was told that it takes no more of the shared receives.
     pub(crate) told_last: bool,
     /// The answer to the last atomic, for a request that is repeated.
@@ -181,6 +183,7 @@ impl Qp {
             }
             self.retries = 0;
             self.rnr_retries = 0;
+            self.looks = 0;
             self.told_last = false;
             self.last_atomic = None;
         }
@@ -359,6 +362,7 @@ impl Device {
             retries: 0,
             rnr_retries: 0,
             waits: None,
+            looks: 0,
             told_last: false,
             last_atomic: None,
         };
@@ -445,10 +449,9 @@ impl Device {
             return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
         }
         let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
-        if op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0 {
+        let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;
+        if has_late_pd {
             self.objects.pds.allow(uid, late_pd)?;
-            self.objects.pds.hold(late_pd)?;
-            self.objects.qps.own(uid, number)?.pd = late_pd;
         }
         let new = input.sub(rst2init_qp_in::qpc);
         let optional = input.get(rst2init_qp_in::opt_param_mask);
@@ -460,6 +463,10 @@ impl Device {
             _ => before,
         };
         self.count_in(uid, before, counter_set)?;
+        if has_late_pd {
+            self.objects.pds.hold(late_pd)?;
+            self.objects.qps.own(uid, number)?.pd = late_pd;
+        }
         let qp = self.objects.qps.own(uid, number)?;
         qp.merge(op, &new, optional);
         qp.context.set(qpc::counter_set_id, counter_set.into());

@@ -215,15 +215,15 @@ impl Device {
             return refuse!(BadResourceState, "RQ {number:#x} is in {:?}, not {from:?}", rq.state);
         }
         from.becomes(to)?;
-        if select & VLAN_STRIPPING != 0 {
-            rq.context.set(rqc::vsd, new.get(rqc::vsd));
-        }
         let before = rq.context.get32(rqc::counter_set_id);
         let counter_set =
             if select & COUNTER_SET != 0 { new.get32(rqc::counter_set_id) } else { before };
         self.count_in(uid, before, counter_set)?;
         let rq = self.objects.rqs.own(uid, number)?;
         rq.context.set(rqc::counter_set_id, counter_set.into());
+        if select & VLAN_STRIPPING != 0 {
+            rq.context.set(rqc::vsd, new.get(rqc::vsd));
+        }
         rq.state = to;
         if to == State::Reset {
             rq.queue.reset();
