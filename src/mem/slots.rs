@@ -15,6 +15,7 @@
 use super::masked::Masked;
 use super::sync::{AtomicU64, Ordering, Turns};
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
@@ -47,7 +48,7 @@ impl<P> Slot<P> {
         // Acquire pairs with the Release of `Vacancy::lend`. Of several who show the same ticket one
         // wins.
         self.state.compare_exchange(ticket, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(Settling { slot: self })
+        Some(Settling { slot: self, payload: PhantomData })
     }
 
     /// Takes the payload out of a slot that is taken, which is the caller's alone, and frees it.
@@ -96,6 +97,8 @@ impl<P> Drop for Slot<P> {
 pub(crate) struct Settling<'s, P> {
     /// Taken, and holds its payload.
     slot: &'s Slot<P>,
+    /// It shows the payload by reference, so only one that can be shared makes it so.
+    payload: PhantomData<P>,
 }
 
 impl<P> Settling<'_, P> {
@@ -163,7 +166,7 @@ impl<P> Spare<P> {
         self.0.state.store(TAKEN, Ordering::Relaxed);
         // SAFETY: it is borrowed exclusively.
         unsafe { self.0.payload.put(MaybeUninit::new(payload)) };
-        Settling { slot: &self.0 }
+        Settling { slot: &self.0, payload: PhantomData }
     }
 }
 
@@ -181,7 +184,8 @@ impl<P> Clone for Slots<P> {
 
 // SAFETY: payloads are moved in by one thread and out by another, and never shared.
 unsafe impl<P: Send> Send for Slot<P> {}
-// SAFETY: `&Slot` only moves payloads in and out, which needs `P: Send` and no more.
+// SAFETY: `&Slot` only moves payloads in and out, which needs `P: Send` and no more; `Settling`, which
+// shows one, is not shared unless payloads can be.
 unsafe impl<P: Send> Sync for Slot<P> {}
 // Payloads are taken out whole before they are dropped: a panic leaves nothing half done.
 impl<P> UnwindSafe for Slot<P> {}
