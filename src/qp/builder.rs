@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::Kind;
 use crate::mcast::Groups;
 use crate::mem::allocator::Source;
+use crate::mem::lock::Lock;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
@@ -227,6 +228,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             qp_type: self.qp_type,
             caps: QpCaps::new(&caps),
             state: Tracked::new(gate),
+            moving: Lock::default(),
             scatters: self.scatter,
             local: Mutex::default(),
             groups: Groups::default(),

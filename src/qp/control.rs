@@ -75,6 +75,7 @@ impl QpControl {
             ));
         }
         attr.check_ranges(VERB)?;
+        let _moving = self.qp.moving(VERB)?;
         self.check_fresh(VERB)?;
         let mut tracked = self.qp.state();
         if let Err(refusal) = transition::check(VERB, self.qp_type(), tracked, attr) {
@@ -89,7 +90,7 @@ impl QpControl {
         }
         self.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
         if let Some(state) = attr.next_state() {
-            self.qp.set_state(state);
+            self.qp.advance(state);
         }
         Ok(())
     }

@@ -29,8 +29,9 @@ use crate::context::Context;
 use crate::cq::CqInner;
 use crate::error::{Error, Result};
 use crate::events::keys::Registration;
-use crate::file::File;
+use crate::file::{File, forked};
 use crate::mcast::Groups;
+use crate::mem::lock::Lock;
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
@@ -41,7 +42,7 @@ use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
 use state::Tracked;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
 /// What a queue pair was granted at creation; at least what was asked for.
@@ -82,6 +83,9 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: Tracked,
+    /// Held from the look at the state to the note of the new one: a change that comes late must not
+    /// hide that the queue pair was reset meanwhile.
+    moving: Lock<()>,
     /// Whether its completions may bring data that is then not in memory.
     pub(crate) scatters: bool,
     /// What the peer was told of it.
@@ -120,6 +124,16 @@ impl QpInner {
 
     pub(crate) fn set_state(&self, state: QpState) {
         self.state.set(state);
+    }
+
+    /// Nobody else moves the queue pair while this is held; an error in a forked child.
+    pub(crate) fn moving(&self, verb: &'static str) -> Result<MutexGuard<'_, ()>> {
+        self.moving.lock().ok_or_else(|| forked(verb))
+    }
+
+    /// Notes the state that a change brought it to, unless its rings are stale meanwhile.
+    pub(crate) fn advance(&self, state: QpState) {
+        self.state.advance(state);
     }
 
     /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.

@@ -28,6 +28,8 @@ impl<S: Sharing> QueuePair<S> {
     pub fn reset(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
         const VERB: &str = "reset_qp";
         self.check_cqs(VERB, cqs)?;
+        let qp = self.qp.clone();
+        let _moving = qp.moving(VERB)?;
         let attr = QpAttr::new().state(QpState::RESET);
         for _ in 0..self.qp.file().provider.resets() {
             match self.control.apply(VERB, &attr) {
@@ -82,6 +84,9 @@ impl QpControl {
     /// only, or for a proper [`reset`](QueuePair::reset): the rings are [stale](QpInner::set_stale).
     pub(crate) fn revoke(&self) -> bool {
         const VERB: &str = "reset_qp";
+        let Ok(_moving) = self.qp.moving(VERB) else {
+            return false;
+        };
         let attr = QpAttr::new().state(QpState::RESET);
         let mut answer = self.apply(VERB, &attr);
         if answer.as_ref().is_err_and(|error| error.errno() == Errno::INVAL) {

@@ -91,6 +91,12 @@ impl Tracked {
         self.open(STALE);
     }
 
+    /// As [`set`](Self::set), but stale rings stay that.
+    pub(super) fn advance(&self, state: QpState) {
+        let open = |now| (now > STALE).then(|| state.opening().get());
+        let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
+    }
+
     fn open(&self, to: u8) {
         let open = |now| (now > 0).then_some(to);
         let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);

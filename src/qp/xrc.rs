@@ -6,6 +6,7 @@ use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, Registration};
 use crate::mcast::Groups;
+use crate::mem::lock::Lock;
 use crate::number::Qpn;
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::Member;
@@ -124,6 +125,7 @@ impl XrcDomain {
             qp_type: QpType::XRC_TGT,
             caps: QpCaps::new(&uapi::ib_uverbs_qp_cap::default()),
             state: Tracked::new(None),
+            moving: Lock::default(),
             scatters: false,
             local: Mutex::default(),
             groups: Groups::default(),

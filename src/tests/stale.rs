@@ -108,3 +108,15 @@ fn what_was_revoked_is_not_adopted() {
     let failed = bench.cq.adopt_on(qp, &bench.srq).unwrap_err();
     assert!(failed.to_string().contains("reset it first"), "{failed}");
 }
+
+/// As a change does that was under way when the queue pair was reset.
+#[test]
+fn a_change_that_comes_late_hides_nothing() {
+    let mut bench = Bench::new();
+    let mut qp = bench.adopted();
+    assert!(qp.revoke());
+    qp.qp.advance(QpState::INIT);
+    let error = qp.modify(&QpAttr::new().state(QpState::ERR)).unwrap_err();
+    assert_eq!((error.errno(), qp.state()), (Errno::INVAL, QpState::RESET), "{error}");
+    assert!(matches!(bench.read(&mut qp), Err(PostError::State(QpState::RESET))));
+}
