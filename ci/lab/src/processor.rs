@@ -7,11 +7,14 @@
 //! each gets its own.
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, setpriority_process};
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// How much they give way: the emulator counts for nine of them.
 const NICE: i32 = 10;
+
+/// More than that a thread cannot give way.
+const LEAST: i32 = 19;
 
 /// Has the threads of a machine's processors give way to whatever else serves it, if the host has no
 /// processor left for that.
@@ -23,7 +26,9 @@ pub(crate) fn give_way(threads: &[i32]) -> Result<()> {
     }
     for (number, thread) in threads.iter().enumerate() {
         let thread = Pid::from_raw(*thread).context("a thread without number")?;
-        setpriority_process(Some(thread), NICE).context("nice")?;
+        // From where they are: who started the lab may have made all of it give way already.
+        let now = getpriority_process(Some(thread)).context("nice")?;
+        setpriority_process(Some(thread), (now + NICE).min(LEAST)).context("nice")?;
         if hosts.len() == threads.len() {
             let mut own = CpuSet::new();
             own.set(hosts[number]);
@@ -36,7 +41,6 @@ pub(crate) fn give_way(threads: &[i32]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::getpriority_process;
     use rustix::thread::gettid;
     use std::sync::mpsc::channel;
     use std::thread;
@@ -63,7 +67,7 @@ mod tests {
         give_way(&raw).unwrap();
         let mut taken = CpuSet::new();
         for thread in threads {
-            assert_eq!(nice(thread), NICE);
+            assert_eq!(nice(thread), (before + NICE).min(LEAST));
             let own = sched_getaffinity(Some(thread)).unwrap();
             assert_eq!(own.count(), 1);
             (0..CpuSet::MAX_CPU).filter(|cpu| own.is_set(*cpu)).for_each(|cpu| taken.set(cpu));
