@@ -20,9 +20,11 @@ const VERB: &str = "adopt";
 /// A completion queue that gives back what its queue pairs were lent.
 ///
 /// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
-/// and queue pairs are adopted only while there is room for all that they can have, it never
-/// overflows, as long as all queue pairs that complete to it are adopted: it knows nothing of
-/// others that were made with its [queue](Self::queue).
+/// and queue pairs are adopted only while there is room for all that they can have, it does not
+/// overflow, as long as all queue pairs that complete to it are adopted: it knows nothing of
+/// others that were made with its [queue](Self::queue). What one poll takes out makes room when that
+/// poll ends. Who posts before, in a visit or from another thread, in place of what is being taken
+/// out, wants a queue that has room for as many more as one poll takes.
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
     routes: Routes<T>,
