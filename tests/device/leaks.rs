@@ -3,15 +3,18 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::pair::{PORT, gid};
 use crate::verdict::{Verdict, supported, trials};
 use uverbs::device::DriverId;
-use uverbs::{Context, Errno, ObjectKind, QpType};
+use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
 
 trials![
     handles_are_listed,
     unknown_kinds_are_not_there,
     contexts,
     protection_domains,
+    parent_domains,
+    address_handles,
     completion_channels,
     completion_queues,
     shared_receive_queues,
@@ -98,6 +101,32 @@ fn protection_domains() -> Verdict {
         Ok(Box::new(move || {
             context.alloc_pd()?.destroy().map_err(|(_, error)| error)?;
             drop(context.alloc_pd()?);
+            Ok(())
+        }))
+    })
+}
+
+fn parent_domains() -> Verdict {
+    rounds(&[ObjectKind::PD], |context| {
+        let context = context.clone();
+        Ok(Box::new(move || {
+            let pd = context.alloc_pd()?;
+            let td = context.alloc_td()?;
+            drop(ParentDomain::builder(&pd).build()?);
+            drop(ParentDomain::builder(&pd).thread_domain(&td).build()?);
+            Ok(())
+        }))
+    })
+}
+
+fn address_handles() -> Verdict {
+    rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
+        let pd = context.alloc_pd()?;
+        let own = gid(context)?;
+        let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+        Ok(Box::new(move || {
+            pd.create_ah(&vector)?.destroy().map_err(|(_, error)| error)?;
+            drop(pd.create_ah(&vector)?);
             Ok(())
         }))
     })

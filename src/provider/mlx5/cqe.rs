@@ -110,7 +110,13 @@ impl Wc<'_> {
 
     #[inline]
     pub(crate) fn src_qpn(&self) -> u32 {
-        self.element.be32::<FLAGS>() & 0xff_ffff
+        if self.brings_data() { 0 } else { self.element.be32::<FLAGS>() & 0xff_ffff }
+    }
+
+    /// Whether a peer's bytes stand where a datagram's completion says where it came from.
+    #[inline]
+    fn brings_data(&self) -> bool {
+        self.element.owner() & IN_CORE != 0 && !self.is_error()
     }
 
     #[inline]
@@ -133,7 +139,7 @@ impl Wc<'_> {
 
     #[inline]
     pub(crate) fn has_grh(&self) -> bool {
-        self.element.be32::<FLAGS>() >> 28 & 3 != 0
+        !self.brings_data() && self.element.be32::<FLAGS>() >> 28 & 3 != 0
     }
 
     #[inline]
@@ -146,15 +152,15 @@ impl Wc<'_> {
     }
 
     pub(crate) fn src_lid(&self) -> u16 {
-        self.element.be16::<LID>()
+        if self.brings_data() { 0 } else { self.element.be16::<LID>() }
     }
 
     pub(crate) fn service_level(&self) -> u8 {
-        (self.element.be32::<FLAGS>() >> 24 & 0xf) as u8
+        if self.brings_data() { 0 } else { (self.element.be32::<FLAGS>() >> 24 & 0xf) as u8 }
     }
 
     pub(crate) fn path_bits(&self) -> u8 {
-        self.element.byte::<PATH>() & 0x7f
+        if self.brings_data() { 0 } else { self.element.byte::<PATH>() & 0x7f }
     }
 
     pub(crate) fn flow_tag(&self) -> u32 {
@@ -169,11 +175,13 @@ impl Wc<'_> {
         let both = checked::CQE_L3_OK | checked::CQE_L4_OK;
         checked::from_bits_retain(self.element.byte::<CHECKED>()).contains(both)
             && self.element.byte::<KINDS>() >> 2 & 3 == IPV4
+            && !self.brings_data()
     }
 
     /// The tag that the device took out of a raw packet.
     pub(crate) fn vlan(&self) -> Option<u16> {
-        (self.element.byte::<KINDS>() & 1 != 0).then(|| self.element.be16::<VLAN>())
+        let has = self.element.byte::<KINDS>() & 1 != 0 && !self.brings_data();
+        has.then(|| self.element.be16::<VLAN>())
     }
 
     /// What came with the completion and lies in it, not in memory.

@@ -451,6 +451,21 @@ impl Request<'_> {
         operands: &[Unit],
         payload: &Payload<'_>,
     ) -> Result<u32, PostError> {
+        // With its masks it may be longer than what the ring has room for each request.
+        if let Payload::Sges(sges) = payload {
+            let mut left = ATOMIC;
+            let is_used = |sge: &&Sge| {
+                let length = sge.length.min(left);
+                left -= length;
+                length > 0
+            };
+            let used = sges.iter().filter(is_used).count() as u32;
+            let before = size.saturating_add(1).saturating_add(operands.len() as u32);
+            let max = self.ring.largest.saturating_sub(before);
+            if used > max {
+                return Err(PostError::TooManySge { max });
+            }
+        }
         self.atomic(&mut size, at, operands, payload)?;
         Ok(size)
     }

@@ -163,6 +163,9 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             let wc = completed.ring.next(true).unwrap();
             assert_eq!(wc.scattered().as_deref(), Some(&pattern[..data]), "of {size} bytes");
             assert_eq!((wc.status(), wc.byte_len()), (WcStatus::SUCCESS, length.into()));
+            let (from, path) = ((wc.src_qpn(), wc.src_lid()), (wc.service_level(), wc.path_bits()));
+            assert_eq!((from, path), ((0, 0), (0, 0)), "a peer's bytes say where it is");
+            assert_eq!((wc.has_grh(), wc.ip_checksum_ok(), wc.vlan()), (false, false, None));
             completed.ring.release();
         }
         for (opcode, bits) in [(SEND, 0), (REQ, 0), (REQ_ERR, IN_CORE), (RESP_ERR, IN_FRONT)] {

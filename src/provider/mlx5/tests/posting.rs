@@ -77,6 +77,21 @@ fn masked_atomics_bring_their_masks() {
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001500004204");
 }
 
+/// Its masks make an atomic longer than the queue has room for, if it brings back what was there in
+/// many pieces.
+#[test]
+fn masked_atomics_stay_within_their_room() {
+    let operands = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
+    // Two blocks for each request.
+    let mut sends = Sends::new(Shape { max_post: 32, ..Shape::default() });
+    let piece = Sge { length: 1, ..SGE };
+    let (four, five) = ([piece, piece, piece, Sge { length: 5, ..SGE }], [piece; 8]);
+    sends.post(&[SendWr::masked_compare_swap(REMOTE, &operands, &four)]).unwrap();
+    let long = SendWr::masked_compare_swap(REMOTE, &operands, &five);
+    assert_eq!(sends.post(&[long]).unwrap_err(), PostError::TooManySge { max: 4 });
+    assert_eq!(sends.bytes(4, 16), [0xa5; 16], "nothing was written behind its place");
+}
+
 /// Where an XRC request goes stands first, whatever the operation.
 #[test]
 fn queues_at_the_far_end_of_xrc() {
