@@ -156,8 +156,8 @@ fn a_queue_that_waits_is_not_hurried_by_doorbells() {
 fn an_unreliable_queue_waits_for_nobody() {
     const UNRELIABLE: u64 = 1;
     let mut p = Pair::new();
-    let mut one = p.driver.qp(UNRELIABLE, p.send_cq.into());
-    let other = p.driver.qp(UNRELIABLE, p.receive_cq.into());
+    let mut one = p.driver.qp(UNRELIABLE, p.send_cq);
+    let other = p.driver.qp(UNRELIABLE, p.receive_cq);
     p.driver.connect(&one, &other);
     let local = p.local(8);
     (0..3).for_each(|_| p.driver.queue_send(&mut one, SEND, 0, &local));

@@ -1,0 +1,28 @@
+//! VAR pages in plain memory: what the guest wrote, a test can ask for.
+
+mod driver;
+
+use connectx::control::{Reply, Request, answer};
+use connectx::function::Region;
+use connectx::var;
+use driver::Driver;
+
+/// Pages for virtio queues, and those for TLPs behind them.
+#[test]
+fn what_was_written_to_a_page_can_be_asked_for() {
+    let mut driver = Driver::new();
+    let pages = (var::BYTES / 4096) as u32;
+    let last = pages + var::TLP_PAGES as u32 - 1;
+    for page in [0, pages - 1, pages, last] {
+        let value = (page + 7).to_be_bytes();
+        let place = var::OFFSET + u64::from(page) * 4096;
+        driver.fabric.function(0).write(Region::Bar0, place, &value);
+        let asked = Request::Var { function: 0, page, len: 4 };
+        assert_eq!(answer(&mut driver.fabric, &asked), Reply::Var { bytes: value.to_vec() });
+    }
+    for (page, len) in [(last + 1, 1), (last, 4097), (u32::MAX, 4)] {
+        let asked = Request::Var { function: 0, page, len };
+        let reply = answer(&mut driver.fabric, &asked);
+        assert!(matches!(reply, Reply::Error { .. }), "{page} {len}: {reply:?}");
+    }
+}
