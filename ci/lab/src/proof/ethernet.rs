@@ -21,6 +21,8 @@ far="/usr/bin/ip netns exec far"
 $far httpd -f -p 10.0.0.2:8000 -h $directory & there=$!
 httpd -f -p 10.0.0.1:8000 -h $directory & here=$!
 until_true "tcp 8000" || exit 1
+# Over there it listens at 10.0.0.2:8000, which that namespace alone lists.
+until_true "grep -qE '0200000A:1F40 [0-9A-F]+:0000 0A' /proc/$there/net/tcp" || exit 1
 timeout 60 wget -q -O got http://10.0.0.2:8000/sent; cmp sent got || fail "from there"
 timeout 60 $far wget -q -O back http://10.0.0.1:8000/sent; cmp sent back || fail "to there"
 kill $there $here
