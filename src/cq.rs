@@ -244,6 +244,12 @@ impl CompletionQueue {
         Ok(Completions { cq: self, consumed: false })
     }
 
+    /// Gives back to the device what was consumed by polls that were forgotten.
+    #[cold]
+    pub(crate) fn give_back(&mut self) {
+        self.ring.release();
+    }
+
     /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
     pub(crate) fn tidy(&self) {
         self.ring.tidy();
@@ -467,14 +473,20 @@ impl Completions<'_> {
         self.consumed = true;
         Some(Completion::new(wc))
     }
+
+    /// Gives back to the device what was consumed so far, before the poll ends.
+    #[inline]
+    pub(crate) fn give_back(&mut self) {
+        if self.consumed {
+            self.cq.ring.release();
+        }
+    }
 }
 
 impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.consumed {
-            self.cq.ring.release();
-        }
+        self.give_back();
     }
 }
 

@@ -35,6 +35,16 @@ pub(super) enum End<'c> {
     Kept(Outcome),
 }
 
+impl End<'_> {
+    #[inline(always)]
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            End::Lent(completion) => Outcome::of(completion),
+            End::Kept(outcome) => *outcome,
+        }
+    }
+}
+
 impl<T> Settled<'_, T> {
     /// What it was posted with.
     #[inline(always)]
@@ -82,10 +92,7 @@ impl<T> Settled<'_, T> {
     /// All that is known of how it ended.
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
-        match &self.end {
-            End::Lent(completion) => Outcome::of(completion),
-            End::Kept(outcome) => *outcome,
-        }
+        self.end.outcome()
     }
 
     /// The buffer that it worked on and what it was posted with; itself if it worked on something

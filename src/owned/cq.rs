@@ -22,12 +22,18 @@ const VERB: &str = "adopt";
 /// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
 /// and queue pairs are adopted only while there is room for all that they can have, it does not
 /// overflow, as long as all queue pairs that complete to it are adopted: it knows nothing of
-/// others that were made with its [queue](Self::queue). What one poll takes out makes room when that
-/// poll ends. Who posts before, in a visit or from another thread, in place of what is being taken
-/// out, wants a queue that has room for as many more as one poll takes.
+/// others that were made with its [queue](Self::queue). That holds for who posts during a poll, too,
+/// in a visit or from another thread, in place of what is being taken out: a poll gives entries back
+/// to the device before more requests could complete than there is room for. Room beside that of all
+/// queue pairs lets it do so less often.
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
     routes: Routes<T>,
+    /// Entries that are nobody's: as many may be consumed and not yet given back while what they
+    /// completed can be posted again.
+    slack: u32,
+    /// Of those, what may still be consumed; all of them, unless a poll was forgotten.
+    left: u32,
     /// What a scope found that was not its own.
     stash: VecDeque<Done<T>>,
     /// What was found of a scope's requests, by number.
@@ -68,7 +74,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// [counted](Self::strays).
     pub fn new(cq: CompletionQueue) -> Self {
         let (routes, stash, scoped) = (Routes::new(), VecDeque::new(), Vec::new());
-        OwnedCompletionQueue { cq, routes, stash, scoped, strays: 0 }
+        OwnedCompletionQueue { cq, routes, slack: 0, left: 0, stash, scoped, strays: 0 }
     }
 
     /// The queue itself, to make queue pairs with. [Adopt](Self::adopt) them: one that is used
@@ -118,8 +124,8 @@ impl<T> OwnedCompletionQueue<T> {
         if !dead.is_empty() && self.gather().is_ok() {
             self.routes.forget(&dead);
         }
-        let domain = match self.check(&qp, srq) {
-            Ok(domain) => domain,
+        let (domain, slack) = match self.check(&qp, srq) {
+            Ok(fits) => fits,
             Err(error) => return Err(AdoptError { qp, error }),
         };
         let caps = qp.caps();
@@ -138,15 +144,16 @@ impl<T> OwnedCompletionQueue<T> {
             dead: AtomicBool::new(false),
         });
         self.routes.add(route.clone());
+        (self.slack, self.left) = (slack, slack);
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))
     }
 
-    /// Answers the queue pair's protection domain.
+    /// Answers the queue pair's protection domain, and how many entries are left with it.
     fn check<S: Sharing>(
         &self,
         qp: &QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
-    ) -> Result<Arc<KernelPd>> {
+    ) -> Result<(Arc<KernelPd>, u32)> {
         let invalid = |detail: String| Err(Error::invalid(VERB, detail));
         let Base::Domain { send_cq, recv_cq, srq: own, pd } = &qp.qp.base else {
             return invalid(format!("{qp:?} has no queues"));
@@ -185,14 +192,14 @@ impl<T> OwnedCompletionQueue<T> {
             }
         }
         needed += tables.iter().map(|table| table.len() as u64).sum::<u64>();
-        let capacity = u64::from(self.cq.capacity());
-        if needed > capacity {
-            return invalid(format!(
+        let capacity = self.cq.capacity();
+        match u64::from(capacity).checked_sub(needed) {
+            Some(slack) => Ok((pd.kernel.clone(), slack as u32)),
+            None => invalid(format!(
                 "the completion queue has room for {capacity} completions, and its queue pairs \
                  may have {needed}"
-            ));
+            )),
         }
-        Ok(pd.kernel.clone())
     }
 
     /// Looks for completions.
@@ -211,8 +218,10 @@ impl<T> OwnedCompletionQueue<T> {
     /// [`PollError::Forked`] in a child of the process that created the queue.
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<OwnedCompletions<'_, T>, PollError> {
-        let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
-        Ok(OwnedCompletions { completions: cq.poll()?, routes, stash, scoped, strays })
+        self.remember();
+        let OwnedCompletionQueue { cq, routes, slack, left, stash, scoped, strays } = self;
+        let (completions, slack) = (cq.poll()?, *slack);
+        Ok(OwnedCompletions { completions, routes, slack, left, stash, scoped, strays })
     }
 
     /// Looks for at most `most` completions and shows each to `visit`; how many there were. It does
@@ -241,21 +250,35 @@ impl<T> OwnedCompletionQueue<T> {
         most: usize,
         mut visit: impl FnMut(Settled<'_, T>),
     ) -> std::result::Result<usize, PollError> {
-        let OwnedCompletionQueue { cq, routes, stash, scoped, strays } = self;
+        self.remember();
+        let OwnedCompletionQueue { cq, routes, slack, stash, scoped, strays, .. } = self;
         let mut completions = cq.poll()?;
-        let (mut found, mut spare) = (0, Spare::new());
+        let (mut found, mut spare, mut left) = (0, Spare::new(), *slack);
         while found < most {
             // One call of `visit`, so that it is compiled in place.
             let settled = if stash.is_empty() {
+                if left == 0 {
+                    completions.give_back();
+                    left = *slack;
+                }
                 let Some(completion) = completions.next() else { break };
                 let wr_id = completion.wr_id();
                 let known = routes.find(completion.qpn());
+                let end = if left == 0 {
+                    // Not a single entry to spare: it goes back before what was lent does.
+                    let outcome = Outcome::of(&completion);
+                    completions.give_back();
+                    End::Kept(outcome)
+                } else {
+                    left -= 1;
+                    End::Lent(completion)
+                };
                 match known.and_then(|known| known.settle(wr_id)) {
                     Some(place) if !matches!(place.get(), Parcel::Large(Rest::Scoped)) => {
-                        Settled { place, end: End::Lent(completion) }
+                        Settled { place, end }
                     }
                     Some(_) => {
-                        scoped.push((wr_id, Outcome::of(&completion)));
+                        scoped.push((wr_id, end.outcome()));
                         continue;
                     }
                     None => {
@@ -271,6 +294,15 @@ impl<T> OwnedCompletionQueue<T> {
             found += 1;
         }
         Ok(found)
+    }
+
+    /// Gives back what a poll consumed whose answer was forgotten.
+    #[inline(always)]
+    fn remember(&mut self) {
+        if self.left != self.slack {
+            self.cq.give_back();
+            self.left = self.slack;
+        }
     }
 
     /// Looks for completions on behalf of a scope, and keeps those of others for the next poll.
@@ -325,6 +357,9 @@ fn kept<'c, T>(
 pub struct OwnedCompletions<'q, T> {
     completions: Completions<'q>,
     routes: &'q Routes<T>,
+    slack: u32,
+    /// Entries that may yet be consumed before they are given back.
+    left: &'q mut u32,
     stash: &'q mut VecDeque<Done<T>>,
     scoped: &'q mut Vec<(u64, Outcome)>,
     strays: &'q mut u64,
@@ -349,15 +384,30 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
             let completion = self.completions.next()?;
             let wr_id = completion.wr_id();
             let known = self.routes.find(completion.qpn());
+            let outcome = Outcome::of(&completion);
+            // Before what was lent comes back and its place can be posted to again.
+            match self.left.checked_sub(1) {
+                Some(left) => *self.left = left,
+                None => {
+                    self.completions.give_back();
+                    *self.left = self.slack;
+                }
+            }
             let place = known.and_then(|known| known.settle(wr_id));
             match place.map(|place| parts(place.take())) {
-                Some(Some((memory, tag))) => {
-                    return Some(Done { memory, tag, outcome: Outcome::of(&completion) });
-                }
-                Some(None) => self.scoped.push((wr_id, Outcome::of(&completion))),
+                Some(Some((memory, tag))) => return Some(Done { memory, tag, outcome }),
+                Some(None) => self.scoped.push((wr_id, outcome)),
                 None => *self.strays += 1,
             }
         }
+    }
+}
+
+impl<T> Drop for OwnedCompletions<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // What it consumed is given back when this is gone.
+        *self.left = self.slack;
     }
 }
 

@@ -92,6 +92,9 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         // What completed is given back as such, and the rest is discarded by the reset.
         let _ = cq.gather();
         self.qp.reset(&mut [&mut cq.cq])?;
+        // What was discarded lies in the completion queue until somebody looks, and the room is
+        // counted on by what is posted next.
+        let _ = cq.gather();
         let qpn = self.qp.qpn();
         for lent in self.tables() {
             lent.reclaim(|entry| {

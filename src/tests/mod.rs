@@ -12,6 +12,7 @@ mod mlx5;
 mod owned;
 mod posting;
 mod retire;
+mod room;
 mod scope;
 mod sharing;
 mod stale;

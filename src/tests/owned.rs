@@ -70,12 +70,12 @@ fn error<L>(refused: Refused<L, &'static str>) -> PostError {
     refused.error
 }
 
-fn fresh(bench: &Bench, cq: &CompletionQueue) -> crate::QueuePair {
+pub(super) fn fresh(bench: &Bench, cq: &CompletionQueue) -> crate::QueuePair {
     let builder = bench.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
     builder.max_inline_data(32).build().unwrap()
 }
 
-fn bring_up_owned<T>(bench: &Bench, qp: &OwnedQueuePair<T>) {
+pub(super) fn bring_up_owned<T>(bench: &Bench, qp: &OwnedQueuePair<T>) {
     qp.qp.set_state(crate::QpState::RTS);
     bench.script.set_qp_state(qp.handle(), crate::QpState::RTS.0);
 }

@@ -1,0 +1,108 @@
+//! No completion queue overflows whose queue pairs were adopted, whatever they do meanwhile.
+#![allow(clippy::forget_non_drop, reason = "callers may do either")]
+
+use super::owned::{bring_up_owned, fresh};
+use super::{Bench, wc};
+use crate::QpType;
+use crate::SendWr;
+use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
+use crate::uverbs::scripted::{Op, Role, Script};
+
+/// Posts as many sends as there is room for, and completes each at once.
+fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
+    for _ in 0..qp.send_room() {
+        let mut batch = qp.send_batch().unwrap();
+        batch.push(SendWr::send(&[]).inline(b"x"), (), 0).unwrap();
+        batch.ring().unwrap();
+        let request = script.take(qp.handle(), Role::Send).unwrap();
+        let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        assert!(script.complete(cq, wc(qp.qpn().0, id)), "it overflowed");
+    }
+}
+
+/// Who posts while a poll goes on, in place of what it has taken out, finds no queue that overflows,
+/// however exactly it is sized.
+#[test]
+fn posting_during_a_poll_overflows_nothing() {
+    /// How the program looks at what is over, and may post in between.
+    type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
+    let looks: [Look; 4] = [
+        |cq, post| cq.poll().unwrap().for_each(|_| post()),
+        |cq, post| {
+            let _ = cq.poll_each(usize::MAX, |settled| (drop(settled), post()).1);
+        },
+        |cq, post| {
+            // Forgotten polls keep nothing for themselves.
+            for _ in 0..3 {
+                let mut completions = cq.poll().unwrap();
+                for _ in 0..3 {
+                    drop(completions.next());
+                    post();
+                }
+                std::mem::forget(completions);
+            }
+        },
+        |cq, post| {
+            for _ in 0..9 {
+                let _ = cq.poll_each(1, |settled| (settled.into_done().map(drop), post()).1);
+            }
+        },
+    ];
+    // Room for receives of that queue pair, and for sends of another.
+    for (recvs, others, spare) in [(7, 1, 0), (7, 0, 1), (3, 3, 2), (0, 0, 8)] {
+        for look in looks {
+            let bench = Bench::new();
+            let (script, pd) = (&bench.script, &bench.pd);
+            let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+            let mut adopt = |sends, recvs| {
+                let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+                let builder = builder.max_send_wr(sends).max_recv_wr(recvs).max_inline_data(4);
+                let qp = cq.adopt(builder.build().unwrap()).unwrap();
+                bring_up_owned(&bench, &qp);
+                qp
+            };
+            let (mut qp, other) = (adopt(7, recvs), (others > 0).then(|| adopt(others, 0)));
+            let all: u32 = std::iter::once(&qp)
+                .chain(&other)
+                .map(|qp| qp.caps().max_send_wr + qp.caps().max_recv_wr)
+                .sum();
+            let handle = cq.queue().handle();
+            assert_eq!(cq.queue().capacity() - all, spare, "room to spare");
+            fill(script, &mut qp, handle);
+            // What else may be there, last.
+            for _ in 7..all {
+                assert!(script.complete(handle, wc(0xff_ffff, 0)));
+            }
+            let mut posts = 0;
+            look(&mut cq, &mut || {
+                posts += 1;
+                if posts < 1000 {
+                    fill(script, &mut qp, handle);
+                }
+            });
+            assert!(posts >= 7);
+        }
+    }
+}
+
+/// What a reset discards lies in the completion queue as anything else does.
+#[test]
+fn what_a_reset_discards_makes_room() {
+    let bench = Bench::new();
+    let script = &bench.script;
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
+    let handle = cq.queue().handle();
+    let (theirs, qpn) = (script.clone(), qp.qpn().0);
+    // It completes while it is being reset: too late to be found, and as soon as it can.
+    script.before(Op::MODIFY_QP, move || {
+        (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
+    });
+    for _ in 0..3 {
+        bring_up_owned(&bench, &qp);
+        fill(script, &mut qp, handle);
+        qp.reset(&mut cq).unwrap();
+        assert_eq!(script.pending(handle, Role::Cq), 0);
+        let _ = cq.poll().unwrap().count();
+    }
+}
