@@ -7,17 +7,18 @@
 //! locks, waits or allocates. Model-checked with loom.
 //!
 //! Slots are lent in turn, because most queues complete in turn: where to lend next is the lender's
-//! own knowledge, and a slot that comes back is free by what stands in it. A shared receive queue
-//! completes in about that order; slots that are still lent when their turn comes are skipped, and
-//! there are never more of those than queue pairs that are in the middle of a message, completions
-//! that nobody polled, and receives that queue pairs took along when they were dropped.
+//! own knowledge, and a slot that comes back is free by what stands in it. Where the next is still
+//! lent, all are. A shared receive queue completes in about that order; slots that are still lent when
+//! their turn comes are skipped, and there are never more of those than queue pairs that are in the
+//! middle of a message, completions that nobody polled, and receives that queue pairs took along when
+//! they were dropped.
 
 use super::masked::Masked;
 use super::sync::{AtomicU64, Ordering, Turns};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 
 /// Set in every ticket, so that none is taken for one of the two states below.
 const TICKET: u64 = 1;
@@ -220,9 +221,32 @@ impl<P> Slots<P> {
         (0..self.len).map(|index| self.slots.at(index))
     }
 
-    /// Takes back everything that is lent: for when the device can complete nothing any more.
-    pub(crate) fn reclaim(&self, visit: impl FnMut(P)) {
-        self.all().filter_map(Slot::settle_any).for_each(visit);
+    /// Takes back everything that is lent in these tables: for when the device can complete nothing
+    /// any more. What `visit` panics at keeps no other from coming back; the first panic goes on
+    /// afterwards.
+    pub(crate) fn reclaim<'t>(
+        tables: impl IntoIterator<Item = &'t Slots<P>>,
+        mut visit: impl FnMut(P),
+    ) where
+        P: 't,
+    {
+        let mut first = None;
+        for payload in tables.into_iter().flat_map(Slots::all).filter_map(Slot::settle_any) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| visit(payload))) {
+                match &first {
+                    None => first = Some(panic),
+                    // What a panic carries may panic in turn when it is dropped.
+                    Some(_) => std::mem::forget(panic),
+                }
+            }
+        }
+        if let Some(panic) = first {
+            match std::thread::panicking() {
+                // Two at once would end the process.
+                true => std::mem::forget(panic),
+                false => resume_unwind(panic),
+            }
+        }
     }
 }
 
@@ -234,7 +258,7 @@ pub(crate) trait Reclaim: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe 
 
 impl<P: Send> Reclaim for Slots<P> {
     fn reclaim_all(&self) {
-        self.reclaim(drop);
+        Slots::reclaim([self], drop);
     }
 }
 
@@ -254,6 +278,11 @@ pub(crate) struct Lender<P> {
     next: u64,
     /// What it was when the device was told last.
     told: u64,
+    /// Slots come back in the order in which they were lent.
+    in_turn: bool,
+    /// Slots looked at in search of a free one.
+    #[cfg(test)]
+    looks: u64,
 }
 
 impl<P> Lender<P> {
@@ -268,7 +297,19 @@ impl<P> Lender<P> {
         for beyond in count..slots.slots.len() {
             slots.slots.at(beyond).state.store(TAKEN, Ordering::Relaxed);
         }
-        Lender { slots, next: first, told: first }
+        Lender {
+            slots,
+            next: first,
+            told: first,
+            in_turn: true,
+            #[cfg(test)]
+            looks: 0,
+        }
+    }
+
+    /// For a queue that does not complete in the order in which it was posted to.
+    pub(crate) fn out_of_turn(self) -> Self {
+        Lender { in_turn: false, ..self }
     }
 
     /// What settles what is lent here.
@@ -290,16 +331,24 @@ impl<P> Lender<P> {
         (free || self.skip()).then_some(Vacancy { lender: self })
     }
 
-    /// Moves on to a slot that is free; whether there is one. Those between lose their turn.
+    /// Moves on to a slot that is free; whether there is one. Those between lose their turn. They are
+    /// never lent, or somebody took their payload and forgot it; where slots come back in turn, the
+    /// first that is lent tells that all others are.
     #[cold]
     #[inline(never)]
     fn skip(&mut self) -> bool {
-        for distance in 1..u64::from(self.slots.slots.len()) {
+        for distance in 0..u64::from(self.slots.slots.len()) {
+            #[cfg(test)]
+            (self.looks += 1);
             let ticket = self.next.wrapping_add(distance * NEXT);
             // Acquire as in `vacancy`.
-            if self.slots.slot(ticket).state.load(Ordering::Acquire) == FREE {
+            let state = self.slots.slot(ticket).state.load(Ordering::Acquire);
+            if state == FREE {
                 self.next = ticket;
                 return true;
+            }
+            if self.in_turn && state & TICKET != 0 {
+                return false;
             }
         }
         false
@@ -385,215 +434,7 @@ impl<P> Slots<P> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-
-    #[test]
-    fn a_ticket_settles_once() {
-        let mut lender = Lender::new(2, 0);
-        let first = lender.lend("a").unwrap();
-        let second = lender.lend("b").unwrap();
-        assert_eq!(lender.lend("c"), Err("c"));
-        let slots = lender.slots().clone();
-        assert_eq!(slots.give(first), Some("a"));
-        assert_eq!(slots.give(first), None);
-        let third = lender.lend("d").unwrap();
-        assert_eq!(slots.give(first), None, "a stale ticket of the same slot");
-        assert_eq!((slots.give(third), slots.give(second)), (Some("d"), Some("b")));
-        assert_eq!(lender.room(), 2);
-    }
-
-    #[test]
-    fn forged_tickets_settle_nothing() {
-        let mut lender = Lender::new(1, 0);
-        let ticket = lender.lend(1).unwrap();
-        let forged = [
-            ticket + NEXT,
-            ticket.wrapping_sub(NEXT),
-            ticket ^ 1 << 63,
-            ticket | MARK,
-            FREE,
-            TAKEN,
-            !ticket,
-        ];
-        for forged in forged {
-            assert_eq!(lender.slots().give(forged), None, "{forged:#x}");
-        }
-        assert_eq!(lender.slots().give(ticket), Some(1));
-    }
-
-    #[test]
-    fn tickets_wrap() {
-        let mut lender = Lender::new(1, MARK);
-        lender.next |= !0 << MARKS;
-        lender.told = lender.next;
-        for payload in [7, 8] {
-            let ticket = lender.lend(payload).unwrap();
-            assert_eq!(ticket & MARK, MARK);
-            assert_eq!(lender.slots().give(ticket), Some(payload));
-        }
-        assert_eq!(lender.next, TICKET | MARK | NEXT);
-    }
-
-    /// A table of another size than a power of two lends no more than it has, whatever the order.
-    #[test]
-    fn slots_are_skipped_and_found_again() {
-        let mut lender = Lender::new(5, 0);
-        let mut lent: Vec<(u64, u32)> = Vec::new();
-        // As a shared receive queue may complete: any of those that are lent.
-        for round in 0..1000 {
-            while lent.len() < 5 {
-                lent.push((lender.hold(round).unwrap(), round));
-            }
-            assert_eq!(lender.hold(round), Err(round));
-            lender.hand_over();
-            for _ in 0..=round % 5 {
-                let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
-                assert_eq!(lender.slots().give(ticket), Some(payload));
-            }
-            // What is taken back between them leaves the others alone.
-            let held = (0..round % 3).filter(|_| lender.hold(round).is_ok()).count();
-            lender.take_back();
-            assert_eq!(lender.room(), 5 - lent.len(), "{held} were held");
-        }
-        let mut none = Lender::new(0, 0);
-        assert!((0..3).all(|_| none.hold(()).is_err()));
-        assert_eq!(none.room(), 0);
-    }
-
-    #[test]
-    fn everything_can_be_reclaimed() {
-        let mut lender = Lender::new(8, 0);
-        let tickets: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
-        lender.slots().give(tickets[1]);
-        let mut back = Vec::new();
-        lender.slots().reclaim(|n| back.push(n));
-        back.sort();
-        assert_eq!(back, [0, 2, 3, 4]);
-        assert_eq!((lender.room(), lender.slots().give(tickets[0])), (8, None));
-    }
-
-    #[test]
-    fn what_is_held_can_be_taken_back() {
-        let payload = Arc::new(());
-        let mut lender = Lender::new(4, 0);
-        let given = lender.lend(payload.clone()).unwrap();
-        for round in 1..4 {
-            let held: Vec<u64> = (0..3).map(|_| lender.hold(payload.clone()).unwrap()).collect();
-            assert!(lender.is_holding() && lender.hold(payload.clone()).is_err());
-            lender.take_back();
-            assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-            assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
-        }
-        // A list that ends while something is held goes on with what came back.
-        assert!((0..3).all(|_| lender.hold(payload.clone()).is_ok()));
-        lender.slots().give(given);
-        let given = lender.hold(payload.clone()).unwrap();
-        assert!(lender.hold(payload.clone()).is_err());
-        lender.take_back();
-        assert!(lender.slots().give(given).is_none());
-        assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
-        let given = lender.lend(payload.clone()).unwrap();
-        lender.take_back();
-        assert!(lender.slots().give(given).is_some());
-        // Some came back while others are free.
-        let again = lender.lend(payload.clone()).unwrap();
-        assert_eq!(lender.room(), 3);
-        lender.slots().give(again);
-        assert_eq!((lender.room(), lender.room()), (4, 4));
-        assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
-        assert_eq!(lender.room(), 0);
-    }
-
-    #[test]
-    fn dropping_the_table_drops_what_is_lent() {
-        let payload = Arc::new(());
-        let mut lender = Lender::new(2, 0);
-        lender.lend(payload.clone()).unwrap();
-        drop(lender);
-        assert_eq!(Arc::strong_count(&payload), 1);
-    }
-}
-
 #[cfg(all(test, loom))]
-mod model {
-    use super::*;
-    use loom::sync::atomic::AtomicUsize;
-    use loom::thread;
-
-    /// The lender uses a slot again while the poller settles what was lent in it before. Both are
-    /// threads of their own, because the model's first is not preempted as others are.
-    #[test]
-    fn lend_while_another_settles() {
-        loom::model(|| {
-            let mut lender = Lender::new(1, 0);
-            let first = lender.lend(Box::new(1)).unwrap();
-            let slots = lender.slots().clone();
-            let poller = thread::spawn(move || {
-                assert_eq!(slots.give(first).as_deref(), Some(&1));
-            });
-            let poster = thread::spawn(move || {
-                let second = lender.lend(Box::new(2));
-                (lender, second)
-            });
-            poller.join().unwrap();
-            let (mut lender, second) = poster.join().unwrap();
-            let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-            assert_eq!(lender.slots().give(first), None);
-            assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
-        });
-    }
-
-    /// Slots come back out of turn while the lender looks for one: what it finds is empty.
-    #[test]
-    fn skip_while_others_settle() {
-        loom::model(|| {
-            let mut lender = Lender::new(2, 0);
-            let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-            let pollers = tickets.map(|ticket| {
-                let slots = lender.slots().clone();
-                thread::spawn(move || assert!(slots.give(ticket).is_some()))
-            });
-            let poster = thread::spawn(move || {
-                let third = lender.hold(Box::new(3));
-                drop(third);
-                lender.take_back();
-                lender
-            });
-            pollers.into_iter().for_each(|poller| poller.join().unwrap());
-            let mut lender = poster.join().unwrap();
-            assert_eq!(lender.room(), 2);
-        });
-    }
-
-    /// Somebody who destroyed the queue takes everything back while the poller still settles:
-    /// each payload is seen by exactly one of them.
-    #[test]
-    fn settle_while_another_reclaims() {
-        loom::model(|| {
-            let mut lender = Lender::new(2, 0);
-            let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-            let sum = loom::sync::Arc::new(AtomicUsize::new(0));
-            let (slots, theirs) = (lender.slots().clone(), sum.clone());
-            let poller = thread::spawn(move || {
-                for ticket in tickets {
-                    if let Some(payload) = slots.give(ticket) {
-                        theirs.fetch_add(*payload, Ordering::Relaxed);
-                    }
-                }
-            });
-            let (slots, theirs) = (lender.slots().clone(), sum.clone());
-            let owner = thread::spawn(move || {
-                slots.reclaim(|payload| {
-                    theirs.fetch_add(*payload, Ordering::Relaxed);
-                });
-            });
-            poller.join().unwrap();
-            owner.join().unwrap();
-            assert_eq!(sum.load(Ordering::Relaxed), 3);
-            assert_eq!(lender.room(), 2);
-        });
-    }
-}
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;

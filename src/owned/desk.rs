@@ -56,6 +56,12 @@ impl<T> Desk<T> {
         Desk { lender, domain: Identity::of(domain), _domain: domain.clone() }
     }
 
+    /// As [`new`](Self::new), of a queue that completes in any order.
+    pub(super) fn shared(depth: u32, mark: u64, domain: &Arc<KernelPd>) -> Self {
+        let Desk { lender, domain, _domain } = Desk::new(depth, mark, domain);
+        Desk { lender: lender.out_of_turn(), domain, _domain }
+    }
+
     pub(super) fn lent(&self) -> &Lent<T> {
         self.lender.slots()
     }

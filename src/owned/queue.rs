@@ -96,13 +96,11 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         // counted on by what is posted next.
         let _ = cq.gather();
         let qpn = self.qp.qpn();
-        for lent in self.tables() {
-            lent.reclaim(|entry| {
-                if let Some((memory, tag)) = parts(entry) {
-                    cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
-                }
-            });
-        }
+        Lent::reclaim(self.tables(), |entry| {
+            if let Some((memory, tag)) = parts(entry) {
+                cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
+            }
+        });
         Ok(())
     }
 
@@ -146,7 +144,7 @@ impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
         if self.qp.revoke() {
             // First, for what is dropped is the program's, and may panic.
             self.route.close();
-            self.tables().for_each(|lent| lent.reclaim(drop));
+            Lent::reclaim(self.tables(), drop);
         } else {
             // Nobody knows what the device still does, nor what it may complete.
             self.tables().for_each(|lent| std::mem::forget(lent.clone()));

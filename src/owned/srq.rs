@@ -32,7 +32,7 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
             return Err(Error::invalid(VERB, format!("{srq:?} is of an XRC domain")));
         }
         let depth = srq.query()?.max_wr;
-        let desk = Desk::new(depth, RECV, srq.domain());
+        let desk = Desk::shared(depth, RECV, srq.domain());
         // It cannot be set: queues are taken over once.
         let _ = srq.inner.lent.set(Arc::new(desk.lent().clone()));
         Ok(OwnedSharedReceiveQueue { srq, desk })

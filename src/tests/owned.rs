@@ -468,15 +468,23 @@ fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
         }
     }
     let bench = Bench::new();
+    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(20).build().unwrap());
     for _ in 0..3 {
         let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
         bring_up_owned(&bench, &qp);
         let mut batch = qp.send_batch().unwrap();
-        batch.push(SendWr::send(&[]), (), Panics).unwrap();
+        batch.push(SendWr::send(&[]), pool.take().unwrap(), Some(Panics)).unwrap();
+        batch.push(SendWr::send(&[]), pool.take().unwrap(), None).unwrap();
         batch.ring().unwrap();
+        let mut batch = qp.recv_batch().unwrap();
+        batch.push(pool.take().unwrap(), None).unwrap();
+        batch.push(pool.take().unwrap(), Some(Panics)).unwrap();
+        batch.push(pool.take().unwrap(), None).unwrap();
+        batch.ring();
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(qp)));
         assert!(dropped.is_err());
+        assert_eq!(pool.idle(), 8, "a panic keeps nothing else lent");
     }
 }
 
