@@ -71,13 +71,18 @@ impl<T> Desk<T> {
         self.lender.room()
     }
 
+    /// Takes back what was lent to a batch that was not rung: the device knows nothing of it.
+    #[inline(always)]
+    pub(super) fn tidy(&mut self) {
+        if self.lender.is_holding() {
+            self.lender.take_back();
+        }
+    }
+
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn draft(&mut self) -> Draft<'_, T> {
-        if self.lender.is_holding() {
-            // A batch was forgotten, and the device knows nothing of it.
-            self.lender.take_back();
-        }
+        self.tidy();
         Draft { desk: self }
     }
 }
@@ -111,9 +116,7 @@ impl<T> Draft<'_, T> {
 impl<T> Drop for Draft<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.desk.lender.is_holding() {
-            self.desk.lender.take_back();
-        }
+        self.desk.tidy();
     }
 }
 

@@ -84,6 +84,9 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// but another `reset` helps.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
         self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
+        // Nobody posted what was only pushed to a batch, and then forgotten.
+        self.sends.tidy();
+        self.recvs.iter_mut().for_each(Desk::tidy);
         if self.recvs.is_none() {
             // Now, or what arrives between looking and resetting would be discarded, and with it the
             // place in the shared receive queue. Should it fail, so does what follows.

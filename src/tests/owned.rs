@@ -223,6 +223,22 @@ fn a_batch_that_is_dropped_or_forgotten_keeps_nothing() {
     }
 }
 
+/// Requests of a batch that was forgotten were not posted, and so nothing flushed them.
+#[test]
+fn a_reset_says_nothing_of_what_was_not_posted() {
+    let mut owned = Owned::new();
+    owned.send("one");
+    owned.recv("two");
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::send(&[]), owned.pool.take().unwrap(), "never").unwrap();
+    std::mem::forget(batch);
+    let mut batch = owned.qp.recv_batch().unwrap();
+    batch.push(owned.pool.take().unwrap(), "never").unwrap();
+    std::mem::forget(batch);
+    owned.qp.reset(&mut owned.cq).unwrap();
+    assert_eq!((owned.tags(), owned.pool.idle()), (vec!["one", "two"], 8));
+}
+
 #[test]
 fn what_a_request_may_not_work_on_is_refused() {
     let mut owned = Owned::new();
