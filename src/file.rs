@@ -16,8 +16,9 @@ use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use uverbs_uapi::context::ib_uverbs_core_support;
 use uverbs_uapi::device::{
     UVERBS_METHOD_QUERY_GID_TABLE, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
@@ -29,6 +30,10 @@ use uverbs_uapi::gid::{
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
 use zerocopy::FromZeros;
+
+/// How long the objects of a file wait for the kernel to destroy them while it takes the device away:
+/// all of them together, from when the first is dropped.
+const FAREWELL: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5000 });
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -48,6 +53,8 @@ pub(crate) struct File {
     pub(crate) dead_events: AtomicU64,
     /// Whether somebody was told that the device is gone.
     pub(crate) fatal: AtomicBool,
+    /// Until when objects wait that the kernel is about to destroy; set by the first that does.
+    farewell: OnceLock<Instant>,
 }
 
 /// What is true of a kernel file, whichever process has it.
@@ -90,6 +97,7 @@ impl File {
             leaked: AtomicU64::new(0),
             dead_events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
+            farewell: OnceLock::new(),
         }
     }
 
@@ -151,6 +159,11 @@ impl File {
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES, &mut entry)
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &mut count);
         self.kernel.execute(&mut command) == Err(Errno::IO)
+    }
+
+    /// Until when to wait for the kernel to destroy what it takes away with the device.
+    pub(crate) fn farewell(&self) -> Instant {
+        *self.farewell.get_or_init(|| Instant::now() + FAREWELL)
     }
 
     /// Limits and capabilities of the device, and what its driver says beside them.

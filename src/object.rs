@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uverbs_uapi as uapi;
 
-/// How long to ask again while the kernel takes the device away from a file, and pauses in between.
-const FAREWELL: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
+/// How long to pause before the kernel is asked again that takes the device away from a file.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kinds of kernel objects: how the kernel names them and how they are destroyed.
@@ -214,12 +213,13 @@ impl<M> Object<M> {
 
     /// Destroys an object of a file that the kernel takes the device away from: that answers `EIO` to
     /// all but this at once, and destroys what there is only after that. Until then the object is
-    /// alive, and may be held by somebody else.
+    /// alive, and may be held by somebody else. All objects of a file together wait so long and no
+    /// longer; afterwards each is asked for once.
     fn outlast(&self) -> std::result::Result<(), Errno> {
-        let started = Instant::now();
+        let farewell = self.file.farewell();
         loop {
             match self.ask_to_destroy() {
-                Err(Errno::IO | Errno::BUSY) if started.elapsed() < FAREWELL => {
+                Err(Errno::IO | Errno::BUSY) if Instant::now() < farewell => {
                     std::thread::sleep(PAUSE);
                 }
                 answer => return answer,

@@ -10,6 +10,7 @@ use super::route::Rest;
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::Result;
+use crate::file::File;
 use crate::identity::Identity;
 use crate::mem::region::{Pledged, Pledges};
 use crate::mem::slots::Parcel;
@@ -27,8 +28,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// How long a scope waits for its requests when it ends, unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it waits for them to be flushed once the queue pair is in an error state.
-const FLUSH: Duration = Duration::from_secs(2);
+/// How long it waits for them to be flushed once the queue pair is in an error state, and for a kernel
+/// that will not reset the queue pair, or not let go of memory.
+const FLUSH: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2000 });
 
 /// Where requests on borrowed memory are posted; see [`OwnedQueuePair::scope`].
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
@@ -238,8 +240,9 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// When it ends, the scope waits for its requests as long as its
     /// [patience](Scope::patience) lasts. If the peer is gone or sends nothing, it moves the queue
     /// pair to state [`ERR`](QpState::ERR) and waits for the flush; if not even that comes, it
-    /// resets the queue pair, after which the kernel vouches that the device is done with it.
-    /// Should the kernel refuse even that, while the device is there, **the process is aborted**:
+    /// resets the queue pair, after which the kernel vouches that the device is done with it. While
+    /// the kernel takes the device away it says nothing of the kind, and the scope waits until it has.
+    /// Should the kernel refuse for 2 s while the device is there, **the process is aborted**:
     /// returning would let the device write into memory in other use, and waiting has no end.
     ///
     /// Completions of other requests that a scope finds are there for the next
@@ -487,8 +490,9 @@ impl<T, S: Sharing> Deref for Scope<'_, '_, T, S> {
     }
 }
 
-impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
-    fn drop(&mut self) {
+impl<T, S: Sharing> Scope<'_, '_, T, S> {
+    /// Makes sure that the device works on nothing any more.
+    fn end(&mut self) {
         if self.drain(self.patience) {
             return;
         }
@@ -503,10 +507,47 @@ impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
             }
         }
         *self.ending = Ending::Reset;
-        if self.qp.reset(self.cq).is_err() && !self.qp.revoke() {
+        let file = self.qp.qp.qp.file().clone();
+        if !insist(&file, || self.qp.reset(self.cq).is_ok() || self.qp.revoke()) {
             eprintln!("uverbs: the kernel does not end requests on borrowed memory: aborting");
             std::process::abort();
         }
+    }
+
+    /// Deregisters what was registered for the scope. What stays registered is for `pledges` to
+    /// answer for.
+    fn deregister(&mut self) {
+        for region in self.regions.drain(..) {
+            let file = region.inner.pd.file().clone();
+            let mut left = Some(region);
+            insist(&file, || {
+                left = left.take().and_then(|region| region.destroy().err().map(|(back, _)| back));
+                left.is_none()
+            });
+        }
+    }
+}
+
+impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
+    fn drop(&mut self) {
+        self.end();
+        self.deregister();
+    }
+}
+
+/// Attempts something until it is done, for a while; and for as long as it takes while the kernel takes
+/// the device away, for that comes to an end by itself. Whether it is done.
+fn insist(file: &File, mut attempt: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    loop {
+        if attempt() {
+            return true;
+        }
+        // A child of a fork has nothing to wait for.
+        if file.epoch.is_over() || (started.elapsed() >= FLUSH && !file.is_disassociated()) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -6,6 +6,7 @@ use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, AddressVector, Errno, Gid, ParentDomain, QpType, Recv, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uverbs_uapi::object as objects;
 
 /// Memory that tells whether it was freed.
@@ -191,6 +192,24 @@ fn a_device_that_is_going_is_not_gone() {
         assert_eq!(bench.script.count(objects::UVERBS_OBJECT_MR), leaked as usize);
         kernel.into_iter().for_each(|kernel| kernel.join().unwrap());
     }
+}
+
+/// All objects of a file wait for the kernel together, however many there are.
+#[test]
+fn what_goes_with_its_device_waits_no_longer_for_being_many() {
+    const REGIONS: usize = 500;
+    let bench = Bench::new();
+    let regions: Vec<_> = (0..REGIONS)
+        .map(|_| bench.pd.register(vec![0u8; 8], Access::LOCAL_WRITE).unwrap())
+        .collect();
+    bench.script.begin_to_vanish();
+    regions.iter().for_each(|region| bench.script.refuse_destroy(region.handle(), Errno::IO));
+    // One waits a tenth of a second here, so that each for itself would take most of a minute.
+    let (started, alone) = (Instant::now(), Duration::from_millis(100));
+    drop(regions);
+    let taken = started.elapsed();
+    assert!(taken >= alone && taken < 20 * alone, "{taken:?}");
+    assert_eq!(bench.context.leaked(), REGIONS as u64);
 }
 
 /// What DESTROY answers when the device is gone: success for the core's objects. For those of

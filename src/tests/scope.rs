@@ -167,6 +167,45 @@ fn what_is_not_even_flushed_is_reset() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
+/// However long the kernel takes to take the device away: until then it is there.
+#[test]
+fn a_device_that_takes_long_to_go_is_waited_for() {
+    // Longer than objects wait that are merely dropped, and than a kernel may refuse.
+    const LONG: Duration = Duration::from_millis(500);
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    let mut local = [0u8; 100];
+    let (script, handle, pd) = (&owned.bench.script, owned.qp.handle(), &owned.bench.pd);
+    let mut kernel = None;
+    let started = Instant::now();
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.patience(Duration::ZERO);
+        scope.register(pd, &mut local).unwrap();
+        let _ = scope.recv(&mut inbox).unwrap();
+        let regions = script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_MR);
+        let region = regions.last().unwrap().1;
+        for handle in [handle, region] {
+            script.refuse_destroy(handle, Errno::IO);
+        }
+        script.begin_to_vanish();
+        let script = script.clone();
+        kernel = Some(std::thread::spawn(move || {
+            std::thread::sleep(LONG);
+            script.permit_destroy(handle);
+            std::thread::sleep(LONG);
+            script.permit_destroy(region);
+        }));
+    });
+    assert!(started.elapsed() >= 2 * LONG, "the device may still write");
+    assert!(
+        matches!(scoped, Err(ScopeError::CalledOff { ending: Ending::Reset, .. })),
+        "{scoped:?}"
+    );
+    kernel.unwrap().join().unwrap();
+    drop(owned.qp);
+    assert_eq!(owned.bench.context.leaked(), 0);
+}
+
 /// Runs a test of this file in a process of its own, which has to abort and say `why`; `false` in
 /// that process.
 fn aborts_in_a_child(test: &str, why: &str) -> bool {
