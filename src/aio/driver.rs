@@ -12,6 +12,7 @@ use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiv
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpType, QueuePairBuilder};
 use crate::srq::SrqBuilder;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
@@ -35,7 +36,8 @@ pub trait Watch {
     /// lets `cx` be woken when the file becomes readable or is in error.
     ///
     /// The driver does not depend on how many events there are: after each it looks at all
-    /// completions, then arms, and then looks again.
+    /// completions, then arms, and then looks again. It ends with `EIO` if the file turns out to be in
+    /// error, or is said to be readable a thousand times in a row and never holds anything.
     ///
     /// # Errors
     ///
@@ -217,11 +219,11 @@ impl CompletionQueue {
         &self,
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        token: S::Token,
+        mut token: S::Token,
         srq: Option<&SharedReceiveQueue>,
         describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
     ) -> Result<QueuePair<S>> {
-        if !S::rings(&token, pd) {
+        if !S::rings(&S::hold(&mut token), pd) {
             let detail = format!("the token is not that of the thread domain of {pd:?}");
             return Err(Error::invalid("create_qp", detail));
         }
@@ -242,7 +244,8 @@ impl CompletionQueue {
         let qp = qp.map_err(|failed| failed.error.in_verb("create_qp"))?;
         let table = Table::new(Some(&qp));
         self.enter(&table)?;
-        Ok(QueuePair::new(qp, token, table, self.hub.clone()))
+        let pd = ProtectionDomain::of(pd.inner.clone());
+        Ok(QueuePair::new(qp, token, pd, table, self.hub.clone()))
     }
 
     /// Makes a shared receive queue whose queue pairs complete here.
@@ -344,9 +347,20 @@ impl<W: Watch> Ends for Outside<'_, W> {
             Ok(())
         };
         match self.watch.poll_read(cx, &mut read) {
+            // Nothing was there: is that all there will ever be?
+            Poll::Ready(Ok(())) if !heard => Poll::Ready(check(channel).map(|()| false)),
             Poll::Ready(read) => Poll::Ready(read.map(|()| heard)),
             Poll::Pending => Poll::Pending,
         }
+    }
+}
+
+/// Fails for a file in error, which stays so and has nothing to read.
+fn check(channel: &impl AsFd) -> Result<()> {
+    let mut file = [PollFd::new(channel, PollFlags::empty())];
+    match rustix::event::poll(&mut file, Some(&Timespec::default())) {
+        Ok(0) | Err(_) => Ok(()),
+        Ok(_) => Err(Error::new("poll", Errno::IO).detail("the completion channel is in error")),
     }
 }
 
@@ -382,5 +396,19 @@ impl<W> Drop for Driver<W> {
 impl<W> fmt::Debug for Driver<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("turn", &self.turn).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    #[test]
+    fn a_file_in_error_is_told_from_one_that_is_silent() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        assert!(check(&reader).is_ok() && check(&writer).is_ok());
+        drop(reader);
+        assert_eq!(check(&writer).unwrap_err().errno(), Errno::IO);
     }
 }

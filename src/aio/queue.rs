@@ -22,17 +22,31 @@ pub trait Doorbell: Sharing + Sized {
     type Token: Send;
 
     #[doc(hidden)]
-    fn rings(token: &Self::Token, pd: &ProtectionDomain<Self>) -> bool;
+    type Held<'t>;
+
+    /// The token itself, for as long as it takes to post.
+    #[doc(hidden)]
+    fn hold(token: &mut Self::Token) -> Self::Held<'_>;
+
+    /// Whether it is that of the queue pairs of `pd`.
+    #[doc(hidden)]
+    fn rings(held: &Self::Held<'_>, pd: &ProtectionDomain<Self>) -> bool;
 
     #[doc(hidden)]
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
-        token: &mut Self::Token,
+        held: &mut Self::Held<'_>,
     ) -> Result<(), PostError>;
 }
 
 impl Doorbell for Shared {
     type Token = ();
+
+    #[doc(hidden)]
+    type Held<'t> = ();
+
+    #[doc(hidden)]
+    fn hold((): &mut ()) {}
 
     #[doc(hidden)]
     fn rings((): &(), _: &ProtectionDomain) -> bool {
@@ -49,23 +63,32 @@ impl Doorbell for Exclusive {
     type Token = Arc<std::sync::Mutex<ThreadDomain>>;
 
     #[doc(hidden)]
-    fn rings(token: &Self::Token, pd: &ProtectionDomain<Exclusive>) -> bool {
-        let td = token.lock().unwrap_or_else(PoisonError::into_inner);
+    type Held<'t> = std::sync::MutexGuard<'t, ThreadDomain>;
+
+    #[doc(hidden)]
+    fn hold(token: &mut Self::Token) -> Self::Held<'_> {
+        token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[doc(hidden)]
+    fn rings(td: &Self::Held<'_>, pd: &ProtectionDomain<Exclusive>) -> bool {
         pd.inner.td.as_ref().is_some_and(|own| Arc::ptr_eq(own, &td.inner))
     }
 
     #[doc(hidden)]
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
-        token: &mut Self::Token,
+        td: &mut Self::Held<'_>,
     ) -> Result<(), PostError> {
-        batch.ring(&mut token.lock().unwrap_or_else(PoisonError::into_inner))
+        batch.ring(td)
     }
 }
 
 struct Posting<S: Doorbell> {
     qp: OwnedQueuePair<Tag, S>,
     token: S::Token,
+    /// Where the queue pair was made.
+    pd: ProtectionDomain<S>,
 }
 
 struct Inner<S: Doorbell> {
@@ -102,15 +125,23 @@ impl<S: Doorbell> Queue for Inner<S> {
         tag: Tag,
     ) -> Result<(), (Option<Memory>, PostError)> {
         let mut posting = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
-        let Posting { qp, token } = &mut *posting;
+        let Posting { qp, token, pd } = &mut *posting;
         match request {
             Request::Send(wr) => {
+                let mut held = S::hold(token);
+                if !S::rings(&held, pd) {
+                    // The program put another there. Before anything is lent: what a batch drops is
+                    // the program's, too, and may post again.
+                    return Err((Some(memory), PostError::ForeignThreadDomain));
+                }
                 let mut batch = match qp.send_batch() {
                     Ok(batch) => batch,
                     Err(error) => return Err((Some(memory), error)),
                 };
                 batch.push(*wr, memory, tag).map_err(refused)?;
-                match S::ring(batch, token) {
+                let rung = S::ring(batch, &mut held);
+                drop(held);
+                match rung {
                     Ok(()) => Ok(()),
                     Err(PostError::Kernel(_)) => {
                         // It stays in the queue, and nobody looks there: let it be flushed.
@@ -161,11 +192,12 @@ impl<S: Doorbell> QueuePair<S> {
     pub(super) fn new(
         qp: OwnedQueuePair<Tag, S>,
         token: S::Token,
+        pd: ProtectionDomain<S>,
         table: Arc<Table>,
         hub: Arc<Hub>,
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
-        let posting = Mutex::new(Posting { qp, token });
+        let posting = Mutex::new(Posting { qp, token, pd });
         QueuePair { inner: Arc::new(Inner { posting, table, control, hub }) }
     }
 

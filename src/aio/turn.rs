@@ -2,8 +2,12 @@
 //! event. Pairs with `driver`, which does what is decided here. Model-checked with loom, together
 //! with a completion queue, its channel and an event loop as they are outside.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use rustix::io::Errno;
 use std::task::{Context, Poll};
+
+/// Announcements in a row, of a channel that had nothing to say, after which nobody believes them.
+const DEAF: u32 = 1000;
 
 /// What a driver works with.
 pub(super) trait Ends {
@@ -28,6 +32,8 @@ pub(super) struct Turn {
     armed: bool,
     /// An event was asked for again although none had come, so that there may be two.
     doubt: bool,
+    /// How often the channel was announced in vain since something was last heard or completed.
+    vain: u32,
 }
 
 impl Turn {
@@ -35,6 +41,7 @@ impl Turn {
     pub(super) fn poll(&mut self, ends: &mut impl Ends, cx: &mut Context<'_>) -> Poll<Result<()>> {
         loop {
             if ends.sweep()? > 0 {
+                self.vain = 0;
                 // What was woken goes first: it may post, and complete before we sleep.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -54,6 +61,17 @@ impl Turn {
                     // unless the event loop was wrong before, or somebody else reads the file.
                     self.doubt = !heard;
                     self.armed = false;
+                    self.vain = if heard { 0 } else { self.vain + 1 };
+                    if self.vain > DEAF {
+                        return Poll::Ready(Err(Error::new("poll", Errno::IO).detail(format!(
+                            "the channel was announced {DEAF} times, and nothing was there"
+                        ))));
+                    }
+                    if !heard {
+                        // Others have their turn, should it go on like this.
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -163,13 +181,43 @@ mod tests {
         assert_eq!((script.swept, script.there), (1, 0));
     }
 
+    /// An event loop that goes on reporting a file which holds nothing, as one in error may be, keeps
+    /// nobody else waiting, and is not believed for ever.
+    #[test]
+    fn endless_false_alarms_end_in_an_error() {
+        let (mut turn, mut script) = (Turn::default(), Script::default());
+        let mut alarm = |script: &mut Script| {
+            (script.readable, script.reads) = (true, 0);
+            let end = turn.poll(script, &mut Context::from_waker(Waker::noop()));
+            assert!(script.reads <= 2, "it takes turns");
+            end
+        };
+        for _ in 0..DEAF {
+            assert!(alarm(&mut script).is_pending());
+        }
+        // What completes shows that the queue is alive.
+        script.complete(1);
+        let mut rounds = 0;
+        let end = loop {
+            match alarm(&mut script) {
+                Poll::Ready(end) => break end,
+                Poll::Pending => rounds += 1,
+            }
+            assert!(rounds < 2 * DEAF, "it goes on for ever");
+        };
+        assert!(rounds >= DEAF, "{rounds}");
+        assert_eq!((end.unwrap_err().errno(), script.swept), (Errno::IO, 1));
+    }
+
     /// An event loop that reports a file without events makes no difference but for a while.
     #[test]
     fn false_alarms_leave_no_events_behind() {
         let (mut turn, mut script) = (Turn::default(), Script::default());
         assert!(poll(&mut turn, &mut script).is_pending());
         script.readable = true;
-        assert!(poll(&mut turn, &mut script).is_pending());
+        for _ in 0..2 {
+            assert!(poll(&mut turn, &mut script).is_pending());
+        }
         assert_eq!((script.arms, script.reads), (2, 1));
         // Two events are there at once, of which only one is announced.
         script.complete(1);

@@ -2,11 +2,13 @@
 
 use super::{Bench, wc};
 use crate::aio::{Cause, CompletionQueue, Driver, Message, OpError, QueuePair, Watch};
-use crate::owned::BufferPool;
+use crate::mem::region::StableBytes;
+use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Errno, ParentDomain, QpState, QpType, Result, WcStatus};
+use crate::{Access, Errno, Exclusive, ParentDomain, PostError, QpState, QpType, Result, WcStatus};
 use std::future::Future;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -133,6 +135,61 @@ fn a_queue_pair_of_another_thread_domain_is_refused() {
     let error = make(other).unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
     make(td).unwrap();
+}
+
+/// Memory that goes with a message of its own, sent by a queue pair that it holds.
+struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair<Exclusive>>>>);
+
+// SAFETY: the box owns its bytes alone, and they stay as long as it does.
+#[allow(unsafe_code)]
+unsafe impl StableBytes for Farewell {
+    type Item = u8;
+
+    fn items(&mut self) -> NonNull<[u8]> {
+        NonNull::from(&mut *self.0)
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let qp = self.1.lock().unwrap().take().expect("once");
+        let _ = Pin::new(&mut qp.send_inline(b"gone")).poll(&mut cx());
+    }
+}
+
+/// What a request was to work on is the program's, which may post again when it is dropped: with no
+/// lock held.
+#[test]
+fn what_was_refused_is_dropped_without_the_locks() {
+    let (told, heard) = channel();
+    std::thread::spawn(move || {
+        let futures = Futures::new();
+        let Futures { bench, cq, .. } = &futures;
+        let (td, mut other) =
+            (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
+        let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+        let token = Arc::new(Mutex::new(td));
+        let qp = cq
+            .create_exclusive_qp(&domain, &token, QpType::RC, |qp| {
+                qp.max_send_wr(4).max_recv_wr(4).max_inline_data(8)
+            })
+            .unwrap();
+        qp.qp.set_state(QpState::RTS);
+        bench.script.set_qp_state(qp.handle(), QpState::RTS.0);
+        let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(qp.clone()))));
+        let region = Arc::new(bench.pd.register(memory, Access::LOCAL_WRITE).unwrap());
+        let mut sent = qp.send(RegionSlice::new(&region, ..).unwrap());
+        drop(region);
+        // The program may put another thread domain where it keeps that of the queue pair.
+        std::mem::swap(&mut *token.lock().unwrap(), &mut other);
+        let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
+        let OpError { memory, cause } = end.unwrap_err();
+        assert_eq!(cause, Cause::Post(PostError::ForeignThreadDomain));
+        assert!(memory.is_some());
+        drop(memory);
+        told.send(()).unwrap();
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");
 }
 
 /// A system call under the completion queue's lock would keep everybody else from posting, and the
