@@ -1,6 +1,6 @@
 //! A stream of messages.
 
-use super::op::{Finished, Op, OpError};
+use super::op::{Cause, Finished, Op, OpError};
 use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
@@ -29,6 +29,8 @@ pub struct Inbox<S: Doorbell = Shared> {
     pool: BufferPool,
     depth: usize,
     posted: VecDeque<Op<'static, Buffer>>,
+    /// Why no message comes any more.
+    ended: Option<Cause>,
 }
 
 enum Source<S: Doorbell> {
@@ -40,7 +42,7 @@ impl<S: Doorbell> QueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives posted ahead.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (source, pool) = (Source::Own(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new() }
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
@@ -48,7 +50,7 @@ impl SharedReceiveQueue {
     /// A stream of the messages to come, with up to `depth` receives posted ahead.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
         let (source, pool) = (Source::Shared(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new() }
+        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
@@ -64,6 +66,9 @@ impl<S: Doorbell> Inbox<S> {
     }
 
     fn post(&mut self, cx: &mut Context<'_>) {
+        if self.ended.is_some() {
+            return;
+        }
         // Those that stand in line first: nobody else polls them before it is their turn to end.
         let waiting = self.posted.partition_point(|op| !op.is_new());
         for op in self.posted.iter_mut().skip(waiting) {
@@ -90,6 +95,9 @@ impl<S: Doorbell> Inbox<S> {
 
     /// The next message, when there is one.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
+        if let Some(cause) = self.ended {
+            return Poll::Ready(Err(OpError { memory: None, cause }));
+        }
         self.post(cx);
         let ended = match &self.source {
             // In the order in which they were posted.
@@ -111,11 +119,26 @@ impl<S: Doorbell> Inbox<S> {
         };
         let Poll::Ready((at, end)) = ended else { return Poll::Pending };
         self.posted.remove(at);
+        if let Err(OpError { cause, .. }) = &end {
+            self.note(*cause);
+        }
         self.post(cx);
         Poll::Ready(end.map(|Finished { memory: mut buffer, outcome }| {
             buffer.set_len(outcome.byte_len as usize);
             Message { buffer, outcome }
         }))
+    }
+
+    /// Whether the connection is broken; then what is posted is only flushed, and of no interest.
+    fn note(&mut self, cause: Cause) {
+        self.ended = match (cause, &self.source) {
+            (Cause::Undriven, _) => Some(cause),
+            (Cause::Status(status) | Cause::Earlier(status), Source::Own(_)) => {
+                Some(Cause::Earlier(status))
+            }
+            _ => return,
+        };
+        self.posted.clear();
     }
 
     /// The next message. Nothing is lost if the future is dropped.
@@ -125,7 +148,9 @@ impl<S: Doorbell> Inbox<S> {
     ///
     /// # Errors
     ///
-    /// [`OpError`] when the connection is broken.
+    /// [`OpError`] when the connection is broken, and from then on the same again:
+    /// [`Cause::Earlier`] with the status of the first that failed, or [`Cause::Undriven`]. Receives of a
+    /// shared queue fail one by one, and others go on.
     pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }

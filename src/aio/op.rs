@@ -101,6 +101,8 @@ pub enum Cause {
     Earlier(WcStatus),
     /// The driver of the completion queue was dropped, or failed, as when the device went away.
     Undriven,
+    /// The future was polled again after it had ended.
+    Over,
 }
 
 impl fmt::Display for Cause {
@@ -110,6 +112,7 @@ impl fmt::Display for Cause {
             Cause::Status(status) => write!(f, "the request failed: {status}"),
             Cause::Earlier(status) => write!(f, "an earlier request failed: {status}"),
             Cause::Undriven => f.write_str("the driver of the completion queue is gone"),
+            Cause::Over => f.write_str("the request is over, and its end was told"),
         }
     }
 }
@@ -234,7 +237,7 @@ impl<L: Lend> Future for Op<'_, L> {
                 Progress::Lost(broken) => this.fail(None, broken.into()),
             },
             Stage::Failed(memory, cause) => this.fail(memory, cause),
-            Stage::Over => this.fail(None, Cause::Undriven),
+            Stage::Over => this.fail(None, Cause::Over),
         }
     }
 }

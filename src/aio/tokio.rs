@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinHandle;
 
@@ -39,18 +39,28 @@ impl Registered {
     }
 }
 
+impl Registered {
+    /// Whether the file may be readable or in error.
+    fn poll_ready(
+        &self,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
+        let ready = match self.0.poll_read_ready(cx) {
+            Poll::Ready(ready) => ready,
+            // An error without anything to read, to tokio, is about the other end of what is written.
+            Poll::Pending => ready!(self.0.poll_write_ready(cx)),
+        };
+        Poll::Ready(ready.map_err(|error| failed("epoll_wait", &error)))
+    }
+}
+
 impl Watch for Registered {
     fn poll_read(
         &mut self,
         cx: &mut std::task::Context<'_>,
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>> {
-        let ready = match self.0.poll_read_ready(cx) {
-            Poll::Ready(ready) => ready,
-            // An error without anything to read, to tokio, is about the other end of what is written.
-            Poll::Pending => ready!(self.0.poll_write_ready(cx)),
-        };
-        let mut guard = ready.map_err(|error| failed("epoll_wait", &error))?;
+        let mut guard = ready!(self.poll_ready(cx))?;
         let answer = read();
         // Only what was known before: an event during or after the read wakes again.
         guard.clear_ready();
@@ -107,7 +117,7 @@ pub async fn within<F: Future + Unpin>(
 #[derive(Debug)]
 pub struct Events {
     context: Context,
-    registered: AsyncFd<OwnedFd>,
+    registered: Registered,
 }
 
 impl Events {
@@ -117,15 +127,14 @@ impl Events {
     ///
     /// Those of [`Registered::new`].
     pub fn new(context: &Context) -> Result<Events> {
-        let Registered(registered) = Registered::new(context.events_fd())?;
+        let registered = Registered::new(context.events_fd())?;
         Ok(Events { context: context.clone(), registered })
     }
 
     /// The next event, when there is one. Reads the file until it is empty before it waits.
     pub fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<AsyncEvent>> {
         loop {
-            let ready = ready!(self.registered.poll_read_ready(cx));
-            let mut guard = ready.map_err(|error| failed("epoll_wait", &error))?;
+            let mut guard = ready!(self.registered.poll_ready(cx))?;
             if let Some(event) = self.context.try_next_event()? {
                 return Poll::Ready(Ok(event));
             }
@@ -214,11 +223,7 @@ pub async fn accept(
 }
 
 /// Sends all of `bytes`: tokio's own means would need another of its features.
-///
-/// # Errors
-///
-/// Those of the stream.
-pub async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> Result<()> {
+async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         stream.writable().await.map_err(|error| failed("write", &error))?;
         match stream.try_write(bytes) {
@@ -230,12 +235,8 @@ pub async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Receives as many bytes as there is room for.
-///
-/// # Errors
-///
-/// Those of the stream; `ECONNRESET` if it ends before.
-pub async fn read_all(stream: &TcpStream, mut room: &mut [u8]) -> Result<()> {
+/// Receives as many bytes as there is room for; `ECONNRESET` if the stream ends before.
+async fn read_all(stream: &TcpStream, mut room: &mut [u8]) -> Result<()> {
     while !room.is_empty() {
         stream.readable().await.map_err(|error| failed("read", &error))?;
         match stream.try_read(room) {
@@ -257,6 +258,7 @@ impl AsFd for Registered {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::uverbs::scripted::Script;
     use rustix::pipe::{PipeFlags, pipe_with};
 
     fn block_on<F: Future>(future: F) -> F::Output {
@@ -282,6 +284,23 @@ mod tests {
             let end = within(Duration::from_secs(10), &mut told).await;
             let Ok(Err(error)) = end else { panic!("nobody was told") };
             assert_eq!(error.errno(), Errno::IO);
+        });
+    }
+
+    /// When the device goes away its event file may be in error, and never be readable again.
+    #[test]
+    fn an_event_file_in_error_is_told() {
+        block_on(async {
+            let script = Script::new();
+            let context = script.open("rxe0");
+            let mut events = Events::new(&context).unwrap();
+            let quiet = tokio::time::timeout(Duration::from_millis(20), events.next()).await;
+            assert!(quiet.is_err(), "{quiet:?}");
+            // Only who leaves something unread is missed.
+            rustix::io::write(context.events_fd(), b"unread").unwrap();
+            script.break_events();
+            let told = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
+            assert!(told.expect("somebody is told").is_err());
         });
     }
 }

@@ -125,6 +125,34 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
 }
 
+/// Once a connection is broken its messages are over, and each look says so in the same words.
+#[test]
+fn an_inbox_ends_once() {
+    let mut futures = Futures::new();
+    let mut inbox = futures.qp.inbox(&futures.pool, 3);
+    assert_eq!(inbox.refill(&mut cx()), 3);
+    futures.complete(Role::Recv, WcStatus::LOC_LEN_ERR);
+    let mut next = || match inbox.poll_next(&mut cx()) {
+        Poll::Ready(Err(OpError { cause, .. })) => cause,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(next(), Cause::Status(WcStatus::LOC_LEN_ERR));
+    for _ in 0..3 {
+        assert_eq!(next(), Cause::Earlier(WcStatus::LOC_LEN_ERR));
+    }
+    assert_eq!(inbox.refill(&mut cx()), 0);
+    for _ in 0..2 {
+        futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
+    }
+    assert_eq!((futures.pool.idle(), futures.qp.under_way()), (64, 0));
+    // The same of a future.
+    let mut sent = futures.qp.send(futures.pool.take().unwrap());
+    for cause in [Cause::Earlier(WcStatus::LOC_LEN_ERR), Cause::Over, Cause::Over] {
+        let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
+        assert_eq!(error.cause, cause);
+    }
+}
+
 #[test]
 fn a_queue_pair_of_another_thread_domain_is_refused() {
     let futures = Futures::new();

@@ -263,6 +263,11 @@ impl Script {
         self.state().events_closed = true;
     }
 
+    /// The event file is in error from now on, and not readable.
+    pub(crate) fn break_events(&self) {
+        self.state().break_events();
+    }
+
     /// The objects that exist: what they are and their handles, oldest first.
     pub(crate) fn live(&self) -> Vec<(u16, u32)> {
         self.state().objects.iter().map(|(handle, object)| (object.object, *handle)).collect()

@@ -177,6 +177,12 @@ impl State {
         self.rings.get(&(handle, role)).cloned().expect("a queue of a live object")
     }
 
+    pub(super) fn break_events(&self) {
+        // Who turns away from a peer leaves it an error.
+        let events = self.events.as_ref().expect("an event file");
+        rustix::net::connect_unspec(events).expect("nobody");
+    }
+
     pub(super) fn raise(&self, event: &[u8]) {
         self.events.as_ref().expect("an event file").send(event).expect("room for an event");
     }
