@@ -46,9 +46,23 @@ impl<T> Masked<T> {
         unsafe { &*value }
     }
 
-    /// Whether both are the same array.
-    pub(crate) fn is(&self, other: &Masked<T>) -> bool {
-        Arc::ptr_eq(&self.values, &other.values)
+    /// Puts another value at `index`, modulo their number, and answers that which was there; or `value`
+    /// itself if somebody else has the array as well.
+    pub(crate) fn put(&mut self, index: u32, value: T) -> Result<T, T> {
+        let place = Arc::get_mut(&mut self.values)
+            .and_then(|values| values.get_mut((index & self.mask) as usize));
+        let old = match place {
+            Some(place) => std::mem::replace(place, value),
+            None => return Err(value),
+        };
+        // What was known of the array was known before it was borrowed exclusively.
+        self.base = self.values.as_ptr();
+        Ok(old)
+    }
+
+    /// What tells the array from others that are alive.
+    pub(crate) fn key(&self) -> usize {
+        self.base.addr()
     }
 
     /// How many there are.
@@ -72,10 +86,21 @@ mod tests {
     }
 
     #[test]
+    fn who_has_the_array_alone_puts_others_there() {
+        let mut values = Masked::<u32>::new(4);
+        assert_eq!((values.put(6, 7), *values.at(2)), (Ok(0), 7));
+        let other = values.clone();
+        assert_eq!((values.put(2, 8), *other.at(2)), (Err(8), 7));
+        drop(other);
+        assert_eq!(values.put(2, 8), Ok(7));
+    }
+
+    #[test]
     fn clones_are_the_same_array() {
         let values = Masked::<std::sync::atomic::AtomicU32>::new(4);
         let other = values.clone();
         values.at(2).store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(values.key(), other.key());
         drop(values);
         assert_eq!(other.at(6).load(std::sync::atomic::Ordering::Relaxed), 7);
     }

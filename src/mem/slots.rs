@@ -198,9 +198,9 @@ impl<P> Slots<P> {
         self.len as usize
     }
 
-    /// Whether both are the same table.
-    pub(crate) fn is(&self, other: &Slots<P>) -> bool {
-        self.slots.is(&other.slots)
+    /// What tells the table from others that are alive.
+    pub(crate) fn key(&self) -> usize {
+        self.slots.key()
     }
 
     /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.

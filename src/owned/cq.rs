@@ -3,7 +3,7 @@
 use super::completion::{Done, End, Outcome, Settled};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{Entry, RECV, Rest, Route, Routes, SEND, entry, parts};
+use super::route::{Entry, RECV, Rest, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
@@ -13,7 +13,6 @@ use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 const VERB: &str = "adopt";
 
@@ -122,7 +121,7 @@ impl<T> OwnedCompletionQueue<T> {
         // counts once more.
         let dead = self.routes.dead();
         if !dead.is_empty() && self.gather().is_ok() {
-            self.routes.forget(&dead);
+            self.routes.forget(dead);
         }
         let (domain, slack) = match self.check(&qp, srq) {
             Ok(fits) => fits,
@@ -136,13 +135,8 @@ impl<T> OwnedCompletionQueue<T> {
             (None, Some(srq)) => srq.lent().clone(),
             (None, None) => sends.lent().clone(),
         };
-        let route = Arc::new(Route {
-            qpn: qp.qpn(),
-            send: sends.lent().clone(),
-            recv,
-            depth: u64::from(caps.max_send_wr),
-            dead: AtomicBool::new(false),
-        });
+        let (send, depth) = (sends.lent().clone(), caps.max_send_wr);
+        let route = self.routes.route(qp.qpn(), send, recv, depth);
         self.routes.add(route.clone());
         (self.slack, self.left) = (slack, slack);
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))
@@ -181,17 +175,9 @@ impl<T> OwnedCompletionQueue<T> {
             return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
         }
         qp.check_fresh(VERB)?;
-        // Receives of a shared queue count once, whoever takes them.
         let caps = qp.caps();
-        let mut tables: Vec<_> = srq.map(|srq| srq.lent()).into_iter().collect();
-        let mut needed = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
-        for route in self.routes.iter() {
-            needed += route.depth;
-            if !tables.iter().any(|table| table.is(&route.recv)) {
-                tables.push(&route.recv);
-            }
-        }
-        needed += tables.iter().map(|table| table.len() as u64).sum::<u64>();
+        let own = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
+        let needed = self.routes.needed() + own + srq.map_or(0, |srq| self.routes.more(srq.lent()));
         let capacity = self.cq.capacity();
         match u64::from(capacity).checked_sub(needed) {
             Some(slack) => Ok((pd.kernel.clone(), slack as u32)),

@@ -5,8 +5,9 @@ use super::memory::Memory;
 use crate::mem::masked::Masked;
 use crate::mem::slots::{Lender, MARK, Parcel, Settling, Slots};
 use crate::number::Qpn;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is lent to one request: a buffer with what the request was posted with, or else the rest.
 pub(super) type Entry<T> = Parcel<(Buffer, T), Rest<T>>;
@@ -49,23 +50,26 @@ pub(super) const SEND: u64 = 0;
 /// What is lent to a queue pair.
 #[derive(Debug)]
 pub(super) struct Route<T> {
-    pub(super) qpn: Qpn,
-    pub(super) send: Lent<T>,
+    qpn: Qpn,
+    send: Lent<T>,
     /// The queue pair's own, or that of the shared receive queue.
-    pub(super) recv: Lent<T>,
-    /// Completions that it may have in the completion queue at once.
-    pub(super) depth: u64,
+    recv: Lent<T>,
+    /// Completions that its sends may have in the completion queue at once.
+    depth: u32,
     /// The queue pair completes nothing any more.
-    pub(super) dead: AtomicBool,
+    dead: AtomicBool,
+    /// Where the completion queue hears of that.
+    obituary: Arc<Mutex<Vec<Qpn>>>,
 }
 
 impl<T> Route<T> {
-    pub(super) fn is_dead(&self) -> bool {
+    fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
     pub(super) fn close(&self) {
         self.dead.store(true, Ordering::Release);
+        self.obituary.lock().unwrap_or_else(PoisonError::into_inner).push(self.qpn);
     }
 }
 
@@ -88,9 +92,9 @@ impl<T> Known<T> {
         Known { qpn: route.qpn, send, recv, route: Some(route) }
     }
 
-    fn nobody() -> Self {
-        let lent = Lender::new(0, SEND).slots().clone();
-        Known { qpn: NOBODY, send: lent.clone(), recv: lent, route: None }
+    /// With a table where nothing is lent.
+    fn nobody(empty: &Lent<T>) -> Self {
+        Known { qpn: NOBODY, send: empty.clone(), recv: empty.clone(), route: None }
     }
 
     #[inline(always)]
@@ -105,11 +109,32 @@ pub(super) struct Routes<T> {
     /// A hash table with open addressing, at most half full and of a power of two; kernels number
     /// queue pairs one after the other, so that the number itself is as good as a hash.
     table: Masked<Known<T>>,
+    /// What nobody lends in.
+    empty: Lent<T>,
+    count: u32,
+    /// Completions that all of them may have in the queue at once.
+    needed: u64,
+    /// How many queue pairs receive by a table.
+    receivers: HashMap<usize, u32>,
+    obituary: Arc<Mutex<Vec<Qpn>>>,
+    /// How often something was put into the table.
+    #[cfg(test)]
+    puts: usize,
 }
 
 impl<T> Routes<T> {
     pub(super) fn new() -> Self {
-        Routes { table: Masked::of(1, |_| Known::nobody()) }
+        let empty = Lender::new(0, SEND).slots().clone();
+        Routes {
+            table: Masked::of(1, |_| Known::nobody(&empty)),
+            empty,
+            count: 0,
+            needed: 0,
+            receivers: HashMap::new(),
+            obituary: Arc::default(),
+            #[cfg(test)]
+            puts: 0,
+        }
     }
 
     #[inline(always)]
@@ -127,50 +152,109 @@ impl<T> Routes<T> {
         }
     }
 
-    /// The numbers of those that are dead.
-    pub(super) fn dead(&self) -> Vec<Qpn> {
-        self.iter().filter(|route| route.is_dead()).map(|route| route.qpn).collect()
+    /// Of a queue pair that is to be [added](Self::add).
+    pub(super) fn route(
+        &self,
+        qpn: Qpn,
+        send: Lent<T>,
+        recv: Lent<T>,
+        depth: u32,
+    ) -> Arc<Route<T>> {
+        let (dead, obituary) = (AtomicBool::new(false), self.obituary.clone());
+        Arc::new(Route { qpn, send, recv, depth, dead, obituary })
     }
 
-    /// Adds a queue pair.
+    /// Completions that all queue pairs may have in the queue at once. Receives of a shared queue
+    /// count once, whoever takes them.
+    pub(super) fn needed(&self) -> u64 {
+        self.needed
+    }
+
+    /// How many more those are with a queue pair that receives by `recv`.
+    pub(super) fn more(&self, recv: &Lent<T>) -> u64 {
+        if self.receivers.contains_key(&recv.key()) { 0 } else { recv.len() as u64 }
+    }
+
+    /// The numbers of those that died since this was last asked.
+    pub(super) fn dead(&mut self) -> Vec<Qpn> {
+        std::mem::take(&mut *self.obituary.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Adds a queue pair, in place of one that had the same number before.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        let gone = route.qpn;
-        self.rebuild(&[gone], Some(route));
-    }
-
-    /// Forgets queue pairs, of which nothing is left in the completion queue.
-    pub(super) fn forget(&mut self, gone: &[Qpn]) {
-        self.rebuild(gone, None);
-    }
-
-    fn rebuild(&mut self, without: &[Qpn], with: Option<Arc<Route<T>>>) {
-        let stay = self.all().filter(|old| !without.contains(&old.qpn)).cloned();
-        let all: Vec<Arc<Route<T>>> = stay.chain(with).collect();
+        self.remove(route.qpn);
         // At least one place stays free, where a search ends.
-        let mut table: Vec<Option<Arc<Route<T>>>> = vec![None; (2 * all.len()).next_power_of_two()];
-        let mask = table.len() - 1;
-        for route in all {
-            let mut at = route.qpn.0 as usize & mask;
-            while table.get(at).is_some_and(Option::is_some) {
-                at = (at + 1) & mask;
-            }
-            if let Some(place) = table.get_mut(at) {
-                *place = Some(route);
+        let (count, len) = (self.count + 1, self.table.len());
+        if 2 * count > len {
+            let empty = &self.empty;
+            let small = Masked::of(2 * len, |_| Known::nobody(empty));
+            let small = std::mem::replace(&mut self.table, small);
+            for at in 0..len {
+                if let Some(route) = &small.at(at).route {
+                    self.place(route.clone());
+                }
             }
         }
-        let count = table.len() as u32;
-        let mut routes =
-            table.into_iter().map(|route| route.map_or_else(Known::nobody, Known::new));
-        self.table = Masked::of(count, |_| routes.next().unwrap_or_else(Known::nobody));
+        self.count = count;
+        self.needed += u64::from(route.depth) + self.more(&route.recv);
+        *self.receivers.entry(route.recv.key()).or_default() += 1;
+        self.place(route);
     }
 
-    fn all(&self) -> impl Iterator<Item = &Arc<Route<T>>> {
-        let known = (0..self.table.len()).map(|at| self.table.at(at));
-        known.filter_map(|known| known.route.as_ref())
+    /// Forgets queue pairs that are dead, and of which nothing is left in the completion queue.
+    pub(super) fn forget(&mut self, gone: Vec<Qpn>) {
+        for qpn in gone {
+            // Another may have got the number since.
+            let route = self.find(qpn).and_then(|known| known.route.as_ref());
+            if route.is_some_and(|route| route.is_dead()) {
+                self.remove(qpn);
+            }
+        }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Route<T>> {
-        self.all().map(|route| &**route)
+    fn place(&mut self, route: Arc<Route<T>>) {
+        let mut at = route.qpn.0;
+        while self.table.at(at).qpn != NOBODY {
+            at = at.wrapping_add(1);
+        }
+        self.put(at, Known::new(route));
+    }
+
+    fn put(&mut self, at: u32, known: Known<T>) {
+        // Nobody else has the table.
+        let _ = self.table.put(at, known);
+        #[cfg(test)]
+        (self.puts += 1);
+    }
+
+    fn remove(&mut self, qpn: Qpn) {
+        let Some(route) = self.find(qpn).and_then(|known| known.route.clone()) else { return };
+        let mut hole = qpn.0;
+        while self.table.at(hole).qpn != qpn {
+            hole = hole.wrapping_add(1);
+        }
+        // Those behind move up, unless they would come to stand before their place.
+        let mask = self.table.len() - 1;
+        let mut at = hole;
+        loop {
+            at = at.wrapping_add(1);
+            let Some(next) = &self.table.at(at).route else { break };
+            let (way, gap) = (at.wrapping_sub(next.qpn.0) & mask, at.wrapping_sub(hole) & mask);
+            if way >= gap {
+                let next = next.clone();
+                self.put(hole, Known::new(next));
+                hole = at;
+            }
+        }
+        self.put(hole, Known::nobody(&self.empty));
+        self.count -= 1;
+        self.needed -= u64::from(route.depth);
+        let receivers = self.receivers.entry(route.recv.key()).or_default();
+        *receivers -= 1;
+        if *receivers == 0 {
+            self.receivers.remove(&route.recv.key());
+            self.needed -= route.recv.len() as u64;
+        }
     }
 }
 
@@ -178,10 +262,14 @@ impl<T> Routes<T> {
 mod tests {
     use super::*;
 
-    fn route(qpn: u32) -> Arc<Route<u32>> {
-        let slots = || Lender::new(1, SEND).slots().clone();
-        let (send, recv) = (slots(), slots());
-        Arc::new(Route { qpn: Qpn(qpn), send, recv, depth: 2, dead: AtomicBool::new(false) })
+    fn lent() -> Lent<u32> {
+        Lender::new(3, SEND).slots().clone()
+    }
+
+    fn add(routes: &mut Routes<u32>, qpn: u32) -> Arc<Route<u32>> {
+        let route = routes.route(Qpn(qpn), lent(), lent(), 2);
+        routes.add(route.clone());
+        route
     }
 
     #[test]
@@ -189,33 +277,90 @@ mod tests {
         let mut routes = Routes::new();
         assert!(routes.find(Qpn(7)).is_none());
         // Numbers that meet in a small table.
-        let numbers = [16, 32, 48, 64, 17, 0, 0xff_ffff];
-        for number in numbers {
-            routes.add(route(number));
+        let mut numbers = vec![16, 32, 48, 64, 17, 0, 0xff_ffff];
+        let mut all: Vec<_> = numbers.iter().map(|number| add(&mut routes, *number)).collect();
+        while let Some(route) = all.pop() {
+            for number in &numbers {
+                assert_eq!(
+                    routes.find(Qpn(*number)).map(|known| known.qpn),
+                    Some(Qpn(*number)),
+                    "with {numbers:?}"
+                );
+            }
+            for number in [1, 80, 0xff_fffe] {
+                assert!(routes.find(Qpn(number)).is_none());
+            }
+            assert_eq!(routes.needed(), 5 * numbers.len() as u64);
+            numbers.pop();
+            route.close();
+            let dead = routes.dead();
+            routes.forget(dead);
+            assert!(routes.find(route.qpn).is_none());
+            // In another order.
+            (numbers.reverse(), all.reverse());
         }
-        for number in numbers {
-            assert_eq!(routes.find(Qpn(number)).map(|route| route.qpn), Some(Qpn(number)));
-        }
-        for number in [1, 80, 0xff_fffe] {
-            assert!(routes.find(Qpn(number)).is_none());
-        }
+        assert_eq!((routes.needed(), routes.count, routes.receivers.len()), (0, 0, 0));
     }
 
     #[test]
     fn the_dead_are_forgotten_and_numbers_used_again() {
         let mut routes = Routes::new();
-        let old = route(5);
-        routes.add(old.clone());
-        routes.add(route(6));
+        let old = add(&mut routes, 5);
+        add(&mut routes, 6);
         old.close();
-        assert_eq!((routes.dead(), routes.iter().count()), (vec![Qpn(5)], 2), "it still counts");
-        routes.forget(&[Qpn(5)]);
+        assert_eq!(routes.needed(), 10, "it still counts");
+        assert_eq!((routes.dead(), routes.dead()), (vec![Qpn(5)], vec![]));
+        routes.forget(vec![Qpn(5)]);
         assert!(routes.find(Qpn(5)).is_none() && routes.find(Qpn(6)).is_some());
-        routes.add(old.clone());
-        let new = route(5);
-        routes.add(new.clone());
-        assert_eq!(routes.iter().count(), 2);
+        let older = add(&mut routes, 5);
+        let new = add(&mut routes, 5);
+        assert_eq!(routes.needed(), 10);
         assert!(Arc::ptr_eq(routes.find(Qpn(5)).unwrap().route.as_ref().unwrap(), &new));
-        assert_eq!(Arc::strong_count(&old), 1);
+        assert_eq!((Arc::strong_count(&old), Arc::strong_count(&older)), (1, 1));
+        // Who dies after another got the number takes nobody along.
+        older.close();
+        let dead = routes.dead();
+        routes.forget(dead);
+        assert!(routes.find(Qpn(5)).is_some());
+    }
+
+    #[test]
+    fn shared_receives_count_once() {
+        let mut routes = Routes::new();
+        let shared = lent();
+        let all: Vec<_> =
+            (0..3).map(|qpn| routes.route(Qpn(qpn), lent(), shared.clone(), 2)).collect();
+        assert_eq!(routes.more(&shared), 3);
+        all.iter().for_each(|route| routes.add(route.clone()));
+        assert_eq!((routes.needed(), routes.more(&shared)), (9, 0));
+        for (left, route) in [7, 5, 0].into_iter().zip(all) {
+            route.close();
+            let dead = routes.dead();
+            routes.forget(dead);
+            assert_eq!(routes.needed(), left);
+        }
+    }
+
+    /// One queue pair more, or less, costs no more among many than among few; and those places of the
+    /// table that are nobody's have one table of slots together.
+    #[test]
+    fn many_queue_pairs_come_and_go_at_a_constant_cost() {
+        const COUNT: u32 = 2000;
+        let mut routes = Routes::new();
+        let mut all: Vec<_> = (0..COUNT).map(|qpn| add(&mut routes, 17 + qpn)).collect();
+        assert!(routes.puts < 3 * COUNT as usize, "{} to add {COUNT}", routes.puts);
+        let places = (0..routes.table.len()).map(|at| routes.table.at(at));
+        let free: Vec<_> = places.filter(|known| known.qpn == NOBODY).collect();
+        assert!(free.len() >= COUNT as usize);
+        assert!(free.iter().all(|known| known.send.key() == routes.empty.key()));
+        routes.puts = 0;
+        // Numbers come around, as the kernel gives them.
+        for round in 0..COUNT {
+            all[round as usize].close();
+            let dead = routes.dead();
+            routes.forget(dead);
+            all[round as usize] = add(&mut routes, 17 + COUNT + round);
+        }
+        assert!(routes.puts < 4 * COUNT as usize, "{} to exchange {COUNT}", routes.puts);
     }
 }
