@@ -132,6 +132,16 @@ impl<'a> Completion<'a> {
         }
     }
 
+    /// By which its completion queue knows the queue pair; see
+    /// [`Member::number`](crate::provider::Member::number).
+    #[inline(always)]
+    pub(crate) fn number(&self) -> u32 {
+        match &self.wc {
+            Wc::Rxe(wc) => wc.qp_num,
+            Wc::Mlx5(wc) => wc.number,
+        }
+    }
+
     /// How the request ended. Unless it is [`WcStatus::SUCCESS`], only `wr_id`, `qpn` and
     /// `vendor_err` mean anything beside it.
     #[inline]

@@ -1,7 +1,7 @@
 //! Completion queues. Pairs with `core/uverbs_std_types_cq.c`; the ring is the provider's.
 
 use crate::channel::{ChannelInner, CompletionChannel};
-use crate::completion::Completion;
+use crate::completion::{Completion, Wc};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
@@ -12,7 +12,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqMembers, CqRing, Member};
+use crate::provider::{CqMembers, CqRing, Member, mlx5};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -242,6 +242,24 @@ impl CompletionQueue {
             return Err(PollError::Forked);
         }
         Ok(Completions { cq: self, consumed: false })
+    }
+
+    /// Whether [`poll_direct`](Self::poll_direct) finds something.
+    pub(crate) fn is_direct(&self) -> bool {
+        matches!(self.ring, CqRing::Mlx5(_))
+    }
+
+    /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
+    /// compiled for those alone; `None` elsewhere.
+    #[inline(always)]
+    pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
+        if self.epoch.is_over() {
+            return Err(PollError::Forked);
+        }
+        Ok(match &mut self.ring {
+            CqRing::Mlx5(ring) => Some(Direct { ring, consumed: false }),
+            CqRing::Rxe(_) => None,
+        })
     }
 
     /// Gives back to the device what was consumed by polls that were forgotten.
@@ -484,6 +502,38 @@ impl Completions<'_> {
 }
 
 impl Drop for Completions<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// As [`Completions`]; see [`CompletionQueue::poll_direct`].
+#[derive(Debug)]
+pub(crate) struct Direct<'q> {
+    ring: &'q mut mlx5::cq::CqRing,
+    consumed: bool,
+}
+
+impl Direct<'_> {
+    /// The next completion. It is consumed, and lent until the next call.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
+        let wc = self.ring.next(!self.consumed)?;
+        self.consumed = true;
+        Some(Completion::new(Wc::Mlx5(wc)))
+    }
+
+    /// Gives back to the device what was consumed so far, before the poll ends.
+    #[inline]
+    pub(crate) fn give_back(&mut self) {
+        if self.consumed {
+            self.ring.release();
+        }
+    }
+}
+
+impl Drop for Direct<'_> {
     #[inline]
     fn drop(&mut self) {
         self.give_back();

@@ -583,11 +583,13 @@ mod model {
             let mut queue = Lender::new(1, 0);
             let (_, other) = task();
             let cell = admit(&table, &other);
-            let ticket = queue.vacancy().map(|vacancy| {
+            let mut lending = queue.begin();
+            let ticket = lending.vacancy().map(|vacancy| {
                 let ticket = vacancy.ticket();
                 vacancy.lend(());
                 ticket
             });
+            lending.hand_over();
             let (theirs, slots) = (table.clone(), queue.slots().clone());
             let driver = thread::spawn(move || {
                 slots.settle(ticket.unwrap()).unwrap().take();
@@ -600,11 +602,11 @@ mod model {
                     let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
                         panic!("nobody else stands in line");
                     };
-                    if queue.vacancy().is_some() {
+                    if queue.begin().vacancy().is_some() {
                         break;
                     }
                     table.wait(Side::Send, &mut number, &waker);
-                    if queue.vacancy().is_some() {
+                    if queue.begin().vacancy().is_some() {
                         break;
                     }
                     table.dismiss(cell);

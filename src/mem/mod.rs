@@ -20,6 +20,7 @@ pub(crate) mod masked;
 #[cfg(test)]
 pub(crate) mod order;
 pub(crate) mod page;
+pub(crate) mod parcel;
 pub(crate) mod pointer;
 pub(crate) mod queue;
 pub(crate) mod region;

@@ -9,6 +9,7 @@ use super::region::StableBytes;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -235,9 +236,19 @@ impl<K, N> Piece<K, N> {
 }
 
 impl<K, N> Drop for Piece<K, N> {
-    #[inline]
+    // By value and out of line: a piece that was handed on in between stays in registers.
+    #[inline(always)]
     fn drop(&mut self) {
-        let head = self.head();
+        let_go(self.head);
+    }
+}
+
+/// Gives up the share in a piece that the caller has, and forgets.
+#[inline(never)]
+fn let_go<K, N>(head: NonNull<Head<K, N>>) {
+    let piece = ManuallyDrop::new(Piece { head });
+    {
+        let head = piece.head();
         // Release, and Acquire by the last: it puts the piece away after everybody has finished. Who
         // is alone, as Acquire tells, needs no exchange: nobody else can make new ones meanwhile.
         let last = head.holders.load(Ordering::Acquire) == 1
@@ -245,7 +256,7 @@ impl<K, N> Drop for Piece<K, N> {
         let slab = head.slab;
         if last {
             head.holders.store(0, Ordering::Relaxed);
-            self.slab().put(head);
+            piece.slab().put(head);
         }
         // SAFETY: the pointer is an `Arc`'s, and one of its counts is this piece's.
         unsafe { Arc::decrement_strong_count(slab) };

@@ -13,28 +13,36 @@
 //! middle of a message, completions that nobody polled, and receives that queue pairs took along when
 //! they were dropped.
 
-use super::masked::Masked;
+use super::parcel::Parcel;
 use super::sync::{AtomicU64, Ordering, Turns};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
-/// Set in every ticket, so that none is taken for one of the two states below.
-const TICKET: u64 = 1;
+/// Clear in every ticket, and set in the two states below, so that neither is taken for the other.
+const STATE: u64 = 1;
 /// Set in the tickets of tables that were [marked](Lender::new), and in no others.
 pub(crate) const MARK: u64 = 1 << 1;
-/// Bits of a ticket below those that count; the count, modulo the size of the table, is the slot.
-const MARKS: u32 = 2;
+/// Set in tickets that are to be told from others without a look at what they settle.
+pub(crate) const APART: u64 = 1 << 2;
+/// Bits of a ticket below those that count; the count, modulo the size of the table, is the slot. As
+/// many as an offset among slots has below its number: one is made of the other without a shift.
+const MARKS: u32 = 6;
 /// What a ticket and the next one differ by.
 const NEXT: u64 = 1 << MARKS;
 
 /// The state of a slot that can be lent.
-const FREE: u64 = 0;
+const FREE: u64 = STATE;
 /// That of one whose payload somebody is taking out, and of those that are never lent.
-const TAKEN: u64 = 1 << MARKS;
+const TAKEN: u64 = STATE | 1 << MARKS;
 
+/// On cache lines of its own, for two threads may be at work in neighbours. What is looked at comes
+/// first.
 #[derive(Debug)]
+#[repr(C, align(64))]
 struct Slot<P> {
     /// The ticket under which it is lent, or one of the two above.
     state: AtomicU64,
@@ -74,7 +82,7 @@ impl<P> Slot<P> {
     /// Gives back what is lent here, if anything is.
     fn settle_any(&self) -> Option<P> {
         let state = self.state.load(Ordering::Relaxed);
-        if state & TICKET == 0 { None } else { self.settle(state).map(Settling::take) }
+        if state & STATE != 0 { None } else { self.settle(state).map(Settling::take) }
     }
 
     fn is_free(&self) -> bool {
@@ -121,23 +129,14 @@ impl<P> Settling<'_, P> {
     }
 }
 
-/// What is lent where most of it is of one small kind.
-#[derive(Debug)]
-pub(crate) enum Parcel<A, B> {
-    /// Usual, and few words.
-    Small(A),
-    /// Anything else.
-    Large(B),
-}
-
-impl<A, B> Settling<'_, Parcel<A, B>> {
+impl<K, A, B> Settling<'_, Parcel<K, A, B>> {
     /// Takes out what is small, and moves nothing but that.
     #[inline(always)]
-    pub(crate) fn take_small(self) -> Result<A, Self> {
-        let Parcel::Small(small) = self.get() else { return Err(self) };
-        let small: *const A = small;
-        // SAFETY: it is there, and nobody sees it again: the slot is freed as one that is empty.
-        let small = unsafe { small.read() };
+    pub(crate) fn take_small(self) -> Result<(K, A), Self> {
+        // SAFETY: it is there, and if anything is read nobody sees it again: the slot is freed as one
+        // that is empty.
+        let small = unsafe { Parcel::read_small(self.get()) };
+        let Some(small) = small else { return Err(self) };
         let slot = self.slot;
         std::mem::forget(self);
         // Release pairs with the Acquire of `vacancy`, as in `empty`.
@@ -173,15 +172,26 @@ impl<P> Spare<P> {
 
 /// The table, seen by everybody. Clones are the same table.
 pub(crate) struct Slots<P> {
-    slots: Masked<Slot<P>>,
+    /// The first of `slots`.
+    base: NonNull<Slot<P>>,
+    /// The bits of a ticket that say which slot it is of.
+    span: u64,
+    slots: Arc<[Slot<P>]>,
     len: u32,
 }
 
 impl<P> Clone for Slots<P> {
     fn clone(&self) -> Self {
-        Slots { slots: self.slots.clone(), len: self.len }
+        Slots { base: self.base, span: self.span, slots: self.slots.clone(), len: self.len }
     }
 }
+
+// SAFETY: all access is to `slots` by shared reference.
+unsafe impl<P: Send> Send for Slots<P> {}
+// SAFETY: as above.
+unsafe impl<P: Send> Sync for Slots<P> {}
+impl<P> UnwindSafe for Slots<P> {}
+impl<P> RefUnwindSafe for Slots<P> {}
 
 // SAFETY: payloads are moved in by one thread and out by another, and never shared.
 unsafe impl<P: Send> Send for Slot<P> {}
@@ -193,6 +203,18 @@ impl<P> UnwindSafe for Slot<P> {}
 impl<P> RefUnwindSafe for Slot<P> {}
 
 impl<P> Slots<P> {
+    /// Of `count` slots and as many as are missing to a power of two, which are never lent.
+    fn new(count: u32) -> Slots<P> {
+        let all = count.max(1).next_power_of_two();
+        let slots: Arc<[Slot<P>]> = (0..all).map(|_| Slot::default()).collect();
+        for beyond in slots.iter().skip(count as usize) {
+            beyond.state.store(TAKEN, Ordering::Relaxed);
+        }
+        let span = u64::from(all - 1) << MARKS;
+        let base = NonNull::from(&*slots).cast();
+        Slots { base, span, slots, len: count }
+    }
+
     /// How many can be lent at once.
     pub(crate) fn len(&self) -> usize {
         self.len as usize
@@ -200,25 +222,63 @@ impl<P> Slots<P> {
 
     /// What tells the table from others that are alive.
     pub(crate) fn key(&self) -> usize {
-        self.slots.key()
+        self.base.addr().get()
     }
 
     /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.
     #[inline(always)]
     pub(crate) fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
-        // What is no ticket is made one that was never given.
-        self.slot(ticket).settle(ticket | TICKET)
+        // What is no ticket is one that was never given.
+        if ticket & STATE != 0 { None } else { self.slot(ticket).settle(ticket) }
+    }
+
+    /// The same, but `None` as well for a ticket that is [apart](APART) from others.
+    #[inline(always)]
+    pub(crate) fn settle_usual(&self, ticket: u64) -> Option<Settling<'_, P>> {
+        if ticket & (STATE | APART) != 0 { None } else { self.slot(ticket).settle(ticket) }
     }
 
     /// The slot that is lent under `ticket`, if any.
     #[inline(always)]
     fn slot(&self, ticket: u64) -> &Slot<P> {
-        self.slots.at((ticket >> MARKS) as u32)
+        // Slots are as far apart as their alignment, or a multiple of that.
+        let offset = (ticket & self.span) as usize * (size_of::<Slot<P>>() >> MARKS);
+        // SAFETY: `span` is less than the number of slots, `MARKS` bits up.
+        let slot = unsafe { self.base.byte_add(offset) };
+        // SAFETY: one of `slots`, which `self` holds and never lends mutably.
+        unsafe { slot.as_ref() }
     }
 
     /// Those that can be lent.
     fn all(&self) -> impl Iterator<Item = &Slot<P>> {
-        (0..self.len).map(|index| self.slots.at(index))
+        self.slots.iter().take(self.len as usize)
+    }
+
+    /// The first ticket from this on that is of a slot which can be lent.
+    fn lendable(&self, ticket: u64) -> u64 {
+        let at = ticket & self.span;
+        let end = self.span + NEXT;
+        if at >> MARKS < self.len.into() { ticket } else { ticket.wrapping_add(end - at) }
+    }
+
+    /// Whether a state is a ticket that nobody was told of, where `next` is the first of those. They
+    /// end somewhere: each that was given was at most a round away from that before it.
+    fn is_untold(&self, state: u64, next: u64) -> bool {
+        let round = self.slots.len() as u64;
+        let end = round.saturating_mul(round).min(1 << (u64::BITS - 1 - MARKS)) << MARKS;
+        state & STATE == 0 && state.wrapping_sub(next) < end
+    }
+
+    /// Takes back, and drops, what was lent under tickets from `next` on.
+    #[cold]
+    #[inline(never)]
+    fn forget(&self, next: u64) {
+        for slot in self.all() {
+            let state = slot.state.load(Ordering::Relaxed);
+            if self.is_untold(state, next) {
+                drop(slot.settle(state));
+            }
+        }
     }
 
     /// Takes back everything that is lent in these tables: for when the device can complete nothing
@@ -269,20 +329,16 @@ impl<P> fmt::Debug for Slots<P> {
 }
 
 /// The one who lends.
-///
-/// What it hands to the device at once is lent piece by piece before; until it says that the device
-/// [has it](Self::hand_over), all of that can be [taken back](Self::take_back).
 pub(crate) struct Lender<P> {
     slots: Slots<P>,
-    /// The ticket of the slot to be lent next.
+    /// The ticket after the last that was handed over. What is lent under it or later ones is known
+    /// to nobody.
     next: u64,
-    /// What it was when the device was told last.
-    told: u64,
     /// Slots come back in the order in which they were lent.
     in_turn: bool,
     /// Slots looked at in search of a free one.
     #[cfg(test)]
-    looks: u64,
+    looks: std::sync::atomic::AtomicU64,
 }
 
 impl<P> Lender<P> {
@@ -292,18 +348,13 @@ impl<P> Lender<P> {
         // loom's: this is no part of what is shared.
         static TABLES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let first = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | mark | TICKET;
-        let slots = Slots { slots: Masked::new(count), len: count };
-        for beyond in count..slots.slots.len() {
-            slots.slots.at(beyond).state.store(TAKEN, Ordering::Relaxed);
-        }
+        let next = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | mark;
         Lender {
-            slots,
-            next: first,
-            told: first,
+            slots: Slots::new(count),
+            next,
             in_turn: true,
             #[cfg(test)]
-            looks: 0,
+            looks: Default::default(),
         }
     }
 
@@ -317,91 +368,148 @@ impl<P> Lender<P> {
         &self.slots
     }
 
-    /// How many more can be lent. Takes back what the device does not know of, and looks at each.
+    /// Takes back, and drops, what was lent and [forgotten](Lending).
+    pub(crate) fn tidy(&mut self) {
+        self.slots.forget(self.next);
+    }
+
+    /// How many more can be lent. Takes back what was forgotten, and looks at each.
     pub(crate) fn room(&mut self) -> usize {
-        self.take_back();
+        self.tidy();
         self.slots.all().filter(|slot| slot.is_free()).count()
     }
 
+    /// Starts to lend what is handed to the device at once.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self) -> Lending<'_, P> {
+        Lending { lender: self, ahead: 0 }
+    }
+
+    /// The first ticket from `next` on whose slot is free. Those between lose their turn. They are
+    /// never lent, or somebody took their payload and forgot it; where slots come back in turn, the
+    /// first that is lent tells that all others are. What was forgotten is taken back by who comes
+    /// upon it: so nothing is left of it under tickets before that which is found.
+    #[cold]
+    #[inline(never)]
+    fn skip(&self, next: u64) -> Option<u64> {
+        let mut ticket = next;
+        for _ in 0..self.slots.len {
+            #[cfg(test)]
+            self.looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            ticket = self.slots.lendable(ticket);
+            let slot = self.slots.slot(ticket);
+            // Acquire as in `vacancy`.
+            let mut state = slot.state.load(Ordering::Acquire);
+            if self.slots.is_untold(state, next) {
+                self.slots.forget(next);
+                state = slot.state.load(Ordering::Acquire);
+            }
+            if state == FREE {
+                return Some(ticket);
+            }
+            if self.in_turn && state & STATE == 0 {
+                return None;
+            }
+            ticket = ticket.wrapping_add(NEXT);
+        }
+        None
+    }
+}
+
+/// What is lent piece by piece before the device hears of it. Dropping it takes all of that back; if
+/// it is forgotten, a later one does, at the latest when it comes upon something of it.
+pub(crate) struct Lending<'l, P> {
+    lender: &'l mut Lender<P>,
+    /// What the ticket of the slot to be lent next is ahead of the lender's.
+    ahead: u64,
+}
+
+impl<P> Lending<'_, P> {
     /// A slot that is free, if there is one.
     #[inline(always)]
     pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, P>> {
+        let Lending { lender, ahead } = self;
+        let mut ticket = lender.next.wrapping_add(*ahead);
+        let mut slot = lender.slots.slot(ticket);
         // Acquire pairs with the Release of `settle`.
-        let free = self.slots.slot(self.next).state.load(Ordering::Acquire) == FREE;
-        (free || self.skip()).then_some(Vacancy { lender: self })
-    }
-
-    /// Moves on to a slot that is free; whether there is one. Those between lose their turn. They are
-    /// never lent, or somebody took their payload and forgot it; where slots come back in turn, the
-    /// first that is lent tells that all others are.
-    #[cold]
-    #[inline(never)]
-    fn skip(&mut self) -> bool {
-        for distance in 0..u64::from(self.slots.slots.len()) {
-            #[cfg(test)]
-            (self.looks += 1);
-            let ticket = self.next.wrapping_add(distance * NEXT);
-            // Acquire as in `vacancy`.
-            let state = self.slots.slot(ticket).state.load(Ordering::Acquire);
-            if state == FREE {
-                self.next = ticket;
-                return true;
+        if slot.state.load(Ordering::Acquire) != FREE {
+            let found = lender.skip(ticket)?;
+            if *ahead == 0 {
+                // Of a batch of one it is known when it is compiled how far it is ahead.
+                lender.next = found;
+            } else {
+                *ahead = found.wrapping_sub(lender.next);
             }
-            if self.in_turn && state & TICKET != 0 {
-                return false;
-            }
+            ticket = found;
+            slot = lender.slots.slot(ticket);
         }
-        false
-    }
-
-    /// Whether something is lent that the device does not know of.
-    #[inline(always)]
-    pub(crate) fn is_holding(&self) -> bool {
-        self.told != self.next
+        Some(Vacancy { slot, ticket, ahead })
     }
 
     /// The device knows of everything that is lent.
     #[inline(always)]
-    pub(crate) fn hand_over(&mut self) {
-        self.told = self.next;
+    pub(crate) fn hand_over(mut self) {
+        self.lender.next = self.lender.next.wrapping_add(self.ahead);
+        self.ahead = 0;
     }
+}
 
-    /// Takes back, and drops, what the device does not know of.
-    #[cold]
-    pub(crate) fn take_back(&mut self) {
-        while self.is_holding() {
-            // First: what is dropped may unwind.
-            self.next = self.next.wrapping_sub(NEXT);
-            // Slots that were skipped are lent under other tickets, or not at all.
-            drop(self.slots.slot(self.next).settle(self.next));
+impl<P> Drop for Lending<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.ahead != 0 {
+            self.lender.slots.forget(self.lender.next);
         }
     }
 }
 
 /// A free slot, that what is to be lent may be told its ticket before.
 pub(crate) struct Vacancy<'l, P> {
-    /// Its next slot is free.
-    lender: &'l mut Lender<P>,
+    /// Free, and the lender's alone.
+    slot: &'l Slot<P>,
+    ticket: u64,
+    /// The lender's.
+    ahead: &'l mut u64,
 }
 
 impl<P> Vacancy<'_, P> {
     /// Under which what is lent here will be settled.
     #[inline(always)]
     pub(crate) fn ticket(&self) -> u64 {
-        self.lender.next
+        self.ticket
+    }
+
+    /// Sets the ticket [apart](APART).
+    pub(crate) fn apart(self) -> Self {
+        Vacancy { ticket: self.ticket | APART, ..self }
     }
 
     /// Takes `payload` in.
     #[inline(always)]
     pub(crate) fn lend(self, payload: P) {
-        let Lender { slots, next, .. } = self.lender;
-        let slot = slots.slot(*next);
         // SAFETY: the slot is free, which only the lender changes, and what `settle` did to it is
         // known by the Acquire of `vacancy`.
-        unsafe { slot.payload.put(MaybeUninit::new(payload)) };
+        unsafe { self.slot.payload.put(MaybeUninit::new(payload)) };
+        self.lent();
+    }
+
+    /// There is a payload.
+    #[inline(always)]
+    fn lent(self) {
         // Release pairs with the Acquire of `settle`.
-        slot.state.store(*next, Ordering::Release);
-        *next = next.wrapping_add(NEXT);
+        self.slot.state.store(self.ticket, Ordering::Release);
+        *self.ahead = self.ahead.wrapping_add(NEXT);
+    }
+}
+
+impl<K, A, B> Vacancy<'_, Parcel<K, A, B>> {
+    /// Takes in what is small, and writes nothing but that.
+    #[inline(always)]
+    pub(crate) fn lend_small(self, key: K, small: A) {
+        // SAFETY: as in `lend`.
+        let place = unsafe { &mut *self.slot.payload.place() };
+        Parcel::put_small(place, key, small);
+        self.lent();
     }
 }
 
@@ -411,14 +519,24 @@ impl<P> fmt::Debug for Lender<P> {
     }
 }
 
+impl<P> fmt::Debug for Lending<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lending").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 impl<P> Lender<P> {
     fn lend(&mut self, payload: P) -> Result<u64, P> {
-        let ticket = self.hold(payload)?;
-        self.hand_over();
+        let mut lending = self.begin();
+        let ticket = lending.hold(payload)?;
+        lending.hand_over();
         Ok(ticket)
     }
+}
 
+#[cfg(test)]
+impl<P> Lending<'_, P> {
     fn hold(&mut self, payload: P) -> Result<u64, P> {
         let Some(vacancy) = self.vacancy() else { return Err(payload) };
         let ticket = vacancy.ticket();

@@ -18,14 +18,14 @@ use std::sync::Arc;
 const VERB: &str = "buffer_pool";
 
 /// What all buffers of a pool need.
-struct Registered {
+pub(super) struct Registered {
     /// Nobody reaches the memory through it, only by the buffers.
     region: MemoryRegion<u8, Pages>,
 }
 
 /// What each request asks for.
 #[derive(Clone, Copy)]
-struct Near {
+pub(super) struct Near {
     lkey: Lkey,
     /// Which the region keeps.
     domain: Identity,
@@ -39,6 +39,16 @@ impl Near {
 }
 
 type Pool = Slab<Registered, Near>;
+
+/// A piece of a pool, whatever part of it is used.
+pub(super) type Whole = Piece<Registered, Near>;
+
+/// Which part of a piece is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    offset: u32,
+    length: u32,
+}
 
 /// Memory that is registered once and cut into buffers of one size.
 ///
@@ -257,6 +267,19 @@ impl Buffer {
     pub(super) fn named(&self) -> Name {
         let at = self.piece.address() + u64::from(self.offset);
         self.piece.near().name(at, self.length)
+    }
+
+    #[inline(always)]
+    pub(super) fn into_parts(self) -> (Whole, Extent) {
+        let Buffer { piece, offset, length } = self;
+        (piece, Extent { offset, length })
+    }
+
+    /// What [`into_parts`](Self::into_parts) took apart.
+    #[inline(always)]
+    pub(super) fn of(piece: Whole, extent: Extent) -> Buffer {
+        let Extent { offset, length } = extent;
+        Buffer { piece, offset, length }
     }
 }
 

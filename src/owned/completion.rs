@@ -4,7 +4,8 @@ use super::buffer::Buffer;
 use super::memory::Memory;
 use super::route::{Entry, Rest, parts};
 use crate::completion::{Completion, WcOpcode, WcStatus};
-use crate::mem::slots::{Parcel, Settling};
+use crate::mem::parcel::Content;
+use crate::mem::slots::Settling;
 use crate::number::{Qpn, Rkey};
 use std::fmt;
 
@@ -35,24 +36,14 @@ pub(super) enum End<'c> {
     Kept(Outcome),
 }
 
-impl End<'_> {
-    #[inline(always)]
-    pub(super) fn outcome(&self) -> Outcome {
-        match self {
-            End::Lent(completion) => Outcome::of(completion),
-            End::Kept(outcome) => *outcome,
-        }
-    }
-}
-
 impl<T> Settled<'_, T> {
     /// What it was posted with.
     #[inline(always)]
     pub fn tag(&self) -> Option<&T> {
-        match self.place.get() {
-            Parcel::Small((_, tag)) | Parcel::Large(Rest::Owned(_, tag)) => Some(tag),
+        match self.place.get().get() {
+            Content::Small(_, (_, tag)) | Content::Large(Rest::Owned(_, tag)) => Some(tag),
             // Which nobody gets to see.
-            Parcel::Large(Rest::Scoped) => None,
+            Content::Large(Rest::Scoped) => None,
         }
     }
 
@@ -92,7 +83,10 @@ impl<T> Settled<'_, T> {
     /// All that is known of how it ended.
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
-        self.end.outcome()
+        match &self.end {
+            End::Lent(completion) => Outcome::of(completion),
+            End::Kept(outcome) => *outcome,
+        }
     }
 
     /// The buffer that it worked on and what it was posted with; itself if it worked on something
@@ -104,7 +98,10 @@ impl<T> Settled<'_, T> {
     #[inline(always)]
     pub fn into_buffer(self) -> std::result::Result<(Buffer, T), Self> {
         let Settled { place, end } = self;
-        place.take_small().map_err(|place| Settled { place, end })
+        match place.take_small() {
+            Ok((piece, (extent, tag))) => Ok((Buffer::of(piece, extent), tag)),
+            Err(place) => Err(Settled { place, end }),
+        }
     }
 
     /// All of it, to keep.

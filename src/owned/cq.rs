@@ -3,11 +3,11 @@
 use super::completion::{Done, End, Outcome, Settled};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{Entry, RECV, Rest, Routes, SEND, entry, parts};
+use super::route::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
-use crate::mem::slots::{Parcel, Spare};
+use crate::mem::slots::Spare;
 use crate::pd::{KernelPd, Shared, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
@@ -123,7 +123,7 @@ impl<T> OwnedCompletionQueue<T> {
         if !dead.is_empty() && self.gather().is_ok() {
             self.routes.forget(dead);
         }
-        let (domain, slack) = match self.check(&qp, srq) {
+        let (number, domain, slack) = match self.check(&qp, srq) {
             Ok(fits) => fits,
             Err(error) => return Err(AdoptError { qp, error }),
         };
@@ -136,20 +136,21 @@ impl<T> OwnedCompletionQueue<T> {
             (None, None) => sends.lent().clone(),
         };
         let (send, depth) = (sends.lent().clone(), caps.max_send_wr);
-        let route = self.routes.route(qp.qpn(), send, recv, depth);
+        let route = self.routes.route(number, send, recv, depth);
         self.routes.add(route.clone());
         (self.slack, self.left) = (slack, slack);
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))
     }
 
-    /// Answers the queue pair's protection domain, and how many entries are left with it.
+    /// Answers the queue pair's number, its protection domain, and how many entries are left with it.
     fn check<S: Sharing>(
         &self,
         qp: &QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
-    ) -> Result<(Arc<KernelPd>, u32)> {
+    ) -> Result<(u32, Arc<KernelPd>, u32)> {
         let invalid = |detail: String| Err(Error::invalid(VERB, detail));
-        let Base::Domain { send_cq, recv_cq, srq: own, pd } = &qp.qp.base else {
+        let base = (&qp.qp.base, qp.qp.member.number());
+        let (Base::Domain { send_cq, recv_cq, srq: own, pd }, Some(number)) = base else {
             return invalid(format!("{qp:?} has no queues"));
         };
         if qp.qp_type() == QpType::RAW_PACKET {
@@ -180,7 +181,7 @@ impl<T> OwnedCompletionQueue<T> {
         let needed = self.routes.needed() + own + srq.map_or(0, |srq| self.routes.more(srq.lent()));
         let capacity = self.cq.capacity();
         match u64::from(capacity).checked_sub(needed) {
-            Some(slack) => Ok((pd.kernel.clone(), slack as u32)),
+            Some(slack) => Ok((number, pd.kernel.clone(), slack as u32)),
             None => invalid(format!(
                 "the completion queue has room for {capacity} completions, and its queue pairs \
                  may have {needed}"
@@ -237,47 +238,78 @@ impl<T> OwnedCompletionQueue<T> {
         mut visit: impl FnMut(Settled<'_, T>),
     ) -> std::result::Result<usize, PollError> {
         self.remember();
-        let OwnedCompletionQueue { cq, routes, slack, stash, scoped, strays, .. } = self;
-        let mut completions = cq.poll()?;
-        let (mut found, mut spare, mut left) = (0, Spare::new(), *slack);
-        while found < most {
-            // One call of `visit`, so that it is compiled in place.
-            let settled = if stash.is_empty() {
-                if left == 0 {
-                    completions.give_back();
-                    left = *slack;
-                }
-                let Some(completion) = completions.next() else { break };
-                let wr_id = completion.wr_id();
-                let known = routes.find(completion.qpn());
-                let end = if left == 0 {
-                    // Not a single entry to spare: it goes back before what was lent does.
-                    let outcome = Outcome::of(&completion);
-                    completions.give_back();
-                    End::Kept(outcome)
-                } else {
-                    left -= 1;
-                    End::Lent(completion)
+        let mut found = 0;
+        if self.slack == 0 || !self.stash.is_empty() || !self.cq.is_direct() {
+            found = self.poll_aside(most, &mut visit)?;
+        }
+        let OwnedCompletionQueue { cq, routes, slack, scoped, strays, .. } = self;
+        let Some(mut completions) = cq.poll_direct()? else { return Ok(found) };
+        let nobody = routes.nobody();
+        // Completions of one queue pair often follow one another.
+        let mut last = nobody;
+        while found < most && *slack > 0 {
+            let round = (*slack as usize).min(most - found);
+            let (mut left, mut others) = (round, 0);
+            while left > 0 {
+                let Some(completion) = completions.next() else {
+                    return Ok(found + (round - left) - others);
                 };
-                match known.and_then(|known| known.settle(wr_id)) {
-                    Some(place) if !matches!(place.get(), Parcel::Large(Rest::Scoped)) => {
-                        Settled { place, end }
-                    }
-                    Some(_) => {
-                        scoped.push((wr_id, end.outcome()));
-                        continue;
-                    }
+                left -= 1;
+                let (wr_id, number) = (completion.wr_id(), completion.number());
+                if !last.is(number) {
+                    last = routes.find(number).unwrap_or(nobody);
+                }
+                match last.settle_usual(wr_id) {
+                    Some(place) => visit(Settled { place, end: End::Lent(completion) }),
                     None => {
-                        *strays += 1;
-                        continue;
+                        others += 1;
+                        let (id, outcome) =
+                            ((completion.number(), wr_id), Outcome::of(&completion));
+                        set_aside(routes, id, outcome, scoped, strays);
                     }
                 }
-            } else {
-                let Some(settled) = kept(stash, &mut spare) else { break };
-                settled
-            };
-            visit(settled);
-            found += 1;
+            }
+            found += round - others;
+            completions.give_back();
+        }
+        Ok(found)
+    }
+
+    /// The same for what was found before, for a queue that has not a single entry to spare, and for one
+    /// that others poll otherwise: what it consumes goes back before what was lent does.
+    #[cold]
+    #[inline(never)]
+    fn poll_aside(
+        &mut self,
+        most: usize,
+        visit: &mut dyn FnMut(Settled<'_, T>),
+    ) -> std::result::Result<usize, PollError> {
+        let OwnedCompletionQueue { cq, routes, slack, stash, scoped, strays, .. } = self;
+        let direct = cq.is_direct();
+        let mut completions = cq.poll()?;
+        let mut found = 0;
+        while found < most {
+            if let Some(Done { memory, tag, outcome }) = stash.pop_front() {
+                let mut spare = Spare::new();
+                visit(Settled { place: spare.settle(entry(memory, tag)), end: End::Kept(outcome) });
+                found += 1;
+                continue;
+            }
+            if *slack > 0 && direct {
+                break;
+            }
+            let Some(completion) = completions.next() else { break };
+            let (number, wr_id) = (completion.number(), completion.wr_id());
+            let outcome = Outcome::of(&completion);
+            completions.give_back();
+            let known = routes.find(number);
+            match known.and_then(|known| known.settle_usual(wr_id)) {
+                Some(place) => {
+                    visit(Settled { place, end: End::Kept(outcome) });
+                    found += 1;
+                }
+                None => set_aside(routes, (number, wr_id), outcome, scoped, strays),
+            }
         }
         Ok(found)
     }
@@ -328,15 +360,21 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     }
 }
 
-/// The next that a scope found.
+/// Takes note of a completion that gives nothing back to a poll.
 #[cold]
 #[inline(never)]
-fn kept<'c, T>(
-    stash: &mut VecDeque<Done<T>>,
-    spare: &'c mut Spare<Entry<T>>,
-) -> Option<Settled<'c, T>> {
-    let Done { memory, tag, outcome } = stash.pop_front()?;
-    Some(Settled { place: spare.settle(entry(memory, tag)), end: End::Kept(outcome) })
+fn set_aside<T>(
+    routes: &Routes<T>,
+    (number, wr_id): (u32, u64),
+    outcome: Outcome,
+    scoped: &mut Vec<(u64, Outcome)>,
+    strays: &mut u64,
+) {
+    match routes.find(number).and_then(|known| known.settle(wr_id)) {
+        // There is nothing to drop: a scope keeps what it lends.
+        Some(_) => scoped.push((wr_id, outcome)),
+        None => *strays += 1,
+    }
 }
 
 /// The completions of one poll; see [`OwnedCompletionQueue::poll`].
@@ -368,8 +406,7 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
         }
         loop {
             let completion = self.completions.next()?;
-            let wr_id = completion.wr_id();
-            let known = self.routes.find(completion.qpn());
+            let (number, wr_id) = (completion.number(), completion.wr_id());
             let outcome = Outcome::of(&completion);
             // Before what was lent comes back and its place can be posted to again.
             match self.left.checked_sub(1) {
@@ -379,7 +416,7 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
                     *self.left = self.slack;
                 }
             }
-            let place = known.and_then(|known| known.settle(wr_id));
+            let place = self.routes.find(number).and_then(|known| known.settle(wr_id));
             match place.map(|place| parts(place.take())) {
                 Some(Some((memory, tag))) => return Some(Done { memory, tag, outcome }),
                 Some(None) => self.scoped.push((wr_id, outcome)),

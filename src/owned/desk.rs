@@ -1,9 +1,10 @@
 //! Where a queue lends memory to its requests.
 
-use super::memory::Named;
-use super::route::{Entry, Lent};
+use super::memory::{Memory, Named};
+use super::route::{Entry, Lent, Rest};
 use crate::identity::Identity;
-use crate::mem::slots::{Lender, Vacancy};
+use crate::mem::parcel::{Content, Parcel};
+use crate::mem::slots::{Lender, Lending, Vacancy};
 use crate::pd::KernelPd;
 use crate::wr::{PostError, Sge};
 use std::fmt;
@@ -42,7 +43,6 @@ impl<L, T> From<Refused<L, T>> for PostError {
 /// The owner's side of what is lent to the requests of one queue.
 #[derive(Debug)]
 pub(super) struct Desk<T> {
-    /// It holds what the batch in the making has lent.
     lender: Lender<Entry<T>>,
     /// Whose memory the queue knows.
     domain: Identity,
@@ -71,52 +71,50 @@ impl<T> Desk<T> {
         self.lender.room()
     }
 
-    /// Takes back what was lent to a batch that was not rung: the device knows nothing of it.
-    #[inline(always)]
+    /// Takes back what was lent to a batch that was forgotten: the device knows nothing of it.
     pub(super) fn tidy(&mut self) {
-        if self.lender.is_holding() {
-            self.lender.take_back();
-        }
+        self.lender.tidy();
     }
 
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn draft(&mut self) -> Draft<'_, T> {
-        self.tidy();
-        Draft { desk: self }
+        Draft { lending: self.lender.begin(), domain: &self.domain }
     }
 }
 
 /// What a batch in the making lends. Dropping it takes everything back.
 #[derive(Debug)]
 pub(super) struct Draft<'q, T> {
-    desk: &'q mut Desk<T>,
+    lending: Lending<'q, Entry<T>>,
+    domain: &'q Identity,
 }
 
 impl<T> Draft<'_, T> {
     /// Whether the queue knows `memory` by the number that requests name it by.
     #[inline(always)]
     pub(super) fn knows(&self, memory: &impl Named) -> bool {
-        memory.name().is_none_or(|name| name.domain == self.desk.domain)
+        memory.name().is_none_or(|name| name.domain == *self.domain)
+    }
+
+    /// A place for what the next request of a scope works on, which polls tell from others.
+    pub(super) fn place_apart(&mut self) -> Result<Place<'_, T>, PostError> {
+        self.place().map(|Place { vacancy }| Place { vacancy: vacancy.apart() })
     }
 
     /// A place for what the next request works on.
     #[inline(always)]
     pub(super) fn place(&mut self) -> Result<Place<'_, T>, PostError> {
-        self.desk.lender.vacancy().map(|vacancy| Place { vacancy }).ok_or(PostError::Full)
+        match self.lending.vacancy() {
+            Some(vacancy) => Ok(Place { vacancy }),
+            None => Err(PostError::Full),
+        }
     }
 
     /// The device has been told: what is lent stays lent until it completes.
     #[inline(always)]
     pub(super) fn rung(self) {
-        self.desk.lender.hand_over();
-    }
-}
-
-impl<T> Drop for Draft<'_, T> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.desk.tidy();
+        self.lending.hand_over();
     }
 }
 
@@ -134,8 +132,19 @@ impl<T> Place<'_, T> {
 
     /// Lends to the request, which was appended to the batch.
     #[inline(always)]
-    pub(super) fn lend(self, entry: Entry<T>) {
-        self.vacancy.lend(entry);
+    pub(super) fn lend(self, memory: Memory, tag: T) {
+        match memory {
+            Memory::Buffer(buffer) => {
+                let (piece, extent) = buffer.into_parts();
+                self.vacancy.lend_small(piece, (extent, tag));
+            }
+            other => self.vacancy.lend(Parcel::new(Content::Large(Rest::Owned(other, tag)))),
+        }
+    }
+
+    /// The same for a request on memory that a scope borrows, in a place [apart](Draft::place_apart).
+    pub(super) fn lend_scoped(self) {
+        self.vacancy.lend(Parcel::new(Content::Large(Rest::Scoped)));
     }
 }
 

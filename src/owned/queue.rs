@@ -4,11 +4,11 @@ use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
 use super::desk::{Desk, Draft, Refused, named};
 use super::memory::{Lend, LendMut};
-use super::route::{Lent, Route, entry, parts};
+use super::route::{Lent, Route, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, Recv, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -206,13 +206,15 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
             Ok(place) => place,
             Err(error) => return Err(Refused { memory, tag, error }),
         };
-        match append(batch, wr, place.ticket(), named(&memory)) {
-            Ok(()) => {
-                place.lend(entry(memory.into_memory(), tag));
-                Ok(())
+        let wr = wr.id(place.ticket()).signaled();
+        let sge = named(&memory);
+        if !batch.try_push_lent(&wr, sge) {
+            if let Err(error) = append(batch, wr, sge) {
+                return Err(Refused { memory, tag, error });
             }
-            Err(error) => Err(Refused { memory, tag, error }),
         }
+        place.lend(memory.into_memory(), tag);
+        Ok(())
     }
 
     /// Requests pushed so far.
@@ -276,25 +278,26 @@ fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Resul
     Ok(())
 }
 
-/// Appends a send on the memory `sge`.
+/// Appends a send on the memory `sge` that has to be looked at first.
 #[inline(always)]
 pub(super) fn append<S: Sharing>(
     batch: &mut SendBatch<'_, S>,
     wr: SendWr<'_>,
-    ticket: u64,
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
     if let SendOp::BindMw(_) = wr.op {
         // By a key that may be that of other memory by now.
         return Err(PostError::NamesMemory);
     }
-    let mut wr = wr.id(ticket).signaled();
     match wr.payload {
-        Payload::Inline(_) => {}
-        Payload::Sges([]) => wr.payload = Payload::Sges(sge.as_slice()),
-        Payload::Sges(_) => return Err(PostError::NamesMemory),
+        Payload::Inline(_) => batch.push_otherwise(wr),
+        Payload::Sges([]) => {
+            // A copy, lest all of them are kept in memory for this.
+            let apart = sge.map(|Sge { addr, length, lkey }| Sge { addr, length, lkey });
+            batch.push_otherwise(SendWr { payload: Payload::Sges(apart.as_slice()), ..wr })
+        }
+        Payload::Sges(_) => Err(PostError::NamesMemory),
     }
-    batch.push(wr)
 }
 
 /// Receives that the device does not know of yet, with the memory that they go to.
@@ -335,10 +338,9 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             Ok(place) => place,
             Err(error) => return Err(Refused { memory, tag, error }),
         };
-        let sge = named(&memory);
-        match batch.push(Recv { wr_id: place.ticket(), sges: sge.as_slice() }) {
+        match batch.push_lent(place.ticket(), named(&memory)) {
             Ok(()) => {
-                place.lend(entry(memory.into_memory(), tag));
+                place.lend(memory.into_memory(), tag);
                 Ok(())
             }
             Err(error) => Err(Refused { memory, tag, error }),

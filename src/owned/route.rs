@@ -1,16 +1,16 @@
 //! From a completion to what was lent: by the number of the queue pair, and then by the ticket.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Extent, Whole};
 use super::memory::Memory;
 use crate::mem::masked::Masked;
-use crate::mem::slots::{Lender, MARK, Parcel, Settling, Slots};
-use crate::number::Qpn;
+use crate::mem::parcel::{Content, Parcel};
+use crate::mem::slots::{Lender, MARK, Settling, Slots};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is lent to one request: a buffer with what the request was posted with, or else the rest.
-pub(super) type Entry<T> = Parcel<(Buffer, T), Rest<T>>;
+pub(super) type Entry<T> = Parcel<Whole, (Extent, T), Rest<T>>;
 
 /// What is lent to a request, if it is no buffer.
 #[derive(Debug)]
@@ -24,19 +24,24 @@ pub(super) enum Rest<T> {
 /// What is lent to a request with a tag.
 #[inline(always)]
 pub(super) fn entry<T>(memory: Memory, tag: T) -> Entry<T> {
-    match memory {
-        Memory::Buffer(buffer) => Parcel::Small((buffer, tag)),
-        other => Parcel::Large(Rest::Owned(other, tag)),
-    }
+    Parcel::new(match memory {
+        Memory::Buffer(buffer) => {
+            let (piece, extent) = buffer.into_parts();
+            Content::Small(piece, (extent, tag))
+        }
+        other => Content::Large(Rest::Owned(other, tag)),
+    })
 }
 
 /// The memory of a request and its tag, unless it is a scope's.
 #[inline(always)]
 pub(super) fn parts<T>(entry: Entry<T>) -> Option<(Memory, T)> {
-    match entry {
-        Parcel::Small((buffer, tag)) => Some((Memory::Buffer(buffer), tag)),
-        Parcel::Large(Rest::Owned(memory, tag)) => Some((memory, tag)),
-        Parcel::Large(Rest::Scoped) => None,
+    match entry.open() {
+        Content::Small(piece, (extent, tag)) => {
+            Some((Memory::Buffer(Buffer::of(piece, extent)), tag))
+        }
+        Content::Large(Rest::Owned(memory, tag)) => Some((memory, tag)),
+        Content::Large(Rest::Scoped) => None,
     }
 }
 
@@ -50,7 +55,8 @@ pub(super) const SEND: u64 = 0;
 /// What is lent to a queue pair.
 #[derive(Debug)]
 pub(super) struct Route<T> {
-    qpn: Qpn,
+    /// By which completions say whose they are.
+    number: u32,
     send: Lent<T>,
     /// The queue pair's own, or that of the shared receive queue.
     recv: Lent<T>,
@@ -59,7 +65,7 @@ pub(super) struct Route<T> {
     /// The queue pair completes nothing any more.
     dead: AtomicBool,
     /// Where the completion queue hears of that.
-    obituary: Arc<Mutex<Vec<Qpn>>>,
+    obituary: Arc<Mutex<Vec<u32>>>,
 }
 
 impl<T> Route<T> {
@@ -69,7 +75,7 @@ impl<T> Route<T> {
 
     pub(super) fn close(&self) {
         self.dead.store(true, Ordering::Release);
-        self.obituary.lock().unwrap_or_else(PoisonError::into_inner).push(self.qpn);
+        self.obituary.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
     }
 }
 
@@ -77,29 +83,42 @@ impl<T> Route<T> {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Known<T> {
-    qpn: Qpn,
-    send: Lent<T>,
-    recv: Lent<T>,
+    number: u32,
+    /// To sends and to receives.
+    lent: [Lent<T>; 2],
     route: Option<Arc<Route<T>>>,
 }
 
 /// No queue pair's number: those have 24 bits.
-const NOBODY: Qpn = Qpn(u32::MAX);
+const NOBODY: u32 = u32::MAX;
 
 impl<T> Known<T> {
     fn new(route: Arc<Route<T>>) -> Self {
-        let (send, recv) = (route.send.clone(), route.recv.clone());
-        Known { qpn: route.qpn, send, recv, route: Some(route) }
+        let lent = [route.send.clone(), route.recv.clone()];
+        Known { number: route.number, lent, route: Some(route) }
     }
 
     /// With a table where nothing is lent.
     fn nobody(empty: &Lent<T>) -> Self {
-        Known { qpn: NOBODY, send: empty.clone(), recv: empty.clone(), route: None }
+        Known { number: NOBODY, lent: [empty.clone(), empty.clone()], route: None }
     }
 
+    /// Whether it is the queue pair of that number.
     #[inline(always)]
+    pub(super) fn is(&self, number: u32) -> bool {
+        self.number == number
+    }
+
     pub(super) fn settle(&self, wr_id: u64) -> Option<Settling<'_, Entry<T>>> {
-        if wr_id & RECV == 0 { self.send.settle(wr_id) } else { self.recv.settle(wr_id) }
+        let [send, recv] = &self.lent;
+        if wr_id & RECV == 0 { send.settle(wr_id) } else { recv.settle(wr_id) }
+    }
+
+    /// The same, but nothing of a scope's.
+    #[inline(always)]
+    pub(super) fn settle_usual(&self, wr_id: u64) -> Option<Settling<'_, Entry<T>>> {
+        let [send, recv] = &self.lent;
+        if wr_id & RECV == 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }
     }
 }
 
@@ -109,14 +128,15 @@ pub(super) struct Routes<T> {
     /// A hash table with open addressing, at most half full and of a power of two; kernels number
     /// queue pairs one after the other, so that the number itself is as good as a hash.
     table: Masked<Known<T>>,
-    /// What nobody lends in.
+    /// Who settles nothing, and what nobody lends in.
+    nobody: Known<T>,
     empty: Lent<T>,
     count: u32,
     /// Completions that all of them may have in the queue at once.
     needed: u64,
     /// How many queue pairs receive by a table.
     receivers: HashMap<usize, u32>,
-    obituary: Arc<Mutex<Vec<Qpn>>>,
+    obituary: Arc<Mutex<Vec<u32>>>,
     /// How often something was put into the table.
     #[cfg(test)]
     puts: usize,
@@ -127,6 +147,7 @@ impl<T> Routes<T> {
         let empty = Lender::new(0, SEND).slots().clone();
         Routes {
             table: Masked::of(1, |_| Known::nobody(&empty)),
+            nobody: Known::nobody(&empty),
             empty,
             count: 0,
             needed: 0,
@@ -137,15 +158,27 @@ impl<T> Routes<T> {
         }
     }
 
+    /// Who settles nothing.
+    pub(super) fn nobody(&self) -> &Known<T> {
+        &self.nobody
+    }
+
     #[inline(always)]
-    pub(super) fn find(&self, qpn: Qpn) -> Option<&Known<T>> {
-        let mut at = qpn.0;
+    pub(super) fn find(&self, number: u32) -> Option<&Known<T>> {
+        let first = self.table.at(number);
+        if first.number == number { Some(first) } else { self.search(number) }
+    }
+
+    /// As [`find`](Self::find), where another is in the first place.
+    #[inline(never)]
+    fn search(&self, number: u32) -> Option<&Known<T>> {
+        let mut at = number;
         loop {
             let known = self.table.at(at);
-            if known.qpn == qpn {
+            if known.number == number {
                 return Some(known);
             }
-            if known.qpn == NOBODY {
+            if known.number == NOBODY {
                 return None;
             }
             at = at.wrapping_add(1);
@@ -155,13 +188,13 @@ impl<T> Routes<T> {
     /// Of a queue pair that is to be [added](Self::add).
     pub(super) fn route(
         &self,
-        qpn: Qpn,
+        number: u32,
         send: Lent<T>,
         recv: Lent<T>,
         depth: u32,
     ) -> Arc<Route<T>> {
         let (dead, obituary) = (AtomicBool::new(false), self.obituary.clone());
-        Arc::new(Route { qpn, send, recv, depth, dead, obituary })
+        Arc::new(Route { number, send, recv, depth, dead, obituary })
     }
 
     /// Completions that all queue pairs may have in the queue at once. Receives of a shared queue
@@ -176,13 +209,13 @@ impl<T> Routes<T> {
     }
 
     /// The numbers of those that died since this was last asked.
-    pub(super) fn dead(&mut self) -> Vec<Qpn> {
+    pub(super) fn dead(&mut self) -> Vec<u32> {
         std::mem::take(&mut *self.obituary.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds a queue pair, in place of one that had the same number before.
     pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        self.remove(route.qpn);
+        self.remove(route.number);
         // At least one place stays free, where a search ends.
         let (count, len) = (self.count + 1, self.table.len());
         if 2 * count > len {
@@ -202,19 +235,19 @@ impl<T> Routes<T> {
     }
 
     /// Forgets queue pairs that are dead, and of which nothing is left in the completion queue.
-    pub(super) fn forget(&mut self, gone: Vec<Qpn>) {
-        for qpn in gone {
+    pub(super) fn forget(&mut self, gone: Vec<u32>) {
+        for number in gone {
             // Another may have got the number since.
-            let route = self.find(qpn).and_then(|known| known.route.as_ref());
+            let route = self.find(number).and_then(|known| known.route.as_ref());
             if route.is_some_and(|route| route.is_dead()) {
-                self.remove(qpn);
+                self.remove(number);
             }
         }
     }
 
     fn place(&mut self, route: Arc<Route<T>>) {
-        let mut at = route.qpn.0;
-        while self.table.at(at).qpn != NOBODY {
+        let mut at = route.number;
+        while self.table.at(at).number != NOBODY {
             at = at.wrapping_add(1);
         }
         self.put(at, Known::new(route));
@@ -227,10 +260,10 @@ impl<T> Routes<T> {
         (self.puts += 1);
     }
 
-    fn remove(&mut self, qpn: Qpn) {
-        let Some(route) = self.find(qpn).and_then(|known| known.route.clone()) else { return };
-        let mut hole = qpn.0;
-        while self.table.at(hole).qpn != qpn {
+    fn remove(&mut self, number: u32) {
+        let Some(route) = self.find(number).and_then(|known| known.route.clone()) else { return };
+        let mut hole = number;
+        while self.table.at(hole).number != number {
             hole = hole.wrapping_add(1);
         }
         // Those behind move up, unless they would come to stand before their place.
@@ -239,7 +272,7 @@ impl<T> Routes<T> {
         loop {
             at = at.wrapping_add(1);
             let Some(next) = &self.table.at(at).route else { break };
-            let (way, gap) = (at.wrapping_sub(next.qpn.0) & mask, at.wrapping_sub(hole) & mask);
+            let (way, gap) = (at.wrapping_sub(next.number) & mask, at.wrapping_sub(hole) & mask);
             if way >= gap {
                 let next = next.clone();
                 self.put(hole, Known::new(next));
@@ -266,8 +299,8 @@ mod tests {
         Lender::new(3, SEND).slots().clone()
     }
 
-    fn add(routes: &mut Routes<u32>, qpn: u32) -> Arc<Route<u32>> {
-        let route = routes.route(Qpn(qpn), lent(), lent(), 2);
+    fn add(routes: &mut Routes<u32>, number: u32) -> Arc<Route<u32>> {
+        let route = routes.route(number, lent(), lent(), 2);
         routes.add(route.clone());
         route
     }
@@ -275,27 +308,27 @@ mod tests {
     #[test]
     fn queue_pairs_are_found_by_number() {
         let mut routes = Routes::new();
-        assert!(routes.find(Qpn(7)).is_none());
+        assert!(routes.find(7).is_none());
         // Numbers that meet in a small table.
         let mut numbers = vec![16, 32, 48, 64, 17, 0, 0xff_ffff];
         let mut all: Vec<_> = numbers.iter().map(|number| add(&mut routes, *number)).collect();
         while let Some(route) = all.pop() {
             for number in &numbers {
                 assert_eq!(
-                    routes.find(Qpn(*number)).map(|known| known.qpn),
-                    Some(Qpn(*number)),
+                    routes.find(*number).map(|known| known.number),
+                    Some(*number),
                     "with {numbers:?}"
                 );
             }
             for number in [1, 80, 0xff_fffe] {
-                assert!(routes.find(Qpn(number)).is_none());
+                assert!(routes.find(number).is_none());
             }
             assert_eq!(routes.needed(), 5 * numbers.len() as u64);
             numbers.pop();
             route.close();
             let dead = routes.dead();
             routes.forget(dead);
-            assert!(routes.find(route.qpn).is_none());
+            assert!(routes.find(route.number).is_none());
             // In another order.
             (numbers.reverse(), all.reverse());
         }
@@ -309,19 +342,19 @@ mod tests {
         add(&mut routes, 6);
         old.close();
         assert_eq!(routes.needed(), 10, "it still counts");
-        assert_eq!((routes.dead(), routes.dead()), (vec![Qpn(5)], vec![]));
-        routes.forget(vec![Qpn(5)]);
-        assert!(routes.find(Qpn(5)).is_none() && routes.find(Qpn(6)).is_some());
+        assert_eq!((routes.dead(), routes.dead()), (vec![5], vec![]));
+        routes.forget(vec![5]);
+        assert!(routes.find(5).is_none() && routes.find(6).is_some());
         let older = add(&mut routes, 5);
         let new = add(&mut routes, 5);
         assert_eq!(routes.needed(), 10);
-        assert!(Arc::ptr_eq(routes.find(Qpn(5)).unwrap().route.as_ref().unwrap(), &new));
+        assert!(Arc::ptr_eq(routes.find(5).unwrap().route.as_ref().unwrap(), &new));
         assert_eq!((Arc::strong_count(&old), Arc::strong_count(&older)), (1, 1));
         // Who dies after another got the number takes nobody along.
         older.close();
         let dead = routes.dead();
         routes.forget(dead);
-        assert!(routes.find(Qpn(5)).is_some());
+        assert!(routes.find(5).is_some());
     }
 
     #[test]
@@ -329,7 +362,7 @@ mod tests {
         let mut routes = Routes::new();
         let shared = lent();
         let all: Vec<_> =
-            (0..3).map(|qpn| routes.route(Qpn(qpn), lent(), shared.clone(), 2)).collect();
+            (0..3).map(|number| routes.route(number, lent(), shared.clone(), 2)).collect();
         assert_eq!(routes.more(&shared), 3);
         all.iter().for_each(|route| routes.add(route.clone()));
         assert_eq!((routes.needed(), routes.more(&shared)), (9, 0));
@@ -347,12 +380,12 @@ mod tests {
     fn many_queue_pairs_come_and_go_at_a_constant_cost() {
         const COUNT: u32 = 2000;
         let mut routes = Routes::new();
-        let mut all: Vec<_> = (0..COUNT).map(|qpn| add(&mut routes, 17 + qpn)).collect();
+        let mut all: Vec<_> = (0..COUNT).map(|number| add(&mut routes, 17 + number)).collect();
         assert!(routes.puts < 3 * COUNT as usize, "{} to add {COUNT}", routes.puts);
         let places = (0..routes.table.len()).map(|at| routes.table.at(at));
-        let free: Vec<_> = places.filter(|known| known.qpn == NOBODY).collect();
+        let free: Vec<_> = places.filter(|known| known.number == NOBODY).collect();
         assert!(free.len() >= COUNT as usize);
-        assert!(free.iter().all(|known| known.send.key() == routes.empty.key()));
+        assert!(free.iter().all(|known| known.lent[0].key() == routes.empty.key()));
         routes.puts = 0;
         // Numbers come around, as the kernel gives them.
         for round in 0..COUNT {

@@ -6,19 +6,17 @@ use super::cq::OwnedCompletionQueue;
 use super::desk::named;
 use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
-use super::route::Rest;
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::Result;
 use crate::file::File;
 use crate::identity::Identity;
 use crate::mem::region::{Pledged, Pledges};
-use crate::mem::slots::Parcel;
 use crate::mr::{HostMemory, MemoryRegion, RegionError};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, Recv, SendWr, Sge};
+use crate::wr::{PostError, SendWr, Sge};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, RangeBounds};
@@ -322,11 +320,10 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         if !batch.draft.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
-        let place = batch.draft.place()?;
+        let place = batch.draft.place_apart()?;
         let number = place.ticket();
-        let sge = named(&memory);
-        batch.batch.push(Recv { wr_id: number, sges: sge.as_slice() })?;
-        place.lend(Parcel::Large(Rest::Scoped));
+        batch.batch.push_lent(number, named(&memory))?;
+        place.lend_scoped();
         self.open.push(number);
         batch.ring();
         Ok(Pending { memory, number, route: self.route() })
@@ -437,10 +434,10 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         if !batch.draft.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
-        let place = batch.draft.place()?;
+        let place = batch.draft.place_apart()?;
         let number = place.ticket();
-        append(&mut batch.batch, wr, place.ticket(), named(&memory))?;
-        place.lend(Parcel::Large(Rest::Scoped));
+        append(&mut batch.batch, wr.id(number).signaled(), named(&memory))?;
+        place.lend_scoped();
         let rung = ring(batch);
         if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
             self.open.push(number);

@@ -24,6 +24,17 @@ pub(crate) enum Member {
     None,
 }
 
+impl Member {
+    /// By which completions say whose they are; `None` where there are none.
+    pub(crate) fn number(&self) -> Option<u32> {
+        match self {
+            Member::Rxe { qpn } => Some(*qpn),
+            Member::Mlx5(record) => Some(record.index().number()),
+            Member::None => None,
+        }
+    }
+}
+
 /// Where the poller of a completion queue is told of queue pairs.
 #[derive(Clone, Debug)]
 pub(crate) enum CqMembers {

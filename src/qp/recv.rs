@@ -3,7 +3,7 @@
 use super::{QpInner, QpState, QpType};
 use crate::mem::fork::Epoch;
 use crate::provider::{RecvCursor, RecvKind, RecvRing};
-use crate::wr::{PostError, Recv};
+use crate::wr::{PostError, Recv, Sge};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
@@ -98,6 +98,21 @@ impl<'q> RecvBatch<'q> {
             // Copies, lest all others are kept in memory for this.
             let mut cursor = self.cursor;
             self.ring.push(&mut cursor, &{ recv })?;
+            self.cursor = cursor;
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    /// As [`push`](Self::push) with at most one piece of memory, which is no slice anywhere.
+    #[inline(always)]
+    pub(crate) fn push_lent(&mut self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        let here = memory;
+        let recv = Recv { wr_id, sges: here.as_slice() };
+        if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
+            // Copies, lest all others are kept in memory for this.
+            let (apart, mut cursor) = (memory, self.cursor);
+            self.ring.push(&mut cursor, &Recv { wr_id, sges: apart.as_slice() })?;
             self.cursor = cursor;
         }
         self.count += 1;

@@ -8,7 +8,7 @@ use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
 use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
-use crate::wr::{Payload, PostError, Remote, SendOp, SendWr};
+use crate::wr::{Payload, PostError, Remote, SendOp, SendWr, Sge};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -128,6 +128,25 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// the request.
     #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        if self.try_push(&wr) { Ok(()) } else { self.push_otherwise(wr) }
+    }
+
+    /// As [`try_push`](Self::try_push), of a request that has its data inline, or works on a piece of
+    /// memory, which is no slice anywhere but here.
+    #[inline(always)]
+    pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, memory: Option<Sge>) -> bool {
+        match wr.payload {
+            Payload::Inline(_) => self.try_push(wr),
+            Payload::Sges([]) => {
+                self.try_push(&SendWr { payload: Payload::Sges(memory.as_slice()), ..*wr })
+            }
+            Payload::Sges(_) => false,
+        }
+    }
+
+    /// Writes a usual request that nothing is wrong with; `false`, and nothing done, for all others.
+    #[inline(always)]
+    fn try_push(&mut self, wr: &SendWr<'_>) -> bool {
         let inline = matches!(wr.payload, Payload::Inline(_));
         let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
         let known = match &wr.destination {
@@ -136,12 +155,20 @@ impl<S: Sharing> SendBatch<'_, S> {
             Some(to) if to.domain == self.queue.domain => self.queue.addressed,
             Some(_) => 0,
         };
-        if wr.op.bit() & known == 0 || !self.queue.ring.try_push(&mut self.cursor, &wr) {
-            // Copies, lest all others are kept in memory for this.
-            let mut cursor = self.cursor;
-            self.queue.push_checked(&mut cursor, wr)?;
-            self.cursor = cursor;
+        if wr.op.bit() & known == 0 || !self.queue.ring.try_push(&mut self.cursor, wr) {
+            return false;
         }
+        self.count += 1;
+        true
+    }
+
+    /// Writes a request that has to be looked at first.
+    #[inline(always)]
+    pub(crate) fn push_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        // Copies, lest all others are kept in memory for this.
+        let mut cursor = self.cursor;
+        self.queue.push_checked(&mut cursor, wr)?;
+        self.cursor = cursor;
         self.count += 1;
         Ok(())
     }

@@ -38,9 +38,7 @@ fn skip_while_others_settle() {
             thread::spawn(move || assert!(slots.give(ticket).is_some()))
         });
         let poster = thread::spawn(move || {
-            let third = lender.hold(Box::new(3));
-            drop(third);
-            lender.take_back();
+            drop(lender.begin().hold(Box::new(3)));
             lender
         });
         pollers.into_iter().for_each(|poller| poller.join().unwrap());

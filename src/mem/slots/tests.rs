@@ -41,13 +41,12 @@ fn forged_tickets_settle_nothing() {
 fn tickets_wrap() {
     let mut lender = Lender::new(1, MARK);
     lender.next |= !0 << MARKS;
-    lender.told = lender.next;
     for payload in [7, 8] {
         let ticket = lender.lend(payload).unwrap();
         assert_eq!(ticket & MARK, MARK);
         assert_eq!(lender.slots().give(ticket), Some(payload));
     }
-    assert_eq!(lender.next, TICKET | MARK | NEXT);
+    assert_eq!(lender.next, MARK | NEXT);
 }
 
 /// A table of another size than a power of two lends no more than it has, whatever the order.
@@ -57,37 +56,38 @@ fn slots_are_skipped_and_found_again() {
     let mut lent: Vec<(u64, u32)> = Vec::new();
     // As a shared receive queue may complete: any of those that are lent.
     for round in 0..1000 {
+        let mut lending = lender.begin();
         while lent.len() < 5 {
-            lent.push((lender.hold(round).unwrap(), round));
+            lent.push((lending.hold(round).unwrap(), round));
         }
-        assert_eq!(lender.hold(round), Err(round));
-        lender.hand_over();
+        assert_eq!(lending.hold(round), Err(round));
+        lending.hand_over();
         for _ in 0..=round % 5 {
             let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
             assert_eq!(lender.slots().give(ticket), Some(payload));
         }
         // What is taken back between them leaves the others alone.
-        let held = (0..round % 3).filter(|_| lender.hold(round).is_ok()).count();
-        lender.take_back();
+        let mut lending = lender.begin();
+        let held = (0..round % 3).filter(|_| lending.hold(round).is_ok()).count();
+        drop(lending);
         assert_eq!(lender.room(), 5 - lent.len(), "{held} were held");
     }
     let mut none = Lender::new(0, 0);
-    assert!((0..3).all(|_| none.hold(()).is_err()));
+    assert!((0..3).all(|_| none.lend(()).is_err()));
     assert_eq!(none.room(), 0);
 }
 
-/// Who finds a large queue full looks at one slot of it, but for those that nobody lends.
+/// Who finds a large queue full looks at one slot of it.
 #[test]
 fn a_full_table_is_found_full_at_once() {
+    let looks = |lender: &Lender<u32>| lender.looks.load(Ordering::Relaxed);
     for count in [4096, 5000] {
         let mut lender = Lender::new(count, 0);
-        let unused = u64::from(lender.slots().slots.len() - count);
         let tickets: Vec<u64> = (0..count).map(|n| lender.lend(n).unwrap()).collect();
         for (n, ticket) in (0..count).zip(&tickets).take(100) {
-            let before = lender.looks;
+            let before = looks(&lender);
             assert_eq!(lender.lend(n), Err(n));
-            let most = if n == 0 { unused + 1 } else { 1 };
-            assert!(lender.looks - before <= most, "{} of {count}", lender.looks - before);
+            assert_eq!(looks(&lender) - before, 1, "of {count}");
             assert_eq!(lender.slots().give(*ticket), Some(n));
             lender.lend(n).unwrap();
         }
@@ -135,30 +135,81 @@ fn what_is_held_can_be_taken_back() {
     let mut lender = Lender::new(4, 0);
     let given = lender.lend(payload.clone()).unwrap();
     for round in 1..4 {
-        let held: Vec<u64> = (0..3).map(|_| lender.hold(payload.clone()).unwrap()).collect();
-        assert!(lender.is_holding() && lender.hold(payload.clone()).is_err());
-        lender.take_back();
+        let mut lending = lender.begin();
+        let held: Vec<u64> = (0..3).map(|_| lending.hold(payload.clone()).unwrap()).collect();
+        assert!(lending.hold(payload.clone()).is_err());
+        drop(lending);
         assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
         assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
     }
-    // A list that ends while something is held goes on with what came back.
-    assert!((0..3).all(|_| lender.hold(payload.clone()).is_ok()));
-    lender.slots().give(given);
-    let given = lender.hold(payload.clone()).unwrap();
-    assert!(lender.hold(payload.clone()).is_err());
-    lender.take_back();
-    assert!(lender.slots().give(given).is_none());
+    // All are held, and one comes back.
+    let slots = lender.slots().clone();
+    let mut lending = lender.begin();
+    assert!((0..3).all(|_| lending.hold(payload.clone()).is_ok()));
+    slots.give(given);
+    let given = lending.hold(payload.clone()).unwrap();
+    assert!(lending.hold(payload.clone()).is_err());
+    drop(lending);
+    assert!(slots.give(given).is_none());
     assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
     let given = lender.lend(payload.clone()).unwrap();
-    lender.take_back();
-    assert!(lender.slots().give(given).is_some());
+    drop(lender.begin());
+    assert!(slots.give(given).is_some());
     // Some came back while others are free.
     let again = lender.lend(payload.clone()).unwrap();
     assert_eq!(lender.room(), 3);
-    lender.slots().give(again);
+    slots.give(again);
     assert_eq!((lender.room(), lender.room()), (4, 4));
     assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
     assert_eq!(lender.room(), 0);
+}
+
+/// What was forgotten is taken back by whoever comes upon it, and nothing else is; until then it
+/// stays, and what is handed over meanwhile does, too.
+#[test]
+fn what_was_forgotten_is_taken_back_later() {
+    let count = 4;
+    // What is handed over before, in which of those is given back before the forgetting, and
+    // how many are forgotten.
+    for (before, back, forgotten) in
+        (0..=count).flat_map(|n| (0..16u32).flat_map(move |b| (0..=4).map(move |f| (n, b, f))))
+    {
+        let (told, lost) = (Arc::new(()), Arc::new(()));
+        let mut lender = Lender::new(count, 0).out_of_turn();
+        lender.next |= 0xf0 << MARKS;
+        let mut tickets: Vec<u64> =
+            (0..before).map(|_| lender.lend(told.clone()).unwrap()).collect();
+        let slots = lender.slots().clone();
+        let mut give = |tickets: &mut Vec<u64>, which: u32| {
+            let mut at = 0;
+            tickets.retain(|ticket| {
+                at += 1;
+                let gives = which >> (at - 1) & 1 != 0;
+                assert!(!gives || slots.give(*ticket).is_some());
+                !gives
+            });
+        };
+        give(&mut tickets, back);
+        for _ in 0..2 {
+            let mut lending = lender.begin();
+            let held = (0..forgotten).filter(|_| lending.hold(lost.clone()).is_ok()).count();
+            assert_eq!(held, forgotten.min(4 - tickets.len()));
+            std::mem::forget(lending);
+        }
+        // Those that stood in the way go, and then as much is lent as there is room for.
+        give(&mut tickets, !back & 5);
+        let mut lending = lender.begin();
+        for _ in tickets.len()..4 {
+            tickets.push(lending.hold(told.clone()).expect("what was forgotten is in the way"));
+        }
+        assert!(lending.hold(told.clone()).is_err());
+        lending.hand_over();
+        let counts = (Arc::strong_count(&told), Arc::strong_count(&lost));
+        assert_eq!(counts, (5, 1), "{before} {back:#b} {forgotten}");
+        assert_eq!(lender.room(), 0);
+        assert!(tickets.iter().all(|ticket| lender.slots().give(*ticket).is_some()));
+        assert_eq!(lender.room(), 4);
+    }
 }
 
 #[test]

@@ -4,9 +4,10 @@
 //! ring. Arming is the one thing that rings.
 
 use super::book::{Book, Estate, Members};
-use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of};
+use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of, received};
 use super::record::Record;
 use super::wqe::pair;
+use crate::completion::WcOpcode;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, RecordWord};
 use crate::mem::element::{Elements, Reader};
@@ -52,8 +53,11 @@ enum Found {
     /// Not for the user.
     Discarded,
     Completion {
+        /// The queue pair's, in the book.
+        number: u32,
         wr_id: u64,
-        kind: u32,
+        /// What it completes.
+        kind: WcOpcode,
         owner: u8,
     },
 }
@@ -135,14 +139,16 @@ impl CqRing {
     /// is believed: a poll has to do so once.
     #[inline(always)]
     pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
-        let (wr_id, kind, owner) = loop {
+        let (number, wr_id, kind, owner) = loop {
             match self.step(fresh) {
                 Found::Nothing => return None,
                 Found::Discarded => {}
-                Found::Completion { wr_id, kind, owner } => break (wr_id, kind, owner),
+                Found::Completion { number, wr_id, kind, owner } => {
+                    break (number, wr_id, kind, owner);
+                }
             }
         };
-        Some(Wc { wr_id, kind, owner, element: self.reader.last() })
+        Some(Wc { number, wr_id, kind, owner, reader: &self.reader })
     }
 
     #[inline(always)]
@@ -162,12 +168,13 @@ impl CqRing {
                 self.reader.advance();
                 // Said as it was compared, so that who asks for the status need not compare again.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
-                return Found::Completion { wr_id: sent.wr_id, kind: sent.kind, owner };
+                let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
+                return Found::Completion { number, wr_id, kind, owner };
             }
             if opcode_of(owner).0 <= opcode::MLX5_CQE_RESP_SEND_INV.0 {
                 let wr_id = record.receives.complete(at);
                 self.reader.advance();
-                return Found::Completion { wr_id, kind: 0, owner };
+                return Found::Completion { number, wr_id, kind: received(owner), owner };
             }
         }
         self.rare(owner)
@@ -190,10 +197,12 @@ impl CqRing {
         match self.book.get(number) {
             Some(record) if sent => {
                 let sent = record.sends.complete(at);
-                Found::Completion { wr_id: sent.wr_id, kind: sent.kind, owner }
+                let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
+                Found::Completion { number, wr_id, kind, owner }
             }
             Some(record) if is_receive(code) => {
-                Found::Completion { wr_id: record.receives.complete(at), kind: 0, owner }
+                let wr_id = record.receives.complete(at);
+                Found::Completion { number, wr_id, kind: received(owner), owner }
             }
             known => {
                 if known.is_none() && is_receive(code) {

@@ -1,7 +1,7 @@
 //! Completions as the device writes them.
 
 use crate::completion::{Scattered, WcOpcode, WcStatus};
-use crate::mem::element::Element;
+use crate::mem::element::{Element, Reader};
 use std::mem::offset_of;
 use uapi::{
     mlx5_cqe_checked as checked, mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome,
@@ -59,18 +59,36 @@ pub(crate) fn is_receive(code: opcode) -> bool {
     )
 }
 
+/// What a receive is reported as.
+#[inline(always)]
+pub(crate) fn received(owner: u8) -> WcOpcode {
+    match opcode_of(owner) {
+        opcode::MLX5_CQE_RESP_WR_IMM => WcOpcode::RECV_WRITE_IMM,
+        _ => WcOpcode::RECV,
+    }
+}
+
 /// A completion in its ring. What it says is read when it is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wc<'r> {
+    /// The user index of the queue pair.
+    pub(crate) number: u32,
     pub(crate) wr_id: u64,
-    /// What a send was.
-    pub(crate) kind: u32,
+    /// What it completes.
+    pub(crate) kind: WcOpcode,
     /// The element's last byte.
     pub(crate) owner: u8,
-    pub(crate) element: Element<'r>,
+    /// The element is the last that was consumed.
+    pub(crate) reader: &'r Reader,
 }
 
-impl Wc<'_> {
+impl<'r> Wc<'r> {
+    /// Found when it is asked for, which not everybody does.
+    #[inline(always)]
+    fn element(&self) -> Element<'r> {
+        self.reader.last()
+    }
+
     #[inline(always)]
     fn opcode_byte(&self) -> opcode {
         opcode_of(self.owner)
@@ -78,7 +96,8 @@ impl Wc<'_> {
 
     #[inline(always)]
     fn is_error(&self) -> bool {
-        matches!(self.opcode_byte(), opcode::MLX5_CQE_REQ_ERR | opcode::MLX5_CQE_RESP_ERR)
+        // There are two, one for each direction, and what is above them is no completion.
+        self.owner >= opcode::MLX5_CQE_REQ_ERR.0 << 4
     }
 
     #[inline(always)]
@@ -86,44 +105,40 @@ impl Wc<'_> {
         if !self.is_error() {
             return WcStatus::SUCCESS;
         }
-        status_of(self.element.byte::<SYNDROME>())
+        status_of(self.element().byte::<SYNDROME>())
     }
 
     #[inline(always)]
     pub(crate) fn opcode(&self) -> WcOpcode {
-        match self.opcode_byte() {
-            opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR => WcOpcode(self.kind),
-            opcode::MLX5_CQE_RESP_WR_IMM => WcOpcode::RECV_WRITE_IMM,
-            _ => WcOpcode::RECV,
-        }
+        self.kind
     }
 
     #[inline]
     pub(crate) fn byte_len(&self) -> u32 {
-        self.element.be32::<BYTES>()
+        self.element().be32::<BYTES>()
     }
 
     #[inline]
     pub(crate) fn qpn(&self) -> u32 {
-        self.element.be32::<QPN>() & 0xff_ffff
+        self.element().be32::<QPN>() & 0xff_ffff
     }
 
     #[inline]
     pub(crate) fn src_qpn(&self) -> u32 {
-        if self.brings_data() { 0 } else { self.element.be32::<FLAGS>() & 0xff_ffff }
+        if self.brings_data() { 0 } else { self.element().be32::<FLAGS>() & 0xff_ffff }
     }
 
     /// Whether a peer's bytes stand where a datagram's completion says where it came from.
     #[inline]
     fn brings_data(&self) -> bool {
-        self.element.owner() & IN_CORE != 0 && !self.is_error()
+        self.element().owner() & IN_CORE != 0 && !self.is_error()
     }
 
     #[inline]
     pub(crate) fn imm(&self) -> Option<u32> {
         match self.opcode_byte() {
             opcode::MLX5_CQE_RESP_WR_IMM | opcode::MLX5_CQE_RESP_SEND_IMM => {
-                Some(self.element.be32::<IMMEDIATE>())
+                Some(self.element().be32::<IMMEDIATE>())
             }
             _ => None,
         }
@@ -132,35 +147,35 @@ impl Wc<'_> {
     #[inline]
     pub(crate) fn invalidated_rkey(&self) -> Option<u32> {
         match self.opcode_byte() {
-            opcode::MLX5_CQE_RESP_SEND_INV => Some(self.element.be32::<IMMEDIATE>()),
+            opcode::MLX5_CQE_RESP_SEND_INV => Some(self.element().be32::<IMMEDIATE>()),
             _ => None,
         }
     }
 
     #[inline]
     pub(crate) fn has_grh(&self) -> bool {
-        !self.brings_data() && self.element.be32::<FLAGS>() >> 28 & 3 != 0
+        !self.brings_data() && self.element().be32::<FLAGS>() >> 28 & 3 != 0
     }
 
     #[inline]
     pub(crate) fn vendor_err(&self) -> u32 {
-        if self.is_error() { self.element.byte::<VENDOR>().into() } else { 0 }
+        if self.is_error() { self.element().byte::<VENDOR>().into() } else { 0 }
     }
 
     pub(crate) fn pkey_index(&self) -> u16 {
-        self.element.be32::<IMMEDIATE>() as u16
+        self.element().be32::<IMMEDIATE>() as u16
     }
 
     pub(crate) fn src_lid(&self) -> u16 {
-        if self.brings_data() { 0 } else { self.element.be16::<LID>() }
+        if self.brings_data() { 0 } else { self.element().be16::<LID>() }
     }
 
     pub(crate) fn service_level(&self) -> u8 {
-        if self.brings_data() { 0 } else { (self.element.be32::<FLAGS>() >> 24 & 0xf) as u8 }
+        if self.brings_data() { 0 } else { (self.element().be32::<FLAGS>() >> 24 & 0xf) as u8 }
     }
 
     pub(crate) fn path_bits(&self) -> u8 {
-        if self.brings_data() { 0 } else { self.element.byte::<PATH>() & 0x7f }
+        if self.brings_data() { 0 } else { self.element().byte::<PATH>() & 0x7f }
     }
 
     pub(crate) fn flow_tag(&self) -> u32 {
@@ -173,15 +188,15 @@ impl Wc<'_> {
         /// What bits 2 and 3 of the kinds of headers say of the network's.
         const IPV4: u8 = 2;
         let both = checked::CQE_L3_OK | checked::CQE_L4_OK;
-        checked::from_bits_retain(self.element.byte::<CHECKED>()).contains(both)
-            && self.element.byte::<KINDS>() >> 2 & 3 == IPV4
+        checked::from_bits_retain(self.element().byte::<CHECKED>()).contains(both)
+            && self.element().byte::<KINDS>() >> 2 & 3 == IPV4
             && !self.brings_data()
     }
 
     /// The tag that the device took out of a raw packet.
     pub(crate) fn vlan(&self) -> Option<u16> {
-        let has = self.element.byte::<KINDS>() & 1 != 0 && !self.brings_data();
-        has.then(|| self.element.be16::<VLAN>())
+        let has = self.element().byte::<KINDS>() & 1 != 0 && !self.brings_data();
+        has.then(|| self.element().be16::<VLAN>())
     }
 
     /// What came with the completion and lies in it, not in memory.
@@ -190,15 +205,15 @@ impl Wc<'_> {
             return None;
         }
         // Of a send the byte was not kept as it is.
-        let format = self.element.owner() & (IN_CORE | IN_FRONT);
-        let length = match (self.opcode_byte(), WcOpcode(self.kind)) {
+        let format = self.element().owner() & (IN_CORE | IN_FRONT);
+        let length = match (self.opcode_byte(), self.kind) {
             // The device need not say how long the answer to an atomic is.
             (opcode::MLX5_CQE_REQ, WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD) => ATOMIC,
             _ => self.byte_len(),
         };
         match format {
-            IN_CORE => Some(Scattered::new(&self.element.start(), length)),
-            IN_FRONT => Some(Scattered::new(&self.element.front()?, length)),
+            IN_CORE => Some(Scattered::new(&self.element().start(), length)),
+            IN_FRONT => Some(Scattered::new(&self.element().front()?, length)),
             _ => None,
         }
     }
@@ -208,8 +223,8 @@ impl Wc<'_> {
         if self.is_error() {
             return None;
         }
-        let high = u64::from(self.element.be32::<TIME_HIGH>());
-        Some(high << 32 | u64::from(self.element.be32::<TIME_LOW>()))
+        let high = u64::from(self.element().be32::<TIME_HIGH>());
+        Some(high << 32 | u64::from(self.element().be32::<TIME_LOW>()))
     }
 }
 
