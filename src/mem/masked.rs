@@ -60,11 +60,6 @@ impl<T> Masked<T> {
         Ok(old)
     }
 
-    /// What tells the array from others that are alive.
-    pub(crate) fn key(&self) -> usize {
-        self.base.addr()
-    }
-
     /// How many there are.
     pub(crate) fn len(&self) -> u32 {
         self.values.len() as u32
@@ -100,7 +95,6 @@ mod tests {
         let values = Masked::<std::sync::atomic::AtomicU32>::new(4);
         let other = values.clone();
         values.at(2).store(7, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(values.key(), other.key());
         drop(values);
         assert_eq!(other.at(6).load(std::sync::atomic::Ordering::Relaxed), 7);
     }

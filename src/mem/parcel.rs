@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ptr::addr_of_mut;
 
 /// Either a key with `A`, or `B`.
 ///
@@ -46,11 +45,13 @@ impl<K, A, B> Parcel<K, A, B> {
     /// Writes what is small and nothing else, over what is there, which is forgotten.
     #[inline(always)]
     pub(crate) fn put_small(place: &mut MaybeUninit<Self>, key: K, small: A) {
-        let place = place.as_mut_ptr();
-        // SAFETY: inside the place, which is borrowed.
-        let (keyhole, body) = unsafe { (addr_of_mut!((*place).key), addr_of_mut!((*place).body)) };
+        let parcel = place.as_mut_ptr();
+        // SAFETY: inside the place.
+        let keyhole = unsafe { &raw mut (*parcel).key };
         // SAFETY: aligned as a field, and borrowed exclusively.
         unsafe { keyhole.write(Some(key)) };
+        // SAFETY: inside the place.
+        let body = unsafe { &raw mut (*parcel).body };
         // SAFETY: as above; all fields of a union begin where it does.
         unsafe { body.cast::<A>().write(small) };
     }
@@ -71,12 +72,30 @@ impl<K, A, B> Parcel<K, A, B> {
         let mut parcel = ManuallyDrop::new(self);
         match parcel.key.take() {
             Some(key) => {
-                // SAFETY: with a key it is small, and nobody sees it again.
-                Content::Small(key, unsafe { ManuallyDrop::take(&mut parcel.body.small) })
+                // SAFETY: with a key it is small.
+                let small = unsafe { &mut parcel.body.small };
+                // SAFETY: nobody sees it again.
+                Content::Small(key, unsafe { ManuallyDrop::take(small) })
             }
-            // SAFETY: without one it is not, and nobody sees it again.
-            None => Content::Large(unsafe { ManuallyDrop::take(&mut parcel.body.large) }),
+            None => {
+                // SAFETY: without a key it is not small.
+                let large = unsafe { &mut parcel.body.large };
+                // SAFETY: nobody sees it again.
+                Content::Large(unsafe { ManuallyDrop::take(large) })
+            }
         }
+    }
+
+    /// Takes out what is small, where that is known.
+    ///
+    /// # Safety
+    ///
+    /// [`put_small`](Self::put_small) wrote it, and nobody opens or drops it afterwards.
+    pub(crate) unsafe fn take_small(parcel: *const Self) -> (K, A) {
+        // SAFETY: it is there, and forgotten.
+        let small = unsafe { Self::read_small(parcel) };
+        // SAFETY: it is small.
+        unsafe { small.unwrap_unchecked() }
     }
 
     /// Reads what is small out of a parcel that nobody opens or drops afterwards.
@@ -86,21 +105,30 @@ impl<K, A, B> Parcel<K, A, B> {
     /// The parcel is there, and it is forgotten if the answer is something.
     #[inline(always)]
     pub(crate) unsafe fn read_small(parcel: *const Self) -> Option<(K, A)> {
-        // SAFETY: it is there; the second owner of the key forgets it, or there is none.
-        let key = unsafe { (&raw const (*parcel).key).read() }?;
-        // SAFETY: with a key it is small.
-        let small = unsafe { (&raw const (*parcel).body).cast::<A>().read() };
+        // SAFETY: it is there.
+        let keyhole = unsafe { &raw const (*parcel).key };
+        // SAFETY: as above; of two owners of the key one forgets it.
+        let key = unsafe { keyhole.read() }?;
+        // SAFETY: it is there.
+        let body = unsafe { &raw const (*parcel).body };
+        // SAFETY: with a key it is small; all fields of a union begin where it does.
+        let small = unsafe { body.cast::<A>().read() };
         Some((key, small))
     }
 }
 
 impl<K, A, B> Drop for Parcel<K, A, B> {
     fn drop(&mut self) {
-        match self.key {
-            // SAFETY: with a key it is small, and nobody sees it again.
-            Some(_) => unsafe { ManuallyDrop::drop(&mut self.body.small) },
-            // SAFETY: without one it is not, and nobody sees it again.
-            None => unsafe { ManuallyDrop::drop(&mut self.body.large) },
+        if self.key.is_some() {
+            // SAFETY: with a key it is small.
+            let small = unsafe { &mut self.body.small };
+            // SAFETY: nobody sees it again.
+            unsafe { ManuallyDrop::drop(small) };
+        } else {
+            // SAFETY: without one it is not.
+            let large = unsafe { &mut self.body.large };
+            // SAFETY: nobody sees it again.
+            unsafe { ManuallyDrop::drop(large) };
         }
     }
 }

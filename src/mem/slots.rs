@@ -502,14 +502,36 @@ impl<P> Vacancy<'_, P> {
     }
 }
 
-impl<K, A, B> Vacancy<'_, Parcel<K, A, B>> {
-    /// Takes in what is small, and writes nothing but that.
+impl<'l, K, A, B> Vacancy<'l, Parcel<K, A, B>> {
+    /// Writes what is small, and nothing but that, before it is known whether it will be lent: who asks
+    /// for that need not hold it meanwhile.
     #[inline(always)]
-    pub(crate) fn lend_small(self, key: K, small: A) {
+    pub(crate) fn fill(self, key: K, small: A) -> Filled<'l, K, A, B> {
         // SAFETY: as in `lend`.
         let place = unsafe { &mut *self.slot.payload.place() };
         Parcel::put_small(place, key, small);
-        self.lent();
+        Filled { vacancy: self }
+    }
+}
+
+/// A slot that is free to all others, with what is perhaps lent in it. It is forgotten with this.
+pub(crate) struct Filled<'l, K, A, B> {
+    vacancy: Vacancy<'l, Parcel<K, A, B>>,
+}
+
+impl<K, A, B> Filled<'_, K, A, B> {
+    /// Lends it.
+    #[inline(always)]
+    pub(crate) fn lend(self) {
+        self.vacancy.lent();
+    }
+
+    /// Takes it out again.
+    pub(crate) fn empty(self) -> (K, A) {
+        let parcel = self.vacancy.slot.payload.place().cast_const().cast();
+        // SAFETY: `fill` wrote it, and nobody else knows: the slot is free, and only the lender, which is
+        // borrowed exclusively, changes that.
+        unsafe { Parcel::<K, A, B>::take_small(parcel) }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Where a queue lends memory to its requests.
 
+use super::buffer::{Buffer, Extent, Whole};
 use super::memory::{Memory, Named};
 use super::route::{Entry, Lent, Rest};
 use crate::identity::Identity;
 use crate::mem::parcel::{Content, Parcel};
-use crate::mem::slots::{Lender, Lending, Vacancy};
+use crate::mem::slots::{self, Lender, Lending, Vacancy};
 use crate::pd::KernelPd;
 use crate::wr::{PostError, Sge};
 use std::fmt;
@@ -119,25 +120,29 @@ impl<T> Draft<'_, T> {
 }
 
 /// Where something can be lent.
-pub(super) struct Place<'d, T> {
+pub struct Place<'d, T> {
     vacancy: Vacancy<'d, Entry<T>>,
 }
 
-impl<T> Place<'_, T> {
+impl<'d, T> Place<'d, T> {
     /// The request's number.
     #[inline(always)]
     pub(super) fn ticket(&self) -> u64 {
         self.vacancy.ticket()
     }
 
+    /// Puts a buffer where it will be lent if the request can be appended to the batch.
+    #[inline(always)]
+    pub(super) fn fill(self, buffer: Buffer, tag: T) -> Filled<'d, T> {
+        let (piece, extent) = buffer.into_parts();
+        self.vacancy.fill(piece, (extent, tag))
+    }
+
     /// Lends to the request, which was appended to the batch.
     #[inline(always)]
     pub(super) fn lend(self, memory: Memory, tag: T) {
         match memory {
-            Memory::Buffer(buffer) => {
-                let (piece, extent) = buffer.into_parts();
-                self.vacancy.lend_small(piece, (extent, tag));
-            }
+            Memory::Buffer(buffer) => self.fill(buffer, tag).lend(),
             other => self.vacancy.lend(Parcel::new(Content::Large(Rest::Owned(other, tag)))),
         }
     }
@@ -146,6 +151,16 @@ impl<T> Place<'_, T> {
     pub(super) fn lend_scoped(self) {
         self.vacancy.lend(Parcel::new(Content::Large(Rest::Scoped)));
     }
+}
+
+/// A place with a buffer in it.
+type Filled<'d, T> = slots::Filled<'d, Whole, (Extent, T), Rest<T>>;
+
+/// Takes a buffer out of its place again.
+#[cold]
+pub(super) fn taken_back<T>(filled: Filled<'_, T>) -> (Buffer, T) {
+    let (piece, (extent, tag)) = filled.empty();
+    (Buffer::of(piece, extent), tag)
 }
 
 /// What a request names.

@@ -1,6 +1,7 @@
 //! What can be lent to a request: memory that stays registered for as long as it is held.
 
 use super::buffer::{Buffer, SharedBuffer};
+use super::desk::{Place, Refused, named, taken_back};
 use crate::identity::Identity;
 use crate::mem::region::StableBytes;
 use crate::mr::{MemoryRegion, RegionError};
@@ -77,16 +78,93 @@ impl Memory {
 }
 
 mod sealed {
+    use super::super::desk::{Place, Refused};
     use super::Name;
+    use crate::wr::{PostError, Sge};
 
     /// How requests name the memory.
     pub trait Named {
         /// By number, unless there is none.
         fn name(&self) -> Option<Name>;
     }
+
+    /// How a request is appended to a batch.
+    pub trait Post {
+        fn post(self, ticket: u64, memory: Option<Sge>) -> Result<(), PostError>;
+    }
+
+    /// How memory is lent.
+    pub trait Deposit: Named + Sized {
+        /// Lends it in a place to a request that is appended now.
+        fn deposit<T, P: Post>(
+            self,
+            place: Place<'_, T>,
+            tag: T,
+            post: P,
+        ) -> Result<(), Refused<Self, T>>;
+    }
 }
 
-pub(super) use sealed::Named;
+pub(super) use sealed::{Deposit, Named, Post};
+
+/// Lends memory of any kind.
+#[inline(always)]
+fn deposit<L: Lend, T, P: Post>(
+    memory: L,
+    place: Place<'_, T>,
+    tag: T,
+    post: P,
+) -> Result<(), Refused<L, T>> {
+    match post.post(place.ticket(), named(&memory)) {
+        Ok(()) => {
+            place.lend(memory.into_memory(), tag);
+            Ok(())
+        }
+        Err(error) => Err(Refused { memory, tag, error }),
+    }
+}
+
+/// It is put into its place before the request is written, so that it need not be held meanwhile.
+impl Deposit for Buffer {
+    #[inline(always)]
+    fn deposit<T, P: Post>(
+        self,
+        place: Place<'_, T>,
+        tag: T,
+        post: P,
+    ) -> Result<(), Refused<Self, T>> {
+        let (ticket, sge) = (place.ticket(), self.sge());
+        let filled = place.fill(self, tag);
+        match post.post(ticket, Some(sge)) {
+            Ok(()) => {
+                filled.lend();
+                Ok(())
+            }
+            Err(error) => {
+                let (memory, tag) = taken_back(filled);
+                Err(Refused { memory, tag, error })
+            }
+        }
+    }
+}
+
+macro_rules! deposit {
+    ($($memory:ty)*) => {$(
+        impl Deposit for $memory {
+            #[inline(always)]
+            fn deposit<T, P: Post>(
+                self,
+                place: Place<'_, T>,
+                tag: T,
+                post: P,
+            ) -> Result<(), Refused<Self, T>> {
+                deposit(self, place, tag, post)
+            }
+        }
+    )*};
+}
+
+deposit!(() SharedBuffer RegionSlice Memory);
 
 /// A number, and who knows what it means.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +175,7 @@ pub struct Name {
 
 /// Memory that can be lent to a request: [`Buffer`], [`SharedBuffer`], [`RegionSlice`], any of them
 /// as [`Memory`], and `()` for a request without.
-pub trait Lend: Named + Sized + Send + 'static {
+pub trait Lend: Deposit + Send + 'static {
     /// As the completion gives it back.
     fn into_memory(self) -> Memory;
 

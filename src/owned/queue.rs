@@ -2,8 +2,8 @@
 
 use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused, named};
-use super::memory::{Lend, LendMut};
+use super::desk::{Desk, Draft, Refused};
+use super::memory::{Lend, LendMut, Post};
 use super::route::{Lent, Route, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
@@ -206,15 +206,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
             Ok(place) => place,
             Err(error) => return Err(Refused { memory, tag, error }),
         };
-        let wr = wr.id(place.ticket()).signaled();
-        let sge = named(&memory);
-        if !batch.try_push_lent(&wr, sge) {
-            if let Err(error) = append(batch, wr, sge) {
-                return Err(Refused { memory, tag, error });
-            }
-        }
-        place.lend(memory.into_memory(), tag);
-        Ok(())
+        memory.deposit(place, tag, Appended { batch, wr })
     }
 
     /// Requests pushed so far.
@@ -278,6 +270,35 @@ fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Resul
     Ok(())
 }
 
+/// Appends a send.
+struct Appended<'b, 'q, 'w, S: Sharing> {
+    batch: &'b mut SendBatch<'q, S>,
+    wr: SendWr<'w>,
+}
+
+impl<S: Sharing> Post for Appended<'_, '_, '_, S> {
+    #[inline(always)]
+    fn post(self, ticket: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        let wr = self.wr.id(ticket).signaled();
+        if self.batch.try_push_lent(&wr, memory) {
+            return Ok(());
+        }
+        append(self.batch, wr, memory)
+    }
+}
+
+/// Appends a receive.
+struct AppendedRecv<'b, 'q> {
+    batch: &'b mut RecvBatch<'q>,
+}
+
+impl Post for AppendedRecv<'_, '_> {
+    #[inline(always)]
+    fn post(self, ticket: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        self.batch.push_lent(ticket, memory)
+    }
+}
+
 /// Appends a send on the memory `sge` that has to be looked at first.
 #[inline(always)]
 pub(super) fn append<S: Sharing>(
@@ -293,7 +314,7 @@ pub(super) fn append<S: Sharing>(
         Payload::Inline(_) => batch.push_otherwise(wr),
         Payload::Sges([]) => {
             // A copy, lest all of them are kept in memory for this.
-            let apart = sge.map(|Sge { addr, length, lkey }| Sge { addr, length, lkey });
+            let apart = sge;
             batch.push_otherwise(SendWr { payload: Payload::Sges(apart.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
@@ -338,13 +359,7 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
             Ok(place) => place,
             Err(error) => return Err(Refused { memory, tag, error }),
         };
-        match batch.push_lent(place.ticket(), named(&memory)) {
-            Ok(()) => {
-                place.lend(memory.into_memory(), tag);
-                Ok(())
-            }
-            Err(error) => Err(Refused { memory, tag, error }),
-        }
+        memory.deposit(place, tag, AppendedRecv { batch })
     }
 
     /// Requests pushed so far.

@@ -180,7 +180,7 @@ fn what_was_forgotten_is_taken_back_later() {
         let mut tickets: Vec<u64> =
             (0..before).map(|_| lender.lend(told.clone()).unwrap()).collect();
         let slots = lender.slots().clone();
-        let mut give = |tickets: &mut Vec<u64>, which: u32| {
+        let give = |tickets: &mut Vec<u64>, which: u32| {
             let mut at = 0;
             tickets.retain(|ticket| {
                 at += 1;
