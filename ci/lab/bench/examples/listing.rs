@@ -2,8 +2,9 @@
 //! instructions that the compiler makes of them. It is compiled and never run.
 
 use std::hint::black_box;
+use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    CompletionQueue, Exclusive, PostError, QueuePair, Recv, Remote, SendWr, Sge,
+    CompletionQueue, Exclusive, PollError, PostError, QueuePair, Recv, Remote, SendWr, Sge,
     SharedReceiveQueue, ThreadDomain,
 };
 
@@ -80,6 +81,48 @@ fn listing_poll_one(cq: &mut CompletionQueue) -> Option<u64> {
     completion.is_success().then(|| completion.wr_id())
 }
 
+/// Posts one write of a buffer.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_owned_write(
+    qp: &mut OwnedQueuePair<u64>,
+    remote: Remote,
+    buffer: Buffer,
+    tag: u64,
+) -> Result<(), PostError> {
+    let mut batch = qp.send_batch()?;
+    batch.push(SendWr::write(remote, &[]), buffer, tag)?;
+    batch.ring()
+}
+
+/// Posts one receive into a buffer.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_post_owned_receive(
+    qp: &mut OwnedQueuePair<u64>,
+    buffer: Buffer,
+    tag: u64,
+) -> Result<(), PostError> {
+    let mut batch = qp.recv_batch()?;
+    batch.push(buffer, tag)?;
+    batch.ring();
+    Ok(())
+}
+
+/// Takes the buffers of completions.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn listing_poll_owned(
+    cq: &mut OwnedCompletionQueue<u64>,
+    back: &mut Vec<Buffer>,
+) -> Result<usize, PollError> {
+    cq.poll_each(usize::MAX, |request| {
+        if let Ok((buffer, _)) = request.into_buffer() {
+            back.push(buffer);
+        }
+    })
+}
+
 fn main() {
     // They are kept because their addresses are used.
     black_box(listing_post_write as *const ());
@@ -88,4 +131,7 @@ fn main() {
     black_box(listing_post_receive as *const ());
     black_box(listing_post_shared_receive as *const ());
     black_box(listing_poll_one as *const ());
+    black_box(listing_post_owned_write as *const ());
+    black_box(listing_post_owned_receive as *const ());
+    black_box(listing_poll_owned as *const ());
 }

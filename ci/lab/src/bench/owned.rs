@@ -12,7 +12,7 @@ use crate::workspace::Profile;
 use anyhow::{Result, anyhow};
 use lab_bench::sample::{Sample, samples};
 
-/// Instructions that the layer may add to a request.
+/// Instructions that the layer may add to a request, and to a completion.
 const ADDED: f64 = 30.0;
 
 /// Measures everything.
@@ -36,22 +36,31 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         kernel: vm.greeting.release.clone(),
         accelerator: session.accelerator().label().to_owned(),
         runs: arguments.runs,
-        rows: found.chunks_exact(2).filter_map(row).collect(),
+        rows: rows(&found),
         notes: Vec::new(),
     };
     vm.power_off()?;
     Ok(table)
 }
 
-/// One operation, by number and owned.
-fn row(pair: &[Sample]) -> Option<Row> {
-    let [by_number, owned] = pair else { return None };
-    let (theirs, ours) = (Value::lowest(&by_number.runs)?, Value::lowest(&owned.runs)?);
-    // A completion gives something back, which is work that the other does not do at all.
-    let posting = owned.operation != "poll";
-    let target = Target { ours: posting.then_some(theirs.value + ADDED), ratio: None };
-    let way = by_number.way.clone();
-    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), Some((theirs, way)), target))
+/// What was found, an operation to a row.
+fn rows(found: &[Sample]) -> Vec<Row> {
+    found.chunk_by(|one, other| one.operation == other.operation).filter_map(row).collect()
+}
+
+/// One operation, by number and owned, or only that.
+fn row(samples: &[Sample]) -> Option<Row> {
+    let (by_number, owned) = match samples {
+        [by_number, owned] => (Some(by_number), owned),
+        [owned] => (None, owned),
+        _ => return None,
+    };
+    let ours = Value::lowest(&owned.runs)?;
+    let theirs =
+        by_number.and_then(|sample| Some((Value::lowest(&sample.runs)?, sample.way.clone())));
+    let limit = theirs.as_ref().map(|(theirs, _)| theirs.value + ADDED);
+    let target = Target { ours: limit, ratio: None };
+    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), theirs, target))
 }
 
 #[cfg(test)]
@@ -65,14 +74,15 @@ mod tests {
             way: way.into(),
             runs: runs.to_vec(),
         };
-        let met = |operation: &str, owned: f64| {
-            let pair = [
-                sample(operation, "by number", &[101.0, 100.0]),
-                sample(operation, "owned", &[owned]),
-            ];
-            row(&pair).unwrap().met
-        };
-        assert_eq!((met("write", 130.0), met("write", 131.0)), (Some(true), Some(false)));
-        assert_eq!(met("poll", 500.0), None);
+        let found = [
+            sample("write", "by number", &[101.0, 100.0]),
+            sample("write", "owned", &[130.0]),
+            sample("poll", "by number", &[70.0]),
+            sample("poll", "owned", &[101.0]),
+            sample("pool", "owned", &[50.0]),
+        ];
+        let rows = rows(&found);
+        let met: Vec<_> = rows.iter().map(|row| (row.operation.as_str(), row.met)).collect();
+        assert_eq!(met, [("write", Some(true)), ("poll", Some(false)), ("pool", None)]);
     }
 }

@@ -1,10 +1,18 @@
 //! What requests that take their memory cost beside requests that name it by number: the same
 //! operations of one device, of one library, one after the other. `bench-owned DEVICE RUNS`, in a
 //! machine whose clock counts instructions.
+//!
+//! Both sides do the same work. What they post comes out of a list of their own, a piece of memory for
+//! each request: a slice of one region, named by number, or a buffer that the program already has. Each
+//! request has a number, is signaled and is rung for by itself, unless it is one of a batch. What
+//! completed is looked at in the same way, and goes back to a list: the number, of which the program
+//! has to know by itself what it stood for, or the buffer, with the number beside it. What is counted
+//! does not take buffers from the pool and does not return them to it: that is a row of its own, which
+//! the other side has not.
 
 use lab_bench::Failure;
 use lab_bench::clock::{counts_instructions, linger};
-use lab_bench::path::{AFTERWARDS, RUN, SETTLING};
+use lab_bench::path::{AFTERWARDS, BATCH, RUN, SETTLING};
 use lab_bench::sample::Sample;
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -30,6 +38,10 @@ struct Raw {
     other: QueuePair,
     cq: CompletionQueue,
     memory: MemoryRegion<u8>,
+    /// Those that no request has.
+    slices: Vec<Sge>,
+    /// The numbers of requests that are over.
+    over: Vec<u64>,
 }
 
 /// The same, of the kind that takes memory.
@@ -73,14 +85,16 @@ impl Raw {
         let cq = context.create_cq(CQE).build()?;
         let (one, other) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
         connect(&one, &other, gid)?;
-        Ok(Raw { one, other, cq, memory: pd.allocate(BYTES)? })
+        let memory = pd.allocate(BYTES)?;
+        let slices = vec![memory.sge(..)?; 2 * RUN as usize];
+        Ok(Raw { one, other, cq, memory, slices, over: Vec::with_capacity(2 * RUN as usize) })
     }
 
     #[inline(never)]
-    fn send<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), Failure> {
-        for id in 0..RUN {
+    fn write(&mut self, to: Remote) -> Result<(), Failure> {
+        for (sge, id) in self.slices.drain(RUN as usize..).zip(0..) {
             let mut batch = self.one.send_batch()?;
-            batch.push(make().id(id.into()).signaled())?;
+            batch.push(SendWr::write(to, &[sge]).id(id).signaled())?;
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() }?;
         }
@@ -88,30 +102,82 @@ impl Raw {
     }
 
     #[inline(never)]
-    fn receive(&mut self, sges: &[Sge]) -> Result<(), Failure> {
-        for id in 0..RUN {
+    fn write_batches(&mut self, to: Remote) -> Result<(), Failure> {
+        for round in 0..RUN / BATCH {
+            let mut batch = self.one.send_batch()?;
+            let rest = self.slices.len() - BATCH as usize;
+            for (sge, id) in self.slices.drain(rest..).zip(u64::from(round * BATCH)..) {
+                batch.push(SendWr::write(to, &[sge]).id(id).signaled())?;
+            }
+            // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
+            unsafe { batch.ring() }?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn send(&mut self) -> Result<(), Failure> {
+        for (sge, id) in self.slices.drain(RUN as usize..).zip(0..) {
+            let mut batch = self.one.send_batch()?;
+            batch.push(SendWr::send(&[sge]).id(id).signaled())?;
+            // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
+            unsafe { batch.ring() }?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn receive(&mut self) -> Result<(), Failure> {
+        for (sge, id) in self.slices.drain(RUN as usize..).zip(0..) {
             let mut batch = self.other.recv_batch()?;
-            batch.push(Recv { wr_id: id.into(), sges })?;
+            batch.push(Recv { wr_id: id, sges: &[sge] })?;
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() };
         }
         Ok(())
     }
 
+    #[inline(never)]
+    fn receive_batches(&mut self) -> Result<(), Failure> {
+        for round in 0..RUN / BATCH {
+            let mut batch = self.other.recv_batch()?;
+            let rest = self.slices.len() - BATCH as usize;
+            for (sge, id) in self.slices.drain(rest..).zip(u64::from(round * BATCH)..) {
+                batch.push(Recv { wr_id: id, sges: &[sge] })?;
+            }
+            // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
+            unsafe { batch.ring() };
+        }
+        Ok(())
+    }
+
+    /// As many slices as before.
+    fn refill(&mut self) -> Result<(), Failure> {
+        let slice = self.memory.sge(..)?;
+        self.slices.resize(2 * RUN as usize, slice);
+        self.over.clear();
+        Ok(())
+    }
+
     /// Takes what is there.
     #[inline(never)]
     fn poll(&mut self) -> Result<u32, Failure> {
-        let (mut found, mut sum) = (0, 0);
-        let mut completions = self.cq.poll()?;
+        let Raw { cq, over, .. } = self;
+        let (mut found, mut sum, mut failed) = (0, 0, None);
+        let mut completions = cq.poll()?;
         while let Some(completion) = completions.next() {
             if !completion.is_success() {
-                return Err(format!("a request failed: {}", completion.status()).into());
+                failed = Some(completion.status());
             }
             sum += completion.wr_id() + u64::from(completion.opcode().0);
+            over.push(completion.wr_id());
             found += 1;
         }
         black_box(sum);
-        Ok(found)
+        match failed {
+            Some(status) => Err(format!("a request failed: {status}").into()),
+            None => Ok(found),
+        }
     }
 }
 
@@ -122,16 +188,39 @@ impl Owned {
         let other = cq.adopt(queue_pair(pd, cq.queue())?)?;
         connect(&one, &other, gid)?;
         let pool = pd.buffer_pool(BYTES).count(4 * RUN as usize).build()?;
-        let buffers = (0..2 * RUN).filter_map(|_| pool.take()).collect();
+        let mut buffers = Vec::with_capacity(4 * RUN as usize);
+        buffers.extend((0..2 * RUN).filter_map(|_| pool.take()));
         Ok(Owned { one, other, cq, pool, buffers })
     }
 
     #[inline(never)]
-    fn send<'a>(&mut self, make: impl Fn() -> SendWr<'a>) -> Result<(), Failure> {
-        let buffers = self.buffers.drain(RUN as usize..);
-        for (buffer, id) in buffers.zip(0..) {
+    fn write(&mut self, to: Remote) -> Result<(), Failure> {
+        for (buffer, id) in self.buffers.drain(RUN as usize..).zip(0..) {
             let mut batch = self.one.send_batch()?;
-            batch.push(make(), buffer, id).map_err(|refused| refused.error)?;
+            batch.push(SendWr::write(to, &[]), buffer, id).map_err(|refused| refused.error)?;
+            batch.ring()?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn write_batches(&mut self, to: Remote) -> Result<(), Failure> {
+        for round in 0..RUN / BATCH {
+            let mut batch = self.one.send_batch()?;
+            let rest = self.buffers.len() - BATCH as usize;
+            for (buffer, id) in self.buffers.drain(rest..).zip(u64::from(round * BATCH)..) {
+                batch.push(SendWr::write(to, &[]), buffer, id).map_err(|refused| refused.error)?;
+            }
+            batch.ring()?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn send(&mut self) -> Result<(), Failure> {
+        for (buffer, id) in self.buffers.drain(RUN as usize..).zip(0..) {
+            let mut batch = self.one.send_batch()?;
+            batch.push(SendWr::send(&[]), buffer, id).map_err(|refused| refused.error)?;
             batch.ring()?;
         }
         Ok(())
@@ -139,13 +228,41 @@ impl Owned {
 
     #[inline(never)]
     fn receive(&mut self) -> Result<(), Failure> {
-        let buffers = self.buffers.drain(RUN as usize..);
-        for (buffer, id) in buffers.zip(0..) {
+        for (buffer, id) in self.buffers.drain(RUN as usize..).zip(0..) {
             let mut batch = self.other.recv_batch()?;
             batch.push(buffer, id).map_err(|refused| refused.error)?;
             batch.ring();
         }
         Ok(())
+    }
+
+    #[inline(never)]
+    fn receive_batches(&mut self) -> Result<(), Failure> {
+        for round in 0..RUN / BATCH {
+            let mut batch = self.other.recv_batch()?;
+            let rest = self.buffers.len() - BATCH as usize;
+            for (buffer, id) in self.buffers.drain(rest..).zip(u64::from(round * BATCH)..) {
+                batch.push(buffer, id).map_err(|refused| refused.error)?;
+            }
+            batch.ring();
+        }
+        Ok(())
+    }
+
+    /// Takes buffers from the pool, and returns them.
+    #[inline(never)]
+    fn take_and_return(&mut self) -> Result<(), Failure> {
+        for _ in 0..RUN {
+            black_box(self.pool.take().ok_or("no buffer left")?);
+        }
+        Ok(())
+    }
+
+    /// As many buffers as before.
+    fn refill(&mut self) {
+        self.buffers.truncate(2 * RUN as usize);
+        let missing = 2 * RUN as usize - self.buffers.len();
+        self.buffers.extend((0..missing).filter_map(|_| self.pool.take()));
     }
 
     /// Takes what is there.
@@ -175,9 +292,13 @@ impl Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Write,
+    WriteBatches,
     Send,
     Receive,
+    ReceiveBatches,
     Poll,
+    /// What only one side does.
+    Pool,
 }
 
 /// Nanoseconds for each of the run's requests or completions.
@@ -188,65 +309,79 @@ fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
 }
 
 fn raw(side: &mut Raw, target: &Target, operation: Operation) -> Result<f64, Failure> {
-    let sges = [side.memory.sge(..)?];
-    let write = || SendWr::write(target.1, &sges);
+    let to = target.1;
+    side.refill()?;
     match operation {
-        Operation::Write => {
-            let time = timed(|| side.send(write))?;
+        Operation::Write | Operation::WriteBatches => {
+            let time = timed(|| match operation {
+                Operation::Write => side.write(to),
+                _ => side.write_batches(to),
+            })?;
             settle(RUN, || side.poll())?;
             Ok(time)
         }
         Operation::Send => {
-            side.receive(&sges)?;
-            let time = timed(|| side.send(|| SendWr::send(&sges)))?;
+            side.receive()?;
+            side.refill()?;
+            let time = timed(|| side.send())?;
             settle(2 * RUN, || side.poll())?;
             Ok(time)
         }
-        Operation::Receive => {
-            let time = timed(|| side.receive(&sges))?;
-            side.send(|| SendWr::send(&sges))?;
+        Operation::Receive | Operation::ReceiveBatches => {
+            let time = timed(|| match operation {
+                Operation::Receive => side.receive(),
+                _ => side.receive_batches(),
+            })?;
+            side.refill()?;
+            side.send()?;
             settle(2 * RUN, || side.poll())?;
             Ok(time)
         }
         Operation::Poll => {
-            side.send(write)?;
+            side.write(to)?;
             linger(4 * AFTERWARDS);
             timed(|| settle(RUN, || side.poll()))
         }
+        Operation::Pool => Ok(0.0),
     }
 }
 
 fn owned(side: &mut Owned, target: &Target, operation: Operation) -> Result<f64, Failure> {
-    let write = || SendWr::write(target.1, &[]);
-    let time = match operation {
-        Operation::Write => {
-            let time = timed(|| side.send(write))?;
+    let to = target.1;
+    side.refill();
+    match operation {
+        Operation::Write | Operation::WriteBatches => {
+            let time = timed(|| match operation {
+                Operation::Write => side.write(to),
+                _ => side.write_batches(to),
+            })?;
             settle(RUN, || side.poll())?;
-            time
+            Ok(time)
         }
         Operation::Send => {
             side.receive()?;
-            side.buffers.extend((0..RUN).filter_map(|_| side.pool.take()));
-            let time = timed(|| side.send(|| SendWr::send(&[])))?;
+            side.refill();
+            let time = timed(|| side.send())?;
             settle(2 * RUN, || side.poll())?;
-            time
+            Ok(time)
         }
-        Operation::Receive => {
-            let time = timed(|| side.receive())?;
-            side.buffers.extend((0..RUN).filter_map(|_| side.pool.take()));
-            side.send(|| SendWr::send(&[]))?;
+        Operation::Receive | Operation::ReceiveBatches => {
+            let time = timed(|| match operation {
+                Operation::Receive => side.receive(),
+                _ => side.receive_batches(),
+            })?;
+            side.refill();
+            side.send()?;
             settle(2 * RUN, || side.poll())?;
-            time
+            Ok(time)
         }
         Operation::Poll => {
-            side.send(write)?;
+            side.write(to)?;
             linger(4 * AFTERWARDS);
-            timed(|| settle(RUN, || side.poll()))?
+            timed(|| settle(RUN, || side.poll()))
         }
-    };
-    // As many as before.
-    side.buffers.truncate(2 * RUN as usize);
-    Ok(time)
+        Operation::Pool => timed(|| side.take_and_return()),
+    }
 }
 
 fn run(device: &str, runs: u32) -> Result<(), Failure> {
@@ -260,9 +395,12 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let mut owned_side = Owned::new(&context, &pd, gid)?;
     let operations = [
         ("write", Operation::Write),
+        ("write, 32 to a doorbell", Operation::WriteBatches),
         ("send", Operation::Send),
         ("receive", Operation::Receive),
+        ("receive, 32 to a doorbell", Operation::ReceiveBatches),
         ("poll", Operation::Poll),
+        ("take from the pool and return", Operation::Pool),
     ];
     for (name, operation) in operations {
         let sample = |way: &str| Sample { operation: name.into(), way: way.into(), runs: vec![] };
@@ -280,7 +418,12 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
             let time = owned(&mut owned_side, &target, operation)?;
             taken.runs.extend(counts_instructions().then_some(time));
         }
-        samples.iter().for_each(|sample| println!("{sample}"));
+        // Who does nothing has no row.
+        let [by_number, taken] = &samples;
+        if operation != Operation::Pool {
+            println!("{by_number}");
+        }
+        println!("{taken}");
     }
     Ok(())
 }
