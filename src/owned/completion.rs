@@ -25,18 +25,32 @@ pub struct Done<T> {
 /// device wrote that, until somebody asks. Memory that nobody takes is dropped.
 #[must_use = "it holds the memory of the request"]
 pub struct Settled<'c, T> {
-    pub(super) place: Settling<'c, Entry<T>>,
-    pub(super) end: End<'c>,
+    place: Settling<'c, Entry<T>>,
+    /// What most ask for, at hand.
+    status: WcStatus,
+    opcode: WcOpcode,
+    end: End<'c>,
 }
 
 /// How a request ended, seen now or earlier.
 #[derive(Debug)]
-pub(super) enum End<'c> {
+enum End<'c> {
     Lent(Completion<'c>),
     Kept(Outcome),
 }
 
-impl<T> Settled<'_, T> {
+impl<'c, T> Settled<'c, T> {
+    #[inline(always)]
+    pub(super) fn lent(place: Settling<'c, Entry<T>>, completion: Completion<'c>) -> Self {
+        let (status, opcode) = (completion.status(), completion.opcode());
+        Settled { place, status, opcode, end: End::Lent(completion) }
+    }
+
+    pub(super) fn kept(place: Settling<'c, Entry<T>>, outcome: Outcome) -> Self {
+        let Outcome { status, opcode, .. } = outcome;
+        Settled { place, status, opcode, end: End::Kept(outcome) }
+    }
+
     /// What it was posted with.
     #[inline(always)]
     pub fn tag(&self) -> Option<&T> {
@@ -50,10 +64,7 @@ impl<T> Settled<'_, T> {
     /// How it ended.
     #[inline(always)]
     pub fn status(&self) -> WcStatus {
-        match &self.end {
-            End::Lent(completion) => completion.status(),
-            End::Kept(outcome) => outcome.status,
-        }
+        self.status
     }
 
     /// Whether it succeeded.
@@ -65,10 +76,7 @@ impl<T> Settled<'_, T> {
     /// What kind of request it was.
     #[inline(always)]
     pub fn opcode(&self) -> WcOpcode {
-        match &self.end {
-            End::Lent(completion) => completion.opcode(),
-            End::Kept(outcome) => outcome.opcode,
-        }
+        self.opcode
     }
 
     /// Bytes received, or returned by a read or atomic; see [`Completion::byte_len`].
@@ -97,10 +105,10 @@ impl<T> Settled<'_, T> {
     /// The request, which worked on no [`Buffer`].
     #[inline(always)]
     pub fn into_buffer(self) -> std::result::Result<(Buffer, T), Self> {
-        let Settled { place, end } = self;
+        let Settled { place, status, opcode, end } = self;
         match place.take_small() {
             Ok((piece, (extent, tag))) => Ok((Buffer::of(piece, extent), tag)),
-            Err(place) => Err(Settled { place, end }),
+            Err(place) => Err(Settled { place, status, opcode, end }),
         }
     }
 

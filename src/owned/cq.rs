@@ -1,6 +1,6 @@
 //! Completion queues that give memory back.
 
-use super::completion::{Done, End, Outcome, Settled};
+use super::completion::{Done, Outcome, Settled};
 use super::desk::Desk;
 use super::queue::OwnedQueuePair;
 use super::route::{RECV, Routes, SEND, entry, parts};
@@ -260,7 +260,7 @@ impl<T> OwnedCompletionQueue<T> {
                     last = routes.find(number).unwrap_or(nobody);
                 }
                 match last.settle_usual(wr_id) {
-                    Some(place) => visit(Settled { place, end: End::Lent(completion) }),
+                    Some(place) => visit(Settled::lent(place, completion)),
                     None => {
                         others += 1;
                         let (id, outcome) =
@@ -291,7 +291,7 @@ impl<T> OwnedCompletionQueue<T> {
         while found < most {
             if let Some(Done { memory, tag, outcome }) = stash.pop_front() {
                 let mut spare = Spare::new();
-                visit(Settled { place: spare.settle(entry(memory, tag)), end: End::Kept(outcome) });
+                visit(Settled::kept(spare.settle(entry(memory, tag)), outcome));
                 found += 1;
                 continue;
             }
@@ -305,7 +305,7 @@ impl<T> OwnedCompletionQueue<T> {
             let known = routes.find(number);
             match known.and_then(|known| known.settle_usual(wr_id)) {
                 Some(place) => {
-                    visit(Settled { place, end: End::Kept(outcome) });
+                    visit(Settled::kept(place, outcome));
                     found += 1;
                 }
                 None => set_aside(routes, (number, wr_id), outcome, scoped, strays),
