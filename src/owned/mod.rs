@@ -40,7 +40,7 @@
 //!   leaked and [counted](crate::Context::leaked).
 //!
 //! Nothing depends on a destructor that runs: a queue that is forgotten keeps what it was lent, a
-//! batch that is forgotten gives it back with the next one, and a child of a fork keeps what
+//! batch that is forgotten gives it back with a later one, and a child of a fork keeps what
 //! it inherited. Nothing depends on the peer, either: a [`Buffer`] is a slice because its pool
 //! grants peers no right to write, and a [`RegionSlice`], which a peer may write, is none.
 //!
