@@ -226,52 +226,16 @@ impl Units {
 
     /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
     /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
-    #[inline(always)]
-    pub(crate) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
-        #[cfg(test)]
-        note(Step::Request);
-        let unit = self.unit(index);
+    #[cold]
+    #[inline(never)]
+    fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
         // SAFETY: a unit has room for a word, and is aligned for one.
-        unsafe { unit.cast::<Be32>().write(length) };
-        // SAFETY: inside the unit.
-        let to = unsafe { unit.cast::<u8>().add(size_of::<Be32>()) };
-        let room = (self.mask - (index & self.mask)) as usize * UNIT + (UNIT - size_of::<Be32>());
-        if bytes.len() > room || bytes.len() < UNIT {
-            return self.copy(index, size_of::<Be32>(), bytes);
-        }
-        if bytes.len() > 4 * UNIT {
-            // SAFETY: there is room for all bytes up to the end of the ring; queue memory is never
-            // lent as a slice, so that the two lie apart.
-            return unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        }
-        // Whole units, and the last one again from the end back: for so few a call would cost more.
-        // The first apart, since with it many are done.
-        let last = bytes.len() - UNIT;
-        // SAFETY: `UNIT` bytes are there to read, and to write, which lie apart, as above.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
-        let mut at = UNIT;
-        while at < last {
-            // SAFETY: `at + UNIT` is less than the length.
-            let piece = unsafe { bytes.as_ptr().add(at) };
-            // SAFETY: there is room for all bytes up to the end of the ring.
-            let place = unsafe { to.add(at) };
-            // SAFETY: as above.
-            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
-            // Or the loop becomes a call after all.
-            compiler_fence(Ordering::SeqCst);
-            at += UNIT;
-        }
-        // SAFETY: the last `UNIT` bytes.
-        let piece = unsafe { bytes.as_ptr().add(last) };
-        // SAFETY: there is room for all bytes up to the end of the ring.
-        let place = unsafe { to.add(last) };
-        // SAFETY: as above.
-        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        unsafe { self.unit(index).cast::<Be32>().write(length) };
+        self.copy(index, size_of::<Be32>(), bytes);
     }
 
     /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
     /// it ends. More than the whole ring is cut off.
-    #[inline(never)]
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
         note(Step::Request);
@@ -301,13 +265,16 @@ pub(crate) struct Blocks {
     units: Units,
     /// Of numbers of blocks.
     mask: u32,
+    /// Bytes of all.
+    length: usize,
 }
 
 impl Blocks {
     /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
         let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
-        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, units })
+        let length = units.count() as usize * UNIT;
+        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, length, units })
     }
 
     /// The ring as units.
@@ -323,6 +290,56 @@ impl Blocks {
         // SAFETY: `new` found room for blocks up to and including `mask`.
         let base = unsafe { self.units.base.add(unit) };
         Block { base, ring: PhantomData }
+    }
+
+    /// Writes inline data from the unit `unit` of the block `index` on: a word that says how long it
+    /// is, and `bytes`, which go on at the ring's beginning where it ends. More than the whole ring
+    /// is cut off.
+    #[inline(always)]
+    pub(crate) fn inline(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let block = (index & self.mask) as usize * BLOCK as usize;
+        let start = (block + unit as u8 as usize) * UNIT;
+        let data = start + size_of::<Be32>();
+        if bytes.len() < UNIT || data + bytes.len() > self.length {
+            return self.units.inline(index.wrapping_mul(BLOCK).wrapping_add(unit), length, bytes);
+        }
+        let ring = self.units.base.cast::<u8>();
+        // SAFETY: less than the ring's length, as the data is that follows.
+        let place = unsafe { ring.add(start) }.cast::<Be32>();
+        // SAFETY: inside, and aligned as a unit is.
+        unsafe { place.write(length) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let to = unsafe { ring.add(data) };
+        if bytes.len() > 4 * UNIT {
+            // SAFETY: inside, as above; queue memory is never lent as a slice, so that the two lie
+            // apart.
+            return unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        // Whole units, and the last one again from the end back: for so few a call would cost more.
+        // The first apart, since with it many are done.
+        let last = bytes.len() - UNIT;
+        // SAFETY: `UNIT` bytes are there to read, and to write, which lie apart, as above.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
+        let mut at = UNIT;
+        while at < last {
+            // SAFETY: `at + UNIT` is less than the length.
+            let piece = unsafe { bytes.as_ptr().add(at) };
+            // SAFETY: there is room for all bytes up to the end of the ring.
+            let place = unsafe { to.add(at) };
+            // SAFETY: as above.
+            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            // Or the loop becomes a call after all.
+            compiler_fence(Ordering::SeqCst);
+            at += UNIT;
+        }
+        // SAFETY: the last `UNIT` bytes.
+        let piece = unsafe { bytes.as_ptr().add(last) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let place = unsafe { to.add(last) };
+        // SAFETY: as above.
+        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
     }
 }
 
