@@ -12,7 +12,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqMembers, CqRing, Member};
+use crate::provider::{CqMembers, CqRing, Member, Polling};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -238,10 +238,10 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        if self.epoch.is_over() {
-            return Err(PollError::Forked);
+        match self.ring.poll(&self.epoch) {
+            Some(polling) => Ok(Completions { polling, consumed: false }),
+            None => Err(PollError::Forked),
         }
-        Ok(Completions { cq: self, consumed: false })
     }
 
     /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
@@ -266,24 +266,26 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         let solicited = notify == Notify::Solicited;
-        match (&self.heard, &mut self.ring) {
-            (Some(heard), CqRing::Mlx5(ring)) if !self.epoch.is_over() => {
-                ring.arm(solicited, heard.count());
-                Ok(())
-            }
+        match &self.heard {
+            Some(heard) if self.ring.try_arm(solicited, heard.count()) => Ok(()),
             _ => self.ask_to_notify(solicited),
         }
     }
 
-    /// The same where the kernel is asked, or where it cannot be.
+    /// The same where the kernel is asked, where it cannot be, and where something else comes first.
     #[cold]
-    fn ask_to_notify(&self, solicited: bool) -> Result<()> {
+    #[inline(never)]
+    fn ask_to_notify(&mut self, solicited: bool) -> Result<()> {
         const VERB: &str = "req_notify_cq";
-        if self.heard.is_none() {
+        let Some(heard) = &self.heard else {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
-        }
+        };
         let file = self.inner.file();
         file.check_fork(VERB)?;
+        if let Some(ring) = self.ring.as_mlx5_mut() {
+            ring.arm(solicited, heard.count());
+            return Ok(());
+        }
         let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
         file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
     }
@@ -453,7 +455,7 @@ impl fmt::Debug for CompletionQueue {
 /// children do not get, ends it by a signal. Dropping it is harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
-    cq: &'q mut CompletionQueue,
+    polling: Polling<'q>,
     consumed: bool,
 }
 
@@ -463,7 +465,7 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.cq.ring.next(!self.consumed)?;
+        let wc = self.polling.next()?;
         self.consumed = true;
         Some(Completion::new(wc))
     }
@@ -473,7 +475,7 @@ impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.consumed {
-            self.cq.ring.release();
+            self.polling.release();
         }
     }
 }

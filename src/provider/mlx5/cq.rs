@@ -5,10 +5,11 @@
 
 use super::book::{Book, Estate, Members};
 use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of};
+use super::news::News;
 use super::record::Record;
 use super::wqe::pair;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::element::{Elements, Reader};
 use crate::mem::fork::Epoch;
 use crate::mem::queue::QueueMemory;
@@ -59,13 +60,16 @@ enum Found {
 }
 
 impl CqRing {
-    /// Takes what [`prepare`] made.
+    /// Takes what [`prepare`] made, and a gate that is shut.
     pub(crate) fn new(
         elements: Elements,
         dbrec: Arc<DoorbellRecord>,
+        gate: Gate,
         arming: Arc<Register>,
         cqn: u32,
     ) -> CqRing {
+        // A record that a child shares is given up with a look at whether this is one.
+        let news = News::new(gate, !dbrec.is_wiped());
         CqRing {
             epoch: elements.epoch(),
             reader: Reader::new(elements, 0),
@@ -73,7 +77,7 @@ impl CqRing {
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming,
-            members: Members::new(),
+            members: Members::new(news),
             book: Book::default(),
         }
     }
@@ -107,36 +111,47 @@ impl CqRing {
         self.entries() - 1
     }
 
-    /// Reads what the control path wrote, if it wrote anything: one load otherwise.
-    #[inline(always)]
-    fn learn(&mut self) {
-        if !self.members.is_empty() {
-            self.read_letters();
+    /// What tells whether there is something to [learn](Self::listen), and whether this is the process
+    /// that made the queue.
+    pub(crate) fn gate(&self) -> &Gate {
+        self.members.news.gate()
+    }
+
+    /// Listens to the control path. A poll that finds the gate less than
+    /// [quiet](super::news::QUIET) has to do so once, before it believes anything; not in a forked
+    /// child.
+    pub(crate) fn listen(&mut self) {
+        if self.members.news.is_quiet() {
+            return;
+        }
+        self.members.news.hush();
+        self.learn();
+        self.forget();
+        if self.book.mourns() {
+            // What is there may be over by the next poll.
+            self.members.news.announce();
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn read_letters(&mut self) {
-        let entries = self.reader.elements().count();
-        self.book.learn(&self.members, self.reader.consumer(), entries);
-        self.forget();
+    /// Reads what the control path wrote, if it wrote anything.
+    fn learn(&mut self) {
+        if !self.members.is_empty() {
+            let entries = self.reader.elements().count();
+            self.book.learn(&self.members, self.reader.consumer(), entries);
+        }
     }
 
-    #[cold]
-    #[inline(never)]
     fn forget(&mut self) {
         // After the letters were read: what a dead queue pair completed is there by now.
         let empty = self.reader.ready().is_none();
         self.book.forget(self.reader.consumer(), empty);
     }
 
-    /// The next completion, consumed. With `fresh` the control path is listened to before anything
-    /// is believed: a poll has to do so once.
+    /// The next completion, consumed.
     #[inline(always)]
-    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
         let (wr_id, kind, owner) = loop {
-            match self.step(fresh) {
+            match self.step() {
                 Found::Nothing => return None,
                 Found::Discarded => {}
                 Found::Completion { wr_id, kind, owner } => break (wr_id, kind, owner),
@@ -146,16 +161,13 @@ impl CqRing {
     }
 
     #[inline(always)]
-    fn step(&mut self, fresh: bool) -> Found {
+    fn step(&mut self) -> Found {
         let element = self.reader.next();
         let Some(owner) = self.reader.ready() else { return Found::Nothing };
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
         let number = number_of(element);
         let at = u32::from(element.be16::<COUNTER>());
-        if fresh {
-            self.learn();
-        }
         if let Some(record) = self.book.get(number) {
             if opcode_of(owner) == opcode::MLX5_CQE_REQ {
                 let sent = record.sends.complete(at);
@@ -184,6 +196,7 @@ impl CqRing {
         if self.book.get(number).is_none() {
             // Made, and already busy, since this poll began?
             self.learn();
+            self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
@@ -200,24 +213,27 @@ impl CqRing {
                     self.book.discard(number, at);
                 }
                 // If nothing else comes, nobody else gives it back.
-                self.release();
+                self.release_here();
                 Found::Discarded
             }
         }
     }
 
-    /// Gives consumed elements back to the device.
+    /// Gives consumed elements back to the device; nothing in a forked child.
+    #[inline(never)]
+    pub(crate) fn release_here(&mut self) {
+        if !self.epoch.is_over() {
+            self.release();
+        }
+    }
+
+    /// As [`release_here`](Self::release_here) for a queue whose gate was [quiet](super::news::QUIET):
+    /// a child writes to a record of its own.
     #[inline(always)]
     pub(crate) fn release(&mut self) {
-        if self.epoch.is_over() {
-            return;
-        }
         // Pairs with the device writing over elements after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
-        if self.book.mourns() {
-            self.forget();
-        }
     }
 
     /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts
@@ -282,7 +298,7 @@ impl CqRing {
         // What was copied is there before the device hears how far we are.
         udma_to_device();
         self.reader = Reader::new(elements, next);
-        self.release();
+        self.release_here();
     }
 }
 

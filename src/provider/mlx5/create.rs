@@ -94,6 +94,7 @@ fn misfit(verb: &'static str) -> Error {
 pub(crate) struct CqPlan {
     size: CqSize,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     memory: Arc<QueueMemory>,
     elements: Elements,
     arming: Arc<Register>,
@@ -110,6 +111,7 @@ impl CqPlan {
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let (memory, elements) = completions(size, &source)?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let (arming, page_id) = context.registers.arming();
         let buffers = [buffer(&memory), record.memory().and_then(buffer)];
         let mut request = abi::mlx5_ib_create_cq {
@@ -133,7 +135,18 @@ impl CqPlan {
         request.flags = flags.bits();
         let arming = arming.clone();
         let response = Default::default();
-        Ok(CqPlan { size, memory, elements, record, arming, page_id, buffers, request, response })
+        Ok(CqPlan {
+            size,
+            memory,
+            elements,
+            record,
+            gate,
+            arming,
+            page_id,
+            buffers,
+            request,
+            response,
+        })
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -167,7 +180,7 @@ impl CqPlan {
     }
 
     pub(crate) fn finish(self) -> CqRing {
-        CqRing::new(self.elements, self.record, self.arming, self.response.cqn)
+        CqRing::new(self.elements, self.record, self.gate, self.arming, self.response.cqn)
     }
 }
 

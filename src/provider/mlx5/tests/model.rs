@@ -103,7 +103,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                 }
                 _ => {
                     for _ in 0..random.below(3) {
-                        let Some(wc) = completed.ring.next(true) else {
+                        let Some(wc) = completed.next() else {
                             assert!(executed.is_empty());
                             break;
                         };
@@ -117,7 +117,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                             }
                         }
                     }
-                    completed.ring.release();
+                    completed.ring.release_here();
                 }
             }
         }
@@ -152,12 +152,12 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                     written += 1;
                 }
                 _ => {
-                    while let Some(wc) = completed.ring.next(true) {
+                    while let Some(wc) = completed.next() {
                         assert_eq!(wc.wr_id, done, "seed {seed}");
                         done += 1;
                     }
                     assert_eq!(done, written);
-                    completed.ring.release();
+                    completed.ring.release_here();
                 }
             }
         }
@@ -206,11 +206,11 @@ fn shared_receives_follow_the_list() {
                     expected.push_back(id);
                 }
                 _ => {
-                    while let Some(wc) = completed.ring.next(true) {
+                    while let Some(wc) = completed.next() {
                         assert_eq!(Some(wc.wr_id), expected.pop_front(), "seed {seed}");
                         done += 1;
                     }
-                    completed.ring.release();
+                    completed.ring.release_here();
                 }
             }
         }
