@@ -12,7 +12,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqMembers, CqRing, Member, Polling};
+use crate::provider::{CqMembers, CqRing, Member};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -238,10 +238,10 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        match self.ring.poll(&self.epoch) {
-            Some(polling) => Ok(Completions { polling, consumed: false }),
-            None => Err(PollError::Forked),
+        if !self.ring.begin(&self.epoch) {
+            return Err(PollError::Forked);
         }
+        Ok(Completions { ring: &mut self.ring, consumed: false })
     }
 
     /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
@@ -283,6 +283,7 @@ impl CompletionQueue {
         let file = self.inner.file();
         file.check_fork(VERB)?;
         if let Some(ring) = self.ring.as_mlx5_mut() {
+            ring.listen();
             ring.arm(solicited, heard.count());
             return Ok(());
         }
@@ -455,7 +456,7 @@ impl fmt::Debug for CompletionQueue {
 /// children do not get, ends it by a signal. Dropping it is harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
-    polling: Polling<'q>,
+    ring: &'q mut CqRing,
     consumed: bool,
 }
 
@@ -465,17 +466,17 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.polling.next()?;
+        let wc = self.ring.next(!self.consumed)?;
         self.consumed = true;
         Some(Completion::new(wc))
     }
 }
 
 impl Drop for Completions<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.consumed {
-            self.polling.release();
+            self.ring.release();
         }
     }
 }

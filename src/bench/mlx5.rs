@@ -183,15 +183,17 @@ impl Completed {
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
     pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
-        let Some(mut polling) = self.ring.poll(&self.epoch) else { return };
+        if !self.ring.begin(&self.epoch) {
+            return;
+        }
         let mut found = false;
         for _ in 0..most {
-            let Some(wc) = polling.next() else { break };
+            let Some(wc) = self.ring.next(!found) else { break };
             read(Completion::new(wc));
             found = true;
         }
         if found {
-            polling.release();
+            self.ring.release();
         }
     }
 }

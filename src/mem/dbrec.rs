@@ -87,11 +87,6 @@ impl DoorbellRecord {
         self.base.as_ptr().expose_provenance() as u64
     }
 
-    /// Whether the kernel wipes it in a forked child, who may then write to it as it likes.
-    pub(crate) fn is_wiped(&self) -> bool {
-        self.home.is_some()
-    }
-
     /// The memory that the record has to itself, if it has.
     pub(crate) fn memory(&self) -> Option<&QueueMemory> {
         self.memory.as_ref()

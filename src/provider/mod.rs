@@ -13,7 +13,7 @@ pub(crate) mod rxe;
 
 pub(crate) use mlx5::dm::Place as DmPlace;
 pub(crate) use queue::{
-    CqMembers, CqRing, Cursor, Member, Polling, RecvCursor, RecvKind, RecvRing, SendRing,
+    CqMembers, CqRing, Cursor, Member, RecvCursor, RecvKind, RecvRing, SendRing,
 };
 
 use crate::device::{Device, ProviderKind};

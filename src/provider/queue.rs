@@ -73,42 +73,6 @@ pub(crate) struct CqRing {
     rxe: Option<rxe::poller::Poller>,
 }
 
-/// A poll that goes on: the ring, of which a driver is known by now.
-#[derive(Debug)]
-pub(crate) enum Polling<'q> {
-    Mlx5(&'q mut mlx5::cq::CqRing),
-    /// One of which nobody says that a child cannot reach it.
-    Mlx5Checked(&'q mut mlx5::cq::CqRing),
-    Rxe {
-        poller: &'q mut rxe::poller::Poller,
-        /// Nothing was asked yet.
-        fresh: bool,
-    },
-}
-
-impl Polling<'_> {
-    /// The next completion of a queue pair that is alive, consumed.
-    #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
-        match self {
-            Polling::Mlx5(ring) | Polling::Mlx5Checked(ring) => ring.next().map(Wc::Mlx5),
-            Polling::Rxe { poller, fresh } => {
-                poller.next(std::mem::replace(fresh, false)).map(Wc::Rxe)
-            }
-        }
-    }
-
-    /// Gives consumed entries back to the device.
-    #[inline(always)]
-    pub(crate) fn release(&mut self) {
-        match self {
-            Polling::Mlx5(ring) => ring.release(),
-            Polling::Mlx5Checked(ring) => ring.release_here(),
-            Polling::Rxe { poller, .. } => poller.release(),
-        }
-    }
-}
-
 impl CqRing {
     pub(crate) fn rxe(poller: rxe::poller::Poller) -> CqRing {
         CqRing { mlx5: Gated::none(), rxe: Some(poller) }
@@ -134,13 +98,51 @@ impl CqRing {
         self.mlx5.any_mut()
     }
 
-    /// Begins a poll, for which the control path is listened to; `None` if `epoch` is over.
+    /// Begins a poll, for which the control path is listened to; `false` if `epoch` is over.
     #[inline(always)]
-    pub(crate) fn poll(&mut self, epoch: &Epoch) -> Option<Polling<'_>> {
-        let CqRing { mlx5, rxe } = self;
-        match mlx5.enter(QUIET) {
-            Ok(ring) => Some(Polling::Mlx5(ring)),
-            Err(mlx5) => listen(mlx5, rxe, epoch),
+    pub(crate) fn begin(&mut self, epoch: &Epoch) -> bool {
+        self.mlx5.enter(QUIET).is_ok() || self.listen(epoch)
+    }
+
+    #[inline(never)]
+    fn listen(&mut self, epoch: &Epoch) -> bool {
+        if epoch.is_over() {
+            return false;
+        }
+        if let Some(ring) = self.mlx5.any_mut() {
+            ring.listen();
+        }
+        true
+    }
+
+    /// The next completion of a queue pair that is alive, consumed; the first of the poll if that is
+    /// `fresh`.
+    #[inline(always)]
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+        match (self.mlx5.any_mut(), &mut self.rxe) {
+            (Some(ring), _) => ring.next().map(Wc::Mlx5),
+            (None, Some(poller)) => poller.next(fresh).map(Wc::Rxe),
+            (None, None) => None,
+        }
+    }
+
+    /// Gives consumed entries back to the device; nothing in a forked child.
+    ///
+    /// Short: what cleans up after a panic is inlined only if it is, and would otherwise keep in
+    /// memory what polls.
+    #[inline(always)]
+    pub(crate) fn release(&mut self) {
+        match self.mlx5.here_mut() {
+            Some(ring) => ring.release(),
+            None => self.release_rxe(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_rxe(&mut self) {
+        if let Some(poller) = &mut self.rxe {
+            poller.release();
         }
     }
 
@@ -172,16 +174,6 @@ impl CqRing {
             (Some(poller), _) => CqMembers::Rxe(poller.retirements().clone()),
             (None, Some(ring)) => CqMembers::Mlx5(ring.members().clone()),
             (None, None) => CqMembers::None,
-        }
-    }
-
-    /// Gives consumed entries back to the device; nothing in a forked child.
-    pub(crate) fn release(&mut self) {
-        if let Some(poller) = &mut self.rxe {
-            poller.release();
-        }
-        if let Some(ring) = self.mlx5.any_mut() {
-            ring.release_here();
         }
     }
 
@@ -224,24 +216,6 @@ impl CqRing {
             (None, None) => 0,
         }
     }
-}
-
-/// Begins a poll where a gate is not quiet.
-#[inline(never)]
-fn listen<'q>(
-    mlx5: &'q mut Gated<mlx5::cq::CqRing>,
-    rxe: &'q mut Option<rxe::poller::Poller>,
-    epoch: &Epoch,
-) -> Option<Polling<'q>> {
-    if epoch.is_over() {
-        return None;
-    }
-    if let Some(poller) = rxe {
-        return Some(Polling::Rxe { poller, fresh: true });
-    }
-    let ring = mlx5.any_mut()?;
-    ring.listen();
-    Some(Polling::Mlx5Checked(ring))
 }
 
 /// Where a batch in the making stands: the ring's own position moves only when it is published.

@@ -307,7 +307,7 @@ mod tests {
 
     fn members() -> Arc<Members> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
-        Members::new(News::new(Gate::beside(&line).unwrap(), false))
+        Members::new(News::new(Gate::beside(&line).unwrap()))
     }
 
     fn record(indices: &Arc<Indices>) -> Arc<Record> {
@@ -460,7 +460,7 @@ mod model {
 
     fn members() -> Arc<Members> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
-        Members::new(News::new(Gate::beside(&line).unwrap(), false))
+        Members::new(News::new(Gate::beside(&line).unwrap()))
     }
 
     fn record(indices: &Arc<Indices>) -> Arc<Record> {

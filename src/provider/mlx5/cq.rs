@@ -68,8 +68,7 @@ impl CqRing {
         arming: Arc<Register>,
         cqn: u32,
     ) -> CqRing {
-        // A record that a child shares is given up with a look at whether this is one.
-        let news = News::new(gate, !dbrec.is_wiped());
+        let news = News::new(gate);
         CqRing {
             epoch: elements.epoch(),
             reader: Reader::new(elements, 0),
@@ -213,24 +212,18 @@ impl CqRing {
                     self.book.discard(number, at);
                 }
                 // If nothing else comes, nobody else gives it back.
-                self.release_here();
+                if !self.epoch.is_over() {
+                    self.release();
+                }
                 Found::Discarded
             }
         }
     }
 
-    /// Gives consumed elements back to the device; nothing in a forked child.
-    #[inline(never)]
-    pub(crate) fn release_here(&mut self) {
-        if !self.epoch.is_over() {
-            self.release();
-        }
-    }
-
-    /// As [`release_here`](Self::release_here) for a queue whose gate was [quiet](super::news::QUIET):
-    /// a child writes to a record of its own.
+    /// Gives consumed elements back to the device. Not in a forked child, where the record may be the
+    /// parent's.
     #[inline(always)]
-    pub(crate) fn release(&mut self) {
+    pub(crate) fn release(&self) {
         // Pairs with the device writing over elements after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
@@ -298,7 +291,7 @@ impl CqRing {
         // What was copied is there before the device hears how far we are.
         udma_to_device();
         self.reader = Reader::new(elements, next);
-        self.release_here();
+        self.release();
     }
 }
 

@@ -10,10 +10,8 @@ use std::num::NonZeroU8;
 
 /// There may be something to learn.
 const NEWS: u8 = 1;
-/// There is nothing to learn, but something else to look at whenever the queue is polled.
-const CHECKED: u8 = 2;
-/// What a gate says where there is nothing to look at.
-pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(3).unwrap();
+/// What a gate says where there is nothing to learn.
+pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
 
 /// What says so to the poller of one queue.
 #[derive(Debug)]
@@ -22,18 +20,14 @@ pub(crate) struct News {
     /// Stands in for it.
     #[cfg(loom)]
     word: AtomicU8,
-    /// What it says where there is nothing to learn.
-    quiet: u8,
 }
 
 impl News {
-    /// With `checked` the gate is never quiet.
-    pub(crate) fn new(gate: Gate, checked: bool) -> News {
+    pub(crate) fn new(gate: Gate) -> News {
         let news = News {
             gate,
             #[cfg(loom)]
             word: AtomicU8::new(0),
-            quiet: if checked { CHECKED } else { QUIET.get() },
         };
         news.announce();
         news
@@ -61,11 +55,11 @@ impl News {
     pub(crate) fn hush(&self) {
         // If it takes an announcement back, what was announced is seen by who looks now; if it does
         // not, the announcement is yet to come and stays.
-        self.word().swap(self.quiet, Ordering::AcqRel);
+        self.word().swap(QUIET.get(), Ordering::AcqRel);
     }
 
     /// Whether there is nothing to learn.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.word().load(Ordering::Acquire) == self.quiet
+        self.word().load(Ordering::Acquire) == QUIET.get()
     }
 }

@@ -117,7 +117,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                             }
                         }
                     }
-                    completed.ring.release_here();
+                    completed.ring.release();
                 }
             }
         }
@@ -157,7 +157,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                         done += 1;
                     }
                     assert_eq!(done, written);
-                    completed.ring.release_here();
+                    completed.ring.release();
                 }
             }
         }
@@ -210,7 +210,7 @@ fn shared_receives_follow_the_list() {
                         assert_eq!(Some(wc.wr_id), expected.pop_front(), "seed {seed}");
                         done += 1;
                     }
-                    completed.ring.release_here();
+                    completed.ring.release();
                 }
             }
         }

@@ -65,7 +65,7 @@ fn the_owner_then_the_rest_then_the_record() {
     completed.write(element(0, 1, 0, 0));
     let steps = steps_of(|| {
         assert!(completed.next().unwrap().status().0 == 0);
-        completed.ring.release_here();
+        completed.ring.release();
     });
     let expected =
         [Step::Owner, Step::FromDevice, Step::Completion, Step::DoneReading, Step::Record(0)];

@@ -38,7 +38,7 @@ fn ids(ring: &mut CqRing) -> Vec<u64> {
     while let Some(wc) = next(ring) {
         ids.push(wc.wr_id);
     }
-    ring.release_here();
+    ring.release();
     ids
 }
 
@@ -133,7 +133,7 @@ fn errors_have_names_and_the_device_s_own_code() {
             assert_eq!(wc.timestamp(), None);
             let wr_id = if opcode == REQ_ERR { 101 } else { 201 };
             assert_eq!(wc.wr_id, wr_id);
-            completed.ring.release_here();
+            completed.ring.release();
         }
     }
 }
@@ -167,7 +167,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             let (from, path) = ((wc.src_qpn(), wc.src_lid()), (wc.service_level(), wc.path_bits()));
             assert_eq!((from, path), ((0, 0), (0, 0)), "a peer's bytes say where it is");
             assert_eq!((wc.has_grh(), wc.ip_checksum_ok(), wc.vlan()), (false, false, None));
-            completed.ring.release_here();
+            completed.ring.release();
         }
         for (opcode, bits) in [(SEND, 0), (REQ, 0), (REQ_ERR, IN_CORE), (RESP_ERR, IN_FRONT)] {
             let mut core = element(opcode, 1, 0x42, 1);
@@ -175,7 +175,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             core[63] |= bits;
             completed.write(core);
             assert!(completed.next().unwrap().scattered().is_none(), "{opcode} {bits}");
-            completed.ring.release_here();
+            completed.ring.release();
         }
     }
     let mut completed = Completed::new(4, 128);
@@ -190,7 +190,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
         completed.write(core);
         let wc = completed.next().unwrap();
         assert_eq!(wc.scattered().as_deref(), Some(&pattern[..length.into()]));
-        completed.ring.release_here();
+        completed.ring.release();
     }
 }
 
@@ -313,7 +313,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         completed.write(element(SEND, 2, 7, 2));
         completed.write(element(REQ, 1, 7, 3));
         assert_eq!(completed.next().unwrap().wr_id, 0);
-        completed.ring.release_here();
+        completed.ring.release();
         let gone = |record: Arc<Record>| {
             members.retire(&record);
             drop(record);
