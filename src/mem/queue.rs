@@ -218,7 +218,7 @@ impl Units {
     }
 
     /// The unit `index` as it lies in memory.
-    #[inline(always)]
+    #[cfg(test)]
     pub(crate) fn read(&self, index: u32) -> [u64; 2] {
         // SAFETY: inside and aligned, as `unit` says; initialised since the memory was zeroed.
         unsafe { self.unit(index).read() }
@@ -252,6 +252,46 @@ impl Units {
         unsafe {
             self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
         }
+    }
+}
+
+/// A ring of pairs of [units](Units), a power of two of them: a shared receive queue, whose entries
+/// begin with a link and a piece of memory.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    units: Units,
+    /// Of numbers of first units.
+    mask: u32,
+}
+
+impl Pairs {
+    /// `count` pairs at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Pairs> {
+        let units = Units::new(memory, offset, count.checked_mul(2)?)?;
+        Some(Pairs { mask: (units.count() - 1) & !1, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// Writes the first half of the unit `index`, or of the one before it if that is odd, and
+    /// `second` to the unit behind that one.
+    #[inline(always)]
+    pub(crate) fn write(&self, index: u32, half: u64, second: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: `new` found room for units up to one behind the mask.
+        let first = unsafe { self.units.base.add((index & self.mask) as usize) };
+        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
+        // protocol has it, and the device does not look before it is told.
+        unsafe { first.cast::<u64>().write(half) };
+        // SAFETY: a pair has two.
+        let place = unsafe { first.add(1) };
+        // SAFETY: as above.
+        unsafe { place.write(second) };
     }
 }
 
@@ -441,6 +481,20 @@ mod tests {
         assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
         assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
         assert!(Units::new(memory, usize::MAX, 1).is_none());
+    }
+
+    #[test]
+    fn pairs_lie_side_by_side() {
+        let memory = page();
+        let units = Units::new(memory.clone(), 64, 4).unwrap();
+        let pairs = Pairs::new(memory.clone(), 64, 2).unwrap();
+        for (index, first) in [(0, 0), (3, 2), (6, 2), (u32::MAX, 2)] {
+            units.write(first, [7, 8]);
+            pairs.write(index, u64::from(index), [u64::from(index) + 1, 9]);
+            let found = [units.read(first), units.read(first + 1)];
+            assert_eq!(found, [[u64::from(index), 8], [u64::from(index) + 1, 9]]);
+        }
+        assert!(Pairs::new(memory.clone(), 0, 3).is_none() && Pairs::new(memory, 0, 0).is_none());
     }
 
     #[test]

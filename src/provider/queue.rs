@@ -240,6 +240,8 @@ pub(crate) struct Cursor {
 pub(crate) struct RecvCursor {
     /// The slot that the next request goes to.
     pub(crate) at: u32,
+    /// The slot for the one behind it, where they are not in a row.
+    pub(crate) free: u32,
     /// Requests that still fit.
     pub(crate) room: u32,
 }

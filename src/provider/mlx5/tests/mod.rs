@@ -210,7 +210,7 @@ impl SharedReceiver {
     fn new(entries: u32, stride: u32) -> SharedReceiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
         let units = srq::prepare(&memory, entries, stride).unwrap();
-        let device = Units::new(memory, 0, units.count()).unwrap();
+        let device = Units::new(memory, 0, units.units().count()).unwrap();
         let dbrec = dbrec();
         let max_sge = stride / UNIT as u32 - 1;
         let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone(), open(&dbrec));
