@@ -191,7 +191,7 @@ impl SrqRing {
         if let Some(row) = self.slots.take(self.next.free) {
             self.next.free = row.first.into();
             // A device that names entries which it never had cannot make room that there is not.
-            self.next.room = self.next.room.saturating_add(row.count).min(self.capacity);
+            self.next.room = self.next.room.wrapping_add(row.count).min(self.capacity);
         }
         self.next
     }
