@@ -238,28 +238,25 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        if self.epoch.is_over() {
+        if !self.ring.begin(&self.epoch) {
             return Err(PollError::Forked);
         }
-        Ok(Completions { cq: self, consumed: false })
+        Ok(Completions { ring: &mut self.ring, consumed: false })
     }
 
     /// Whether [`poll_direct`](Self::poll_direct) finds something.
     pub(crate) fn is_direct(&self) -> bool {
-        matches!(self.ring, CqRing::Mlx5(_))
+        self.ring.as_mlx5().is_some()
     }
 
     /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
     /// compiled for those alone; `None` elsewhere.
     #[inline(always)]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
-        if self.epoch.is_over() {
+        if !self.ring.begin(&self.epoch) {
             return Err(PollError::Forked);
         }
-        Ok(match &mut self.ring {
-            CqRing::Mlx5(ring) => Some(Direct { ring, consumed: false }),
-            CqRing::Rxe(_) => None,
-        })
+        Ok(self.ring.as_mlx5_mut().map(|ring| Direct { ring, consumed: false }))
     }
 
     /// Gives back to the device what was consumed by polls that were forgotten.
@@ -290,24 +287,27 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         let solicited = notify == Notify::Solicited;
-        match (&self.heard, &mut self.ring) {
-            (Some(heard), CqRing::Mlx5(ring)) if !self.epoch.is_over() => {
-                ring.arm(solicited, heard.count());
-                Ok(())
-            }
+        match &self.heard {
+            Some(heard) if self.ring.try_arm(solicited, heard.count()) => Ok(()),
             _ => self.ask_to_notify(solicited),
         }
     }
 
-    /// The same where the kernel is asked, or where it cannot be.
+    /// The same where the kernel is asked, where it cannot be, and where something else comes first.
     #[cold]
-    fn ask_to_notify(&self, solicited: bool) -> Result<()> {
+    #[inline(never)]
+    fn ask_to_notify(&mut self, solicited: bool) -> Result<()> {
         const VERB: &str = "req_notify_cq";
-        if self.heard.is_none() {
+        let Some(heard) = &self.heard else {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
-        }
+        };
         let file = self.inner.file();
         file.check_fork(VERB)?;
+        if let Some(ring) = self.ring.as_mlx5_mut() {
+            ring.listen();
+            ring.arm(solicited, heard.count());
+            return Ok(());
+        }
         let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
         file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
     }
@@ -477,7 +477,7 @@ impl fmt::Debug for CompletionQueue {
 /// children do not get, ends it by a signal. Dropping it is harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
-    cq: &'q mut CompletionQueue,
+    ring: &'q mut CqRing,
     consumed: bool,
 }
 
@@ -487,7 +487,7 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.cq.ring.next(!self.consumed)?;
+        let wc = self.ring.next(!self.consumed)?;
         self.consumed = true;
         Some(Completion::new(wc))
     }
@@ -496,13 +496,13 @@ impl Completions<'_> {
     #[inline]
     pub(crate) fn give_back(&mut self) {
         if self.consumed {
-            self.cq.ring.release();
+            self.ring.release();
         }
     }
 }
 
 impl Drop for Completions<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         self.give_back();
     }
@@ -519,22 +519,23 @@ impl Direct<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.ring.next(!self.consumed)?;
+        let wc = self.ring.next()?;
         self.consumed = true;
         Some(Completion::new(Wc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.
-    #[inline]
-    pub(crate) fn give_back(&mut self) {
-        if self.consumed {
+    #[inline(always)]
+    pub(crate) fn give_back(&self) {
+        // In a forked child the record may be the parent's.
+        if self.consumed && !self.ring.gate().is_shut() {
             self.ring.release();
         }
     }
 }
 
 impl Drop for Direct<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         self.give_back();
     }

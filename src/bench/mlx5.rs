@@ -144,6 +144,7 @@ impl Recvs {
 #[derive(Debug)]
 pub struct Completed {
     ring: CqRing,
+    epoch: Epoch,
     device: Units,
     record: Arc<Record>,
     slots: u32,
@@ -158,9 +159,12 @@ impl Completed {
         let units = slots * (CQE / UNIT) as u32;
         let device = Units::new(memory, 0, units).ok_or(Errno::INVAL)?;
         let record = record(slots, Receives::None)?;
-        let ring = CqRing::Mlx5(cq::CqRing::new(elements, dbrec()?, register(0)?, 1));
+        let dbrec = dbrec()?;
+        let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
+        let ring = CqRing::mlx5(cq::CqRing::new(elements, dbrec, gate, register(0)?, 1));
         ring.members().attach(&crate::provider::Member::Mlx5(record.clone()));
-        Ok(Completed { ring, device, record, slots, producer: 0 })
+        let epoch = Epoch::current()?;
+        Ok(Completed { ring, epoch, device, record, slots, producer: 0 })
     }
 
     /// Adds `count` completions of sends; the queue must have room.
@@ -179,6 +183,9 @@ impl Completed {
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
     pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
+        if !self.ring.begin(&self.epoch) {
+            return;
+        }
         let mut found = false;
         for _ in 0..most {
             let Some(wc) = self.ring.next(!found) else { break };

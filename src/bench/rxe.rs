@@ -1,10 +1,10 @@
 //! rxe's queues. The kernel's end is played by writing an index to the file that a queue is mapped
 //! from.
 
-use crate::completion::Completion;
+use crate::completion::{Completion, Wc};
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
-use crate::provider::{CqRing, RecvRing, SendLimits, SendRing, rxe};
+use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
@@ -90,7 +90,7 @@ impl Recvs {
 #[derive(Debug)]
 pub struct Completed {
     file: OwnedFd,
-    ring: CqRing,
+    poller: rxe::poller::Poller,
     mask: u32,
     producer: u32,
 }
@@ -99,8 +99,8 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
-        let ring = CqRing::Rxe(rxe::poller::Poller::new(rxe::cq::CqRing::map(memory.mi, &memory)?));
-        Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
+        let poller = rxe::poller::Poller::new(rxe::cq::CqRing::map(memory.mi, &memory)?);
+        Ok(Completed { file: memory.file, poller, mask: slots - 1, producer: 0 })
     }
 
     /// Adds `count` completions; the queue must have room.
@@ -112,9 +112,9 @@ impl Completed {
 
     /// Reads all completions, gives each to `read`, and hands their places back.
     pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
-        while let Some(wc) = self.ring.next(true) {
-            read(Completion::new(wc));
+        while let Some(wc) = self.poller.next(true) {
+            read(Completion::new(Wc::Rxe(wc)));
         }
-        self.ring.release();
+        self.poller.release();
     }
 }

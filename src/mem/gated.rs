@@ -71,6 +71,18 @@ impl<T> Gated<T> {
         Some(unsafe { self.ring.as_mut().unwrap_unchecked() })
     }
 
+    /// The ring if its gate says `least` or more, for who changes it; else this again, so that it may
+    /// be asked otherwise.
+    #[inline(always)]
+    pub(crate) fn enter(&mut self, least: NonZeroU8) -> Result<&mut T, &mut Self> {
+        // Acquire as in `open`.
+        if self.word().load(Ordering::Acquire) < least.get() {
+            return Err(self);
+        }
+        // SAFETY: as in `open`.
+        Ok(unsafe { self.ring.as_mut().unwrap_unchecked() })
+    }
+
     /// The ring, whatever its gate says.
     pub(crate) fn any(&self) -> Option<&T> {
         self.ring.as_ref()
@@ -93,6 +105,7 @@ mod tests {
         let mut none = Gated::<u32>::none();
         assert_eq!((none.open(NonZeroU8::MIN), none.here(), none.any()), (None, None, None));
         assert_eq!(none.here_mut(), None);
+        assert!(none.enter(NonZeroU8::MIN).is_err());
         assert_eq!(none.any_mut(), None);
     }
 
@@ -105,12 +118,15 @@ mod tests {
         assert_eq!((ring.open(NonZeroU8::MIN), ring.here(), ring.any()), (None, None, Some(&7)));
         gate.word().store(3, Ordering::Relaxed);
         assert_eq!((ring.open(three), ring.open(four), ring.here()), (Some(&7), None, Some(&7)));
-        *ring.here_mut().unwrap() += 1;
+        *ring.enter(three).unwrap() += 1;
+        assert!(ring.enter(four).is_err());
+        assert_eq!(ring.here_mut(), Some(&mut 8));
         drop((gate, record));
         assert_eq!((ring.open(three), ring.open(four)), (Some(&8), None));
         crate::mem::fork::in_child(|| {
             assert_eq!((ring.open(three), ring.here(), ring.any()), (None, None, Some(&8)));
             assert_eq!(ring.here_mut(), None);
+            assert!(ring.enter(NonZeroU8::MIN).is_err());
             assert_eq!(ring.any_mut(), Some(&mut 8));
         });
     }

@@ -65,6 +65,14 @@ impl QueueMemory {
             }
         };
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+        // What a device only reads the kernel pins without making it writable, so that the first
+        // request in each page would fault.
+        for offset in (0..length).step_by(page) {
+            // SAFETY: inside the memory.
+            let first = unsafe { base.add(offset) };
+            // SAFETY: nobody else has the memory yet, in which zero is what lies there already.
+            unsafe { first.write_volatile(0) };
+        }
         Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
@@ -210,7 +218,7 @@ impl Units {
     }
 
     /// The unit `index` as it lies in memory.
-    #[inline(always)]
+    #[cfg(test)]
     pub(crate) fn read(&self, index: u32) -> [u64; 2] {
         // SAFETY: inside and aligned, as `unit` says; initialised since the memory was zeroed.
         unsafe { self.unit(index).read() }
@@ -218,22 +226,135 @@ impl Units {
 
     /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
     /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
-    #[inline(always)]
-    pub(crate) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
+    #[cold]
+    #[inline(never)]
+    fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
+        // SAFETY: a unit has room for a word, and is aligned for one.
+        unsafe { self.unit(index).cast::<Be32>().write(length) };
+        self.copy(index, size_of::<Be32>(), bytes);
+    }
+
+    /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
+    /// it ends. More than the whole ring is cut off.
+    pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
         note(Step::Request);
-        let unit = self.unit(index);
-        // SAFETY: a unit has room for a word, and is aligned for one.
-        unsafe { unit.cast::<Be32>().write(length) };
-        // SAFETY: inside the unit.
-        let to = unsafe { unit.cast::<u8>().add(size_of::<Be32>()) };
-        let room = (self.mask - (index & self.mask)) as usize * UNIT + (UNIT - size_of::<Be32>());
-        if bytes.len() > room || bytes.len() < UNIT {
-            return self.copy(index, size_of::<Be32>(), bytes);
+        let ring = (self.mask as usize + 1) * UNIT;
+        let start = ((index & self.mask) as usize * UNIT + offset) & (ring - 1);
+        let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
+        let rest = &rest[..rest.len().min(ring)];
+        // SAFETY: `start` is inside, because the ring's size is a power of two.
+        let to = unsafe { self.base.cast::<u8>().add(start) };
+        // SAFETY: `first` fits between `start` and the end; queue memory is never lent as a slice,
+        // so that `bytes` lie elsewhere.
+        unsafe { to.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+        // SAFETY: `rest` fits into the ring, and lies elsewhere, as above.
+        unsafe {
+            self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
         }
+    }
+}
+
+/// A ring of pairs of [units](Units), a power of two of them: a shared receive queue, whose entries
+/// begin with a link and a piece of memory.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    units: Units,
+    /// Of numbers of first units.
+    mask: u32,
+}
+
+impl Pairs {
+    /// `count` pairs at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Pairs> {
+        let units = Units::new(memory, offset, count.checked_mul(2)?)?;
+        Some(Pairs { mask: (units.count() - 1) & !1, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// Writes the first half of the unit `index`, or of the one before it if that is odd, and
+    /// `second` to the unit behind that one.
+    #[inline(always)]
+    pub(crate) fn write(&self, index: u32, half: u64, second: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: `new` found room for units up to one behind the mask.
+        let first = unsafe { self.units.base.add((index & self.mask) as usize) };
+        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
+        // protocol has it, and the device does not look before it is told.
+        unsafe { first.cast::<u64>().write(half) };
+        // SAFETY: a pair has two.
+        let place = unsafe { first.add(1) };
+        // SAFETY: as above.
+        unsafe { place.write(second) };
+    }
+}
+
+/// Units of a block.
+pub(crate) const BLOCK: u32 = 4;
+
+/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
+/// begin at blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    units: Units,
+    /// Of numbers of blocks.
+    mask: u32,
+    /// Bytes of all.
+    length: usize,
+}
+
+impl Blocks {
+    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
+        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
+        let length = units.count() as usize * UNIT;
+        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, length, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// The block `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Block<'_> {
+        let unit = (index & self.mask) as usize * BLOCK as usize;
+        // SAFETY: `new` found room for blocks up to and including `mask`.
+        let base = unsafe { self.units.base.add(unit) };
+        Block { base, ring: PhantomData }
+    }
+
+    /// Writes inline data from the unit `unit` of the block `index` on: a word that says how long it
+    /// is, and `bytes`, which go on at the ring's beginning where it ends. More than the whole ring
+    /// is cut off.
+    #[inline(always)]
+    pub(crate) fn inline(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let block = (index & self.mask) as usize * BLOCK as usize;
+        let start = (block + unit as u8 as usize) * UNIT;
+        let data = start + size_of::<Be32>();
+        if bytes.len() < UNIT || data + bytes.len() > self.length {
+            return self.units.inline(index.wrapping_mul(BLOCK).wrapping_add(unit), length, bytes);
+        }
+        let ring = self.units.base.cast::<u8>();
+        // SAFETY: less than the ring's length, as the data is that follows.
+        let place = unsafe { ring.add(start) }.cast::<Be32>();
+        // SAFETY: inside, and aligned as a unit is.
+        unsafe { place.write(length) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let to = unsafe { ring.add(data) };
         if bytes.len() > 4 * UNIT {
-            // SAFETY: there is room for all bytes up to the end of the ring; queue memory is never
-            // lent as a slice, so that the two lie apart.
+            // SAFETY: inside, as above; queue memory is never lent as a slice, so that the two lie
+            // apart.
             return unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         // Whole units, and the last one again from the end back: for so few a call would cost more.
@@ -259,62 +380,6 @@ impl Units {
         let place = unsafe { to.add(last) };
         // SAFETY: as above.
         unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
-    }
-
-    /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
-    /// it ends. More than the whole ring is cut off.
-    #[inline(never)]
-    pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
-        #[cfg(test)]
-        note(Step::Request);
-        let ring = (self.mask as usize + 1) * UNIT;
-        let start = ((index & self.mask) as usize * UNIT + offset) & (ring - 1);
-        let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
-        let rest = &rest[..rest.len().min(ring)];
-        // SAFETY: `start` is inside, because the ring's size is a power of two.
-        let to = unsafe { self.base.cast::<u8>().add(start) };
-        // SAFETY: `first` fits between `start` and the end; queue memory is never lent as a slice,
-        // so that `bytes` lie elsewhere.
-        unsafe { to.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
-        // SAFETY: `rest` fits into the ring, and lies elsewhere, as above.
-        unsafe {
-            self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
-        }
-    }
-}
-
-/// Units of a block.
-pub(crate) const BLOCK: u32 = 4;
-
-/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
-/// begin at blocks.
-#[derive(Debug)]
-pub(crate) struct Blocks {
-    units: Units,
-    /// Of numbers of blocks.
-    mask: u32,
-}
-
-impl Blocks {
-    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
-    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
-        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
-        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, units })
-    }
-
-    /// The ring as units.
-    #[inline(always)]
-    pub(crate) fn units(&self) -> &Units {
-        &self.units
-    }
-
-    /// The block `index`, which is taken modulo the ring.
-    #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> Block<'_> {
-        let unit = (index & self.mask) as usize * BLOCK as usize;
-        // SAFETY: `new` found room for blocks up to and including `mask`.
-        let base = unsafe { self.units.base.add(unit) };
-        Block { base, ring: PhantomData }
     }
 }
 
@@ -367,6 +432,22 @@ mod tests {
     }
 
     #[test]
+    fn first_writes_do_not_fault() {
+        use nix::sys::resource::{UsageWho, getrusage};
+        let faults = || getrusage(UsageWho::RUSAGE_THREAD).unwrap().minor_page_faults();
+        let page = rustix::param::page_size();
+        for pages in [8, 512] {
+            let units = (pages * page / UNIT) as u32;
+            let memory = Arc::new(QueueMemory::pages(pages * page).unwrap());
+            let ring = Units::new(memory, 0, units).unwrap();
+            let before = faults();
+            (0..units).for_each(|unit| ring.write(unit, [1, 2]));
+            // The code's own pages may be new.
+            assert!(faults() - before < 4, "{pages} pages");
+        }
+    }
+
+    #[test]
     fn custom_memory_is_zeroed_and_released_once_by_the_last_holder() {
         static RELEASED: AtomicUsize = AtomicUsize::new(0);
         let mut buffer = vec![[0xa5a5_a5a5_a5a5_a5a5u64; 8]; 8].into_boxed_slice();
@@ -400,6 +481,20 @@ mod tests {
         assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
         assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
         assert!(Units::new(memory, usize::MAX, 1).is_none());
+    }
+
+    #[test]
+    fn pairs_lie_side_by_side() {
+        let memory = page();
+        let units = Units::new(memory.clone(), 64, 4).unwrap();
+        let pairs = Pairs::new(memory.clone(), 64, 2).unwrap();
+        for (index, first) in [(0, 0), (3, 2), (6, 2), (u32::MAX, 2)] {
+            units.write(first, [7, 8]);
+            pairs.write(index, u64::from(index), [u64::from(index) + 1, 9]);
+            let found = [units.read(first), units.read(first + 1)];
+            assert_eq!(found, [[u64::from(index), 8], [u64::from(index) + 1, 9]]);
+        }
+        assert!(Pairs::new(memory.clone(), 0, 3).is_none() && Pairs::new(memory, 0, 0).is_none());
     }
 
     #[test]

@@ -108,9 +108,9 @@ impl CqPlan {
             CqPlan::Rxe { answer, .. } => {
                 let mi = answer.read::<rxe_create_cq_resp>().mi;
                 let ring = rxe::cq::CqRing::map(mi, mapper)?;
-                Ok(CqRing::Rxe(rxe::poller::Poller::new(ring)))
+                Ok(CqRing::rxe(rxe::poller::Poller::new(ring)))
             }
-            CqPlan::Mlx5(plan) => Ok(CqRing::Mlx5(plan.finish())),
+            CqPlan::Mlx5(plan) => Ok(CqRing::mlx5(plan.finish())),
         }
     }
 }
@@ -398,8 +398,8 @@ impl ResizePlan {
         cqe: u32,
         source: Source<'_>,
     ) -> Result<Option<ResizePlan>> {
-        Ok(match (provider, ring) {
-            (Provider::Mlx5(context), CqRing::Mlx5(ring)) => {
+        Ok(match (provider, ring.as_mlx5()) {
+            (Provider::Mlx5(context), Some(ring)) => {
                 mlx5::create::ResizePlan::new(context, ring, cqe, source)?.map(ResizePlan::Mlx5)
             }
             _ => Some(ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() }),
@@ -438,13 +438,15 @@ impl ResizePlan {
         hold: Option<&Hold>,
         mapper: &dyn Mapper,
     ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
-        match (self, ring) {
-            (ResizePlan::Rxe { answer, .. }, CqRing::Rxe(poller)) => {
+        match self {
+            ResizePlan::Rxe { answer, .. } => {
+                let poller = ring.as_rxe().ok_or(Errno::BADMSG)?;
                 let mi = answer.read::<rxe_resize_cq_resp>().mi;
                 poller.replace(rxe::cq::CqRing::map(mi, mapper)?);
                 Ok(None)
             }
-            (ResizePlan::Mlx5(plan), CqRing::Mlx5(ring)) => {
+            ResizePlan::Mlx5(plan) => {
+                let ring = ring.as_mlx5_mut().ok_or(Errno::BADMSG)?;
                 let before = match hold {
                     Some(Hold::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
                     _ => None,
@@ -452,7 +454,6 @@ impl ResizePlan {
                 plan.finish(ring);
                 Ok(before)
             }
-            _ => Err(Errno::BADMSG),
         }
     }
 

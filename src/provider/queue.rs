@@ -3,9 +3,11 @@
 //! Each enum is matched once per call, and a batch makes few calls; the arms are the rings of
 //! [`rxe`](super::rxe) and [`mlx5`](super::mlx5).
 
+use super::mlx5::news::QUIET;
 use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::completion::Wc;
+use crate::mem::fork::Epoch;
 use crate::mem::gated::Gated;
 use crate::mem::ring::ProducerWatch;
 use crate::wr::{PostError, Recv, SendWr};
@@ -40,6 +42,8 @@ impl Member {
 pub(crate) enum CqMembers {
     Rxe(Arc<Retirements<ProducerWatch>>),
     Mlx5(Arc<mlx5::book::Members>),
+    /// Nobody polls.
+    None,
 }
 
 impl CqMembers {
@@ -72,55 +76,123 @@ impl CqMembers {
 }
 
 /// The consumer's side of a completion queue.
+///
+/// What devices write by themselves is behind its gate, and everything else out of the way of it.
 #[derive(Debug)]
-pub(crate) enum CqRing {
-    Rxe(rxe::poller::Poller),
-    Mlx5(mlx5::cq::CqRing),
+pub(crate) struct CqRing {
+    mlx5: Gated<mlx5::cq::CqRing>,
+    rxe: Option<rxe::poller::Poller>,
 }
 
 impl CqRing {
+    pub(crate) fn rxe(poller: rxe::poller::Poller) -> CqRing {
+        CqRing { mlx5: Gated::none(), rxe: Some(poller) }
+    }
+
+    pub(crate) fn mlx5(ring: mlx5::cq::CqRing) -> CqRing {
+        let gate = ring.gate().clone();
+        CqRing { mlx5: Gated::new(ring, &gate), rxe: None }
+    }
+
+    /// The ring of a driver that has no queue memory of its own.
+    pub(crate) fn as_rxe(&mut self) -> Option<&mut rxe::poller::Poller> {
+        self.rxe.as_mut()
+    }
+
+    /// The ring of the other.
+    pub(crate) fn as_mlx5(&self) -> Option<&mlx5::cq::CqRing> {
+        self.mlx5.any()
+    }
+
+    /// As [`as_mlx5`](Self::as_mlx5), for who changes it.
+    pub(crate) fn as_mlx5_mut(&mut self) -> Option<&mut mlx5::cq::CqRing> {
+        self.mlx5.any_mut()
+    }
+
+    /// Begins a poll, for which the control path is listened to; `false` if `epoch` is over.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, epoch: &Epoch) -> bool {
+        self.mlx5.enter(QUIET).is_ok() || self.listen(epoch)
+    }
+
+    #[inline(never)]
+    fn listen(&mut self, epoch: &Epoch) -> bool {
+        if epoch.is_over() {
+            return false;
+        }
+        if let Some(ring) = self.mlx5.any_mut() {
+            ring.listen();
+        }
+        true
+    }
+
+    /// The next completion of a queue pair that is alive, consumed; the first of the poll if that is
+    /// `fresh`.
+    #[inline(always)]
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+        match (self.mlx5.any_mut(), &mut self.rxe) {
+            (Some(ring), _) => ring.next().map(Wc::Mlx5),
+            (None, Some(poller)) => poller.next(fresh).map(Wc::Rxe),
+            (None, None) => None,
+        }
+    }
+
+    /// Gives consumed entries back to the device; nothing in a forked child.
+    ///
+    /// Short: what cleans up after a panic is inlined only if it is, and would otherwise keep in
+    /// memory what polls.
+    #[inline(always)]
+    pub(crate) fn release(&mut self) {
+        match self.mlx5.here_mut() {
+            Some(ring) => ring.release(),
+            None => self.release_rxe(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_rxe(&mut self) {
+        if let Some(poller) = &mut self.rxe {
+            poller.release();
+        }
+    }
+
+    /// Asks for an event as [`mlx5`] does; `false`, and nothing done, elsewhere, and where the gate
+    /// is not quiet.
+    #[inline(always)]
+    pub(crate) fn try_arm(&mut self, solicited: bool, heard: u32) -> bool {
+        match self.mlx5.enter(QUIET) {
+            Ok(ring) => {
+                ring.arm(solicited, heard);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
     /// Bounds what the control path tells of queue pairs where nobody listens: to be called when one
     /// is made.
     pub(crate) fn tidy(&self) {
-        match self {
-            // Only what completed is told of.
-            CqRing::Rxe(_) => {}
-            CqRing::Mlx5(ring) => ring.tidy(),
+        // Of rxe's only what completed is told of.
+        if let Some(ring) = self.mlx5.any() {
+            ring.tidy();
         }
     }
 
     /// Where the control path tells of queue pairs.
     pub(crate) fn members(&self) -> CqMembers {
-        match self {
-            CqRing::Rxe(poller) => CqMembers::Rxe(poller.retirements().clone()),
-            CqRing::Mlx5(ring) => CqMembers::Mlx5(ring.members().clone()),
-        }
-    }
-
-    /// The next completion of a queue pair that is alive, consumed. With `fresh` the control path is
-    /// listened to first: a poll has to do so once.
-    #[inline(always)]
-    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
-        match self {
-            CqRing::Rxe(poller) => poller.next(fresh).map(Wc::Rxe),
-            CqRing::Mlx5(ring) => ring.next(fresh).map(Wc::Mlx5),
-        }
-    }
-
-    /// Gives consumed entries back to the device.
-    #[inline(always)]
-    pub(crate) fn release(&mut self) {
-        match self {
-            CqRing::Rxe(poller) => poller.release(),
-            CqRing::Mlx5(ring) => ring.release(),
+        match (&self.rxe, self.mlx5.any()) {
+            (Some(poller), _) => CqMembers::Rxe(poller.retirements().clone()),
+            (None, Some(ring)) => CqMembers::Mlx5(ring.members().clone()),
+            (None, None) => CqMembers::None,
         }
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
     pub(crate) fn purge(&mut self, member: &Member) {
-        match (self, member) {
-            (CqRing::Rxe(poller), Member::Rxe { qpn }) => poller.purge(*qpn),
-            (CqRing::Mlx5(ring), Member::Mlx5(record)) => ring.purge(record),
+        match (&mut self.rxe, self.mlx5.any_mut(), member) {
+            (Some(poller), _, Member::Rxe { qpn }) => poller.purge(*qpn),
+            (_, Some(ring), Member::Mlx5(record)) => ring.purge(record),
             _ => {}
         }
     }
@@ -130,33 +202,29 @@ impl CqRing {
         &mut self,
         exchange: impl FnOnce(&mut CqRing) -> Result<T, E>,
     ) -> Result<T, E> {
-        let (retirements, position) = match self {
-            CqRing::Rxe(poller) => (poller.retirements().clone(), poller.position()),
-            // Nobody ever looks.
-            CqRing::Mlx5(_) => return exchange(self),
-        };
+        // Elsewhere nobody ever looks.
+        let Some(poller) = &self.rxe else { return exchange(self) };
+        let (retirements, position) = (poller.retirements().clone(), poller.position());
         retirements.exchange(position, || {
             let answer = exchange(self)?;
-            let moved = match self {
-                CqRing::Rxe(poller) => Some(poller.watch()),
-                CqRing::Mlx5(_) => None,
-            };
-            Ok((moved, answer))
+            Ok((self.rxe.as_ref().map(rxe::poller::Poller::watch), answer))
         })
     }
 
     /// Completions that are there to be consumed.
     pub(crate) fn pending(&self) -> u32 {
-        match self {
-            CqRing::Rxe(poller) => poller.pending(),
-            CqRing::Mlx5(ring) => ring.pending(),
+        match (&self.rxe, self.mlx5.any()) {
+            (Some(poller), _) => poller.pending(),
+            (None, Some(ring)) => ring.pending(),
+            (None, None) => 0,
         }
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        match self {
-            CqRing::Rxe(poller) => poller.capacity(),
-            CqRing::Mlx5(ring) => ring.capacity(),
+        match (&self.rxe, self.mlx5.any()) {
+            (Some(poller), _) => poller.capacity(),
+            (None, Some(ring)) => ring.capacity(),
+            (None, None) => 0,
         }
     }
 }
@@ -183,6 +251,8 @@ pub(crate) struct Cursor {
 pub(crate) struct RecvCursor {
     /// The slot that the next request goes to.
     pub(crate) at: u32,
+    /// The slot for the one behind it, where they are not in a row.
+    pub(crate) free: u32,
     /// Requests that still fit.
     pub(crate) room: u32,
 }

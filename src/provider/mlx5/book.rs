@@ -15,6 +15,7 @@
 
 use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
 use super::index::Index;
+use super::news::News;
 use super::record::Record;
 use super::srq::Slots;
 use crate::mem::barrier::udma_from_device;
@@ -57,6 +58,8 @@ pub(crate) struct Estate {
 #[derive(Debug)]
 pub(crate) struct Members {
     letters: Inbox<Letter>,
+    /// Whether the poller has to look for them.
+    pub(crate) news: News,
     /// How many were put since somebody took them.
     fresh: AtomicU32,
     /// Letters that were looked through, oldest first; with one among the others that says so.
@@ -83,10 +86,11 @@ impl Drop for Members {
 }
 
 impl Members {
-    pub(crate) fn new() -> Arc<Members> {
+    pub(crate) fn new(news: News) -> Arc<Members> {
         let older = Mutex::new(Vec::new());
         Arc::new(Members {
             letters: Inbox::new(),
+            news,
             fresh: AtomicU32::new(0),
             older,
             estate: std::sync::Mutex::default(),
@@ -96,6 +100,7 @@ impl Members {
     fn put(&self, letter: Letter) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
         self.letters.put(letter);
+        self.news.announce();
     }
 
     fn older(&self) -> MutexGuard<'_, Vec<Letter>> {
@@ -173,8 +178,7 @@ impl Members {
         self.retire(record);
     }
 
-    /// Whether there is nothing to learn: one load.
-    #[inline(always)]
+    /// Whether there is nothing to learn.
     pub(crate) fn is_empty(&self) -> bool {
         self.letters.is_empty()
     }
@@ -256,7 +260,6 @@ impl Book {
     }
 
     /// Whether there are indices to give up.
-    #[inline(always)]
     pub(crate) fn mourns(&self) -> bool {
         !self.dead.is_empty()
     }
@@ -300,6 +303,12 @@ mod tests {
     use super::super::index::Indices;
     use super::super::record::Receives;
     use super::*;
+    use crate::mem::dbrec::{DoorbellPages, Gate};
+
+    fn members() -> Arc<Members> {
+        let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
+        Members::new(News::new(Gate::beside(&line).unwrap()))
+    }
 
     fn record(indices: &Arc<Indices>) -> Arc<Record> {
         let index = indices.take().unwrap();
@@ -308,7 +317,7 @@ mod tests {
 
     #[test]
     fn records_are_found_between_their_letters() {
-        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
         let all: Vec<_> = (0..200).map(|_| record(&indices)).collect();
         for record in &all {
             members.attach(record);
@@ -331,7 +340,7 @@ mod tests {
     #[test]
     fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
         for empty in [true, false] {
-            let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+            let (indices, members, mut book) = (Indices::new(), members(), Book::default());
             let dead = record(&indices);
             members.attach(&dead);
             book.learn(&members, 0, 8);
@@ -353,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_life_between_two_looks_leaves_nothing() {
-        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
         let short = record(&indices);
         members.attach(&short);
         members.retire(&short);
@@ -375,7 +384,7 @@ mod tests {
     /// A queue that nobody polls, or that never completes anything.
     #[test]
     fn letters_of_many_lives_do_not_pile_up() {
-        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
         let known = record(&indices);
         members.attach(&known);
         book.learn(&members, 0, 8);
@@ -409,7 +418,7 @@ mod tests {
     /// What is in the queue may be of somebody who is gone, so that the index stays in use.
     #[test]
     fn letters_stay_while_the_queue_holds_something() {
-        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
         for _ in 0..FEW {
             let short = record(&indices);
             members.attach(&short);
@@ -428,7 +437,7 @@ mod tests {
 
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
-        let (indices, members, mut book) = (Indices::new(), Members::new(), Book::default());
+        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
         let stuck = record(&indices);
         members.attach(&stuck);
         members.retire_for_good(&stuck);
@@ -446,7 +455,13 @@ mod model {
     use super::super::index::Indices;
     use super::super::record::Receives;
     use super::*;
+    use crate::mem::dbrec::{DoorbellPages, Gate};
     use loom::thread;
+
+    fn members() -> Arc<Members> {
+        let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
+        Members::new(News::new(Gate::beside(&line).unwrap()))
+    }
 
     fn record(indices: &Arc<Indices>) -> Arc<Record> {
         let index = indices.take().unwrap();
@@ -457,7 +472,7 @@ mod model {
     #[test]
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), Members::new());
+            let (indices, members) = (Indices::new(), members());
             // The device, which completes for whoever it was told of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
@@ -483,7 +498,7 @@ mod model {
     #[test]
     fn an_index_is_not_dealt_while_a_completion_bears_it() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), Members::new());
+            let (indices, members) = (Indices::new(), members());
             let mut book = Book::default();
             let dead = record(&indices);
             let number = dead.index().number();
@@ -521,7 +536,7 @@ mod model {
     #[test]
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), Members::new());
+            let (indices, members) = (Indices::new(), members());
             let (staying, short) = (record(&indices), record(&indices));
             members.attach(&staying);
             members.attach(&short);
@@ -542,6 +557,34 @@ mod model {
             assert!(book.get(staying.index().number()).is_some());
             assert!(book.get(gone).is_none());
             assert_eq!(indices.take().unwrap().number(), gone);
+        });
+    }
+
+    /// A poller that was told of nothing need not look: what it missed is announced.
+    #[test]
+    fn what_was_put_is_heard_of() {
+        loom::model(|| {
+            let (indices, members) = (Indices::new(), members());
+            let poll = |book: &mut Book, members: &Members| {
+                if !members.news.is_quiet() {
+                    members.news.hush();
+                    book.learn(members, 0, 2);
+                }
+            };
+            let poller = {
+                let members = members.clone();
+                thread::spawn(move || {
+                    let mut book = Book::default();
+                    poll(&mut book, &members);
+                    poll(&mut book, &members);
+                    book
+                })
+            };
+            let record = record(&indices);
+            members.attach(&record);
+            let mut book = poller.join().unwrap();
+            poll(&mut book, &members);
+            assert!(book.get(record.index().number()).is_some());
         });
     }
 }

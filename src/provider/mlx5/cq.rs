@@ -5,11 +5,12 @@
 
 use super::book::{Book, Estate, Members};
 use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of, received};
+use super::news::News;
 use super::record::Record;
 use super::wqe::pair;
 use crate::completion::WcOpcode;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
-use crate::mem::dbrec::{DoorbellRecord, RecordWord};
+use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::element::{Elements, Reader};
 use crate::mem::fork::Epoch;
 use crate::mem::queue::QueueMemory;
@@ -63,13 +64,15 @@ enum Found {
 }
 
 impl CqRing {
-    /// Takes what [`prepare`] made.
+    /// Takes what [`prepare`] made, and a gate that is shut.
     pub(crate) fn new(
         elements: Elements,
         dbrec: Arc<DoorbellRecord>,
+        gate: Gate,
         arming: Arc<Register>,
         cqn: u32,
     ) -> CqRing {
+        let news = News::new(gate);
         CqRing {
             epoch: elements.epoch(),
             reader: Reader::new(elements, 0),
@@ -77,7 +80,7 @@ impl CqRing {
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming,
-            members: Members::new(),
+            members: Members::new(news),
             book: Book::default(),
         }
     }
@@ -111,36 +114,47 @@ impl CqRing {
         self.entries() - 1
     }
 
-    /// Reads what the control path wrote, if it wrote anything: one load otherwise.
-    #[inline(always)]
-    fn learn(&mut self) {
-        if !self.members.is_empty() {
-            self.read_letters();
+    /// What tells whether there is something to [learn](Self::listen), and whether this is the process
+    /// that made the queue.
+    pub(crate) fn gate(&self) -> &Gate {
+        self.members.news.gate()
+    }
+
+    /// Listens to the control path. A poll that finds the gate less than
+    /// [quiet](super::news::QUIET) has to do so once, before it believes anything; not in a forked
+    /// child.
+    pub(crate) fn listen(&mut self) {
+        if self.members.news.is_quiet() {
+            return;
+        }
+        self.members.news.hush();
+        self.learn();
+        self.forget();
+        if self.book.mourns() {
+            // What is there may be over by the next poll.
+            self.members.news.announce();
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn read_letters(&mut self) {
-        let entries = self.reader.elements().count();
-        self.book.learn(&self.members, self.reader.consumer(), entries);
-        self.forget();
+    /// Reads what the control path wrote, if it wrote anything.
+    fn learn(&mut self) {
+        if !self.members.is_empty() {
+            let entries = self.reader.elements().count();
+            self.book.learn(&self.members, self.reader.consumer(), entries);
+        }
     }
 
-    #[cold]
-    #[inline(never)]
     fn forget(&mut self) {
         // After the letters were read: what a dead queue pair completed is there by now.
         let empty = self.reader.ready().is_none();
         self.book.forget(self.reader.consumer(), empty);
     }
 
-    /// The next completion, consumed. With `fresh` the control path is listened to before anything
-    /// is believed: a poll has to do so once.
+    /// The next completion, consumed.
     #[inline(always)]
-    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
         let (number, wr_id, kind, owner) = loop {
-            match self.step(fresh) {
+            match self.step() {
                 Found::Nothing => return None,
                 Found::Discarded => {}
                 Found::Completion { number, wr_id, kind, owner } => {
@@ -152,16 +166,13 @@ impl CqRing {
     }
 
     #[inline(always)]
-    fn step(&mut self, fresh: bool) -> Found {
+    fn step(&mut self) -> Found {
         let element = self.reader.next();
         let Some(owner) = self.reader.ready() else { return Found::Nothing };
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
         let number = number_of(element);
         let at = u32::from(element.be16::<COUNTER>());
-        if fresh {
-            self.learn();
-        }
         if let Some(record) = self.book.get(number) {
             if opcode_of(owner) == opcode::MLX5_CQE_REQ {
                 let sent = record.sends.complete(at);
@@ -191,6 +202,7 @@ impl CqRing {
         if self.book.get(number).is_none() {
             // Made, and already busy, since this poll began?
             self.learn();
+            self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
@@ -209,24 +221,21 @@ impl CqRing {
                     self.book.discard(number, at);
                 }
                 // If nothing else comes, nobody else gives it back.
-                self.release();
+                if !self.epoch.is_over() {
+                    self.release();
+                }
                 Found::Discarded
             }
         }
     }
 
-    /// Gives consumed elements back to the device.
+    /// Gives consumed elements back to the device. Not in a forked child, where the record may be the
+    /// parent's.
     #[inline(always)]
-    pub(crate) fn release(&mut self) {
-        if self.epoch.is_over() {
-            return;
-        }
+    pub(crate) fn release(&self) {
         // Pairs with the device writing over elements after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
-        if self.book.mourns() {
-            self.forget();
-        }
     }
 
     /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::mem::allocator::{ResourceType, Source};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RECORD};
 use crate::mem::element::Elements;
-use crate::mem::queue::{QueueMemory, Units};
+use crate::mem::queue::{Pairs, QueueMemory};
 use crate::mem::register::Register;
 use crate::provider::plan::{CqAsk, QpAsk, Queues, SharedSlots, SrqAsk};
 use crate::provider::{Member, SendLimits, ThreadRegister};
@@ -94,6 +94,7 @@ fn misfit(verb: &'static str) -> Error {
 pub(crate) struct CqPlan {
     size: CqSize,
     record: Arc<DoorbellRecord>,
+    gate: Gate,
     memory: Arc<QueueMemory>,
     elements: Elements,
     arming: Arc<Register>,
@@ -110,6 +111,7 @@ impl CqPlan {
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let (memory, elements) = completions(size, &source)?;
         let record = record(context, &source)?;
+        let gate = gate(context, &record, source.verb)?;
         let (arming, page_id) = context.registers.arming();
         let buffers = [buffer(&memory), record.memory().and_then(buffer)];
         let mut request = abi::mlx5_ib_create_cq {
@@ -133,7 +135,18 @@ impl CqPlan {
         request.flags = flags.bits();
         let arming = arming.clone();
         let response = Default::default();
-        Ok(CqPlan { size, memory, elements, record, arming, page_id, buffers, request, response })
+        Ok(CqPlan {
+            size,
+            memory,
+            elements,
+            record,
+            gate,
+            arming,
+            page_id,
+            buffers,
+            request,
+            response,
+        })
     }
 
     pub(crate) fn cqe(&self) -> u32 {
@@ -167,7 +180,7 @@ impl CqPlan {
     }
 
     pub(crate) fn finish(self) -> CqRing {
-        CqRing::new(self.elements, self.record, self.arming, self.response.cqn)
+        CqRing::new(self.elements, self.record, self.gate, self.arming, self.response.cqn)
     }
 }
 
@@ -480,7 +493,7 @@ pub(crate) struct SrqPlan {
     record: Arc<DoorbellRecord>,
     gate: Gate,
     memory: Arc<QueueMemory>,
-    units: Units,
+    pairs: Pairs,
     /// Of a queue of an XRC domain, whose completions bear it.
     index: Option<Arc<Index>>,
     request: abi::mlx5_ib_create_srq,
@@ -498,8 +511,8 @@ impl SrqPlan {
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let memory = source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?;
         let memory = Arc::new(memory);
-        let units = srq::prepare(&memory, size.entries, 1 << size.stride_log);
-        let units = units.ok_or_else(|| misfit(source.verb))?;
+        let pairs = srq::prepare(&memory, size.entries, 1 << size.stride_log);
+        let pairs = pairs.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
         let gate = gate(context, &record, source.verb)?;
         let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
@@ -511,7 +524,7 @@ impl SrqPlan {
             ..Default::default()
         };
         let response = Default::default();
-        Ok(SrqPlan { size, memory, units, record, gate, index, request, response })
+        Ok(SrqPlan { size, memory, pairs, record, gate, index, request, response })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -537,7 +550,7 @@ impl SrqPlan {
     pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
         let stride = 1 << self.size.stride_log;
         let sge = self.size.max_sge;
-        let ring = SrqRing::new(self.units, self.size.entries, stride, sge, self.record, self.gate);
+        let ring = SrqRing::new(self.pairs, self.size.entries, stride, sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
         let record = self.index.map(|index| Record::new(number, index, None, receives));
         (ring, record)

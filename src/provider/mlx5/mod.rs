@@ -4,7 +4,7 @@
 //! Pairs with `hw/mlx5` of the kernel. [`context`] opens, [`size`] and [`create`] make queues,
 //! [`uar`] has the registers. A send is written by [`sq`] in the words of [`wqe`] and [`umr`] and
 //! rung there; receives go through [`rq`] and [`srq`]. Completions come out of [`cq`] as [`cqe`],
-//! and find their request by [`index`], [`book`] and [`record`].
+//! and find their request by [`index`], [`book`] and [`record`]; [`news`] tells when to look into the book.
 
 pub(crate) mod ah;
 pub(crate) mod book;
@@ -15,6 +15,7 @@ pub(crate) mod create;
 pub(crate) mod dm;
 pub(crate) mod hold;
 pub(crate) mod index;
+pub(crate) mod news;
 pub(crate) mod pd;
 pub(crate) mod record;
 pub(crate) mod rq;

@@ -89,7 +89,7 @@ impl RecvRing {
     pub(crate) fn cursor(&self) -> RecvCursor {
         let tail = self.record.receives.own.tail();
         let room = self.entries.wrapping_sub(self.head.wrapping_sub(tail));
-        RecvCursor { at: self.head, room }
+        RecvCursor { at: self.head, room, ..RecvCursor::default() }
     }
 
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing

@@ -491,8 +491,7 @@ impl Request<'_> {
         }
         if !bytes.is_empty() {
             let length = bytes.len() as u32;
-            let first = self.at.wrapping_mul(BLOCK).wrapping_add(*size);
-            self.ring.blocks.units().inline(first, inline_length(length), bytes);
+            self.ring.blocks.inline(self.at, *size, inline_length(length), bytes);
             *size += (length + size_of::<u32>() as u32).div_ceil(UNIT as u32);
         }
         Ok(())

@@ -1,95 +1,119 @@
 //! Shared receive queues: entries that form a linked list, in which the device finds the next.
 //!
-//! Who posts takes entries from the front of the list. Whoever polls a completion of any of the
-//! queue pairs gives the entry back to [`Slots`], and who posts puts it at the end of the list. The
-//! last entry stays where it is until something is put behind it, because the device follows its
-//! link.
+//! The device goes on with the entry that the last one was linked to. So who posts fills that one, and
+//! links it to any that is free, which is next. Whoever polls a completion of any of the queue pairs
+//! gives the entry back to [`Slots`], where who posts finds all of them in a row. One entry is always
+//! kept, to be the next.
 
-use super::rq::{scatter, scatter_any};
-use super::wqe::{link, linked};
+use super::rq::scatter_any;
+use super::wqe::{TERMINATOR, data, link};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
-use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::queue::{Pairs, QueueMemory, UNIT};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
 use std::sync::Arc;
 
-/// No entry.
-const NONE: u32 = u32::MAX;
+/// An entry, as who posts and those who poll know it.
+#[derive(Debug, Default)]
+struct Slot {
+    /// The number that the user gave.
+    wr_id: AtomicU64,
+    /// The entry behind it, while it is free.
+    next: AtomicU32,
+}
+
+/// Entries that came back, linked in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    first: u16,
+    last: u16,
+    count: u32,
+}
+
+impl Row {
+    #[inline(always)]
+    fn of(word: u64) -> Row {
+        Row { first: word as u16, last: (word >> 16) as u16, count: (word >> 32) as u32 }
+    }
+
+    #[inline(always)]
+    fn word(self) -> u64 {
+        u64::from(self.count) << 32 | u64::from(self.last) << 16 | u64::from(self.first)
+    }
+}
 
 /// What who posts and those who poll share: the numbers that the user gave, and the entries that
 /// come back.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    wr_ids: Masked<AtomicU64>,
-    /// Which entry came back before.
-    before: Masked<AtomicU32>,
-    /// The entry that came back last.
-    last: AtomicU32,
+    slots: Masked<Slot>,
+    /// A [`Row`], the entry that came back last first.
+    back: AtomicU64,
 }
 
 impl Slots {
     fn new(entries: u32) -> Slots {
-        Slots {
-            wr_ids: Masked::new(entries),
-            before: Masked::new(entries),
-            last: AtomicU32::new(NONE),
-        }
+        Slots { slots: Masked::new(entries), back: AtomicU64::new(0) }
     }
 
     /// Gives the entry back that a completion names, and answers the number of its request. Any
     /// number of threads may do so at once.
     #[inline]
     pub(crate) fn complete(&self, at: u32) -> u64 {
-        let at = at & (self.wr_ids.len() - 1);
-        let wr_id = self.wr_ids.at(at).load(Ordering::Relaxed);
-        let mut last = self.last.load(Ordering::Relaxed);
+        let at = at & (self.slots.len() - 1);
+        let slot = self.slots.at(at);
+        let wr_id = slot.wr_id.load(Ordering::Relaxed);
+        let mut word = self.back.load(Ordering::Relaxed);
         loop {
-            self.before.at(at).store(last, Ordering::Relaxed);
-            // Release: the number is read, and the entry before is noted, before the poster finds
-            // the entry. The list is only ever taken whole, so no entry is compared after it was
+            let back = Row::of(word);
+            // Behind the last of a row is whatever the poster puts there.
+            slot.next.store(back.first.into(), Ordering::Relaxed);
+            let first = at as u16;
+            let last = if back.count == 0 { first } else { back.last };
+            let row = Row { first, last, count: back.count.wrapping_add(1) };
+            // Release: the number is read, and the entry behind is noted, before the poster finds
+            // the entry. The row is only ever taken whole, so no entry is compared after it was
             // used again.
-            match self.last.compare_exchange_weak(last, at, Ordering::Release, Ordering::Relaxed) {
+            match self.back.compare_exchange_weak(
+                word,
+                row.word(),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return wr_id,
-                Err(seen) => last = seen,
+                Err(seen) => word = seen,
             }
         }
     }
 
-    /// Takes all entries that came back.
+    /// Takes all entries that came back, and puts those `behind` that the poster has.
     #[inline]
-    fn take(&self, mut put: impl FnMut(u32)) {
-        if self.last.load(Ordering::Relaxed) == NONE {
-            return;
+    fn take(&self, behind: u32) -> Option<Row> {
+        if self.back.load(Ordering::Relaxed) == 0 {
+            return None;
         }
         // Acquire pairs with the Release of `complete`.
-        let mut at = self.last.swap(NONE, Ordering::Acquire);
-        // A device that names an entry twice makes the list a circle.
-        for _ in 0..self.wr_ids.len() {
-            if at == NONE {
-                return;
-            }
-            let before = self.before.at(at).load(Ordering::Relaxed);
-            put(at);
-            at = before;
-        }
+        let row = Row::of(self.back.swap(0, Ordering::Acquire));
+        self.slots.at(row.last.into()).next.store(behind, Ordering::Relaxed);
+        Some(row)
     }
 }
 
 /// Links `entries` of `stride` bytes, both powers of two, from the first to the last; `None` if
 /// they do not fit into `memory`. To be done before the device knows them.
-pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> Option<Units> {
+pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> Option<Pairs> {
     let shift = stride / UNIT as u32;
     if !entries.is_power_of_two() || entries > 1 << 16 || !shift.is_power_of_two() || shift < 2 {
         return None;
     }
-    let units = Units::new(memory.clone(), 0, entries.checked_mul(shift)?)?;
+    let pairs = Pairs::new(memory.clone(), 0, entries.checked_mul(shift)? / 2)?;
     for entry in 0..entries {
-        units.write(entry * shift, link((entry + 1) & (entries - 1)));
+        pairs.write(entry * shift, link((entry + 1) & (entries - 1)), [0; 2]);
     }
-    Some(units)
+    Some(pairs)
 }
 
 /// The poster's side of a shared receive queue.
@@ -97,7 +121,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
 pub(crate) struct SrqRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<0>,
-    units: Units,
+    pairs: Pairs,
     /// Units of an entry, as a shift.
     stride: u8,
     /// Units of an entry after its link.
@@ -105,15 +129,11 @@ pub(crate) struct SrqRing {
     max_sge: u32,
     /// One less than the entries.
     capacity: u32,
-    /// The entry that is posted next.
-    head: u32,
-    /// The last entry of the list.
-    tail: u32,
-    /// Entries that can be posted: all of the list but the last.
-    free: u32,
+    /// Where the next receive stands, as those before it are posted.
+    next: RecvCursor,
     /// Receives posted in all.
     posted: u32,
-    wr_ids: Masked<AtomicU64>,
+    notes: Masked<Slot>,
     gate: Gate,
     slots: Arc<Slots>,
 }
@@ -121,7 +141,7 @@ pub(crate) struct SrqRing {
 impl SrqRing {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
-        units: Units,
+        pairs: Pairs,
         entries: u32,
         stride: u32,
         max_sge: u32,
@@ -130,21 +150,22 @@ impl SrqRing {
     ) -> SrqRing {
         let stride = stride / UNIT as u32;
         let slots = Arc::new(Slots::new(entries));
+        for entry in 0..entries {
+            slots.slots.at(entry).next.store(entry + 1, Ordering::Relaxed);
+        }
         // There are no states to wait for.
         gate.word().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
-            units,
+            pairs,
             stride: stride.trailing_zeros() as u8,
             room: stride - 1,
             // The first unit of an entry is its link.
             max_sge: max_sge.min(stride - 1),
             capacity: entries - 1,
-            head: 0,
-            tail: entries - 1,
-            free: entries - 1,
+            next: RecvCursor { at: 0, free: 1, room: entries - 1 },
             posted: 0,
             word: dbrec.word(),
-            wr_ids: slots.wr_ids.clone(),
+            notes: slots.slots.clone(),
             gate,
             slots,
         }
@@ -164,25 +185,15 @@ impl SrqRing {
         self.capacity
     }
 
-    /// Where the next receive goes, after what came back was put at the end of the list. Not to be
-    /// called in a forked child.
+    /// Where the next receive goes, with what came back. Not to be called in a forked child.
     #[inline(always)]
     pub(crate) fn cursor(&mut self) -> RecvCursor {
-        self.collect();
-        RecvCursor { at: self.head, room: self.free }
-    }
-
-    #[inline]
-    fn collect(&mut self) {
-        let SrqRing { units, stride, tail, free, capacity, slots, .. } = self;
-        slots.take(|entry| {
-            // A device that names entries which it never had cannot make the list longer than it is.
-            if *free < *capacity {
-                units.write(*tail << *stride, link(entry));
-                *tail = entry;
-                *free += 1;
-            }
-        });
+        if let Some(row) = self.slots.take(self.next.free) {
+            self.next.free = row.first.into();
+            // A device that names entries which it never had cannot make room that there is not.
+            self.next.room = self.next.room.wrapping_add(row.count).min(self.capacity);
+        }
+        self.next
     }
 
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
@@ -192,13 +203,16 @@ impl SrqRing {
         if cursor.room == 0 {
             return false;
         }
-        let unit = cursor.at << self.stride;
-        // Before anything is written, so that the way to it need not be found twice.
-        let next = linked(self.units.read(unit));
-        if !scatter(&self.units, unit.wrapping_add(1), self.room, recv.sges) {
+        let [sge] = recv.sges else { return false };
+        if sge.length as i32 <= 0 {
             return false;
         }
-        self.noted(cursor, recv.wr_id, next);
+        let unit = cursor.at << self.stride;
+        self.pairs.write(unit, link(cursor.free), data(sge));
+        if self.room > 1 {
+            self.pairs.units().write(unit.wrapping_add(2), TERMINATOR);
+        }
+        self.noted(cursor, recv.wr_id);
         true
     }
 
@@ -211,16 +225,19 @@ impl SrqRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let unit = cursor.at << self.stride;
-        scatter_any(&self.units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
-        self.noted(cursor, recv.wr_id, linked(self.units.read(unit)));
+        let (unit, units) = (cursor.at << self.stride, self.pairs.units());
+        scatter_any(units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
+        units.write(unit, [link(cursor.free), 0]);
+        self.noted(cursor, recv.wr_id);
         Ok(())
     }
 
+    /// Moves on to the entry that this one is linked to.
     #[inline(always)]
-    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64, next: u32) {
-        self.wr_ids.at(cursor.at).store(wr_id, Ordering::Relaxed);
-        cursor.at = next;
+    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64) {
+        self.notes.at(cursor.at).wr_id.store(wr_id, Ordering::Relaxed);
+        cursor.at = cursor.free;
+        cursor.free = self.notes.at(cursor.free).next.load(Ordering::Relaxed);
         cursor.room -= 1;
     }
 
@@ -228,9 +245,8 @@ impl SrqRing {
     /// child the record is none of ours.
     #[inline(always)]
     pub(crate) fn publish(&mut self, cursor: RecvCursor) {
-        self.posted = self.posted.wrapping_add(self.free - cursor.room);
-        self.head = cursor.at;
-        self.free = cursor.room;
+        self.posted = self.posted.wrapping_add(self.next.room - cursor.room);
+        self.next = cursor;
         // Pairs with the device reading entries after the record that counts them.
         udma_to_device();
         self.word.set(self.posted & 0xffff);
@@ -249,11 +265,14 @@ mod model {
     /// late; `held` is read and written with them.
     #[test]
     fn two_give_back_while_one_takes() {
-        loom::model(|| {
+        let mut builder = loom::model::Builder::new();
+        // All of them take minutes.
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
             let slots = Arc::new(Slots::new(2));
             let held = Arc::new([Touched::new(), Touched::new()]);
-            slots.wr_ids.at(0).store(10, Ordering::Relaxed);
-            slots.wr_ids.at(1).store(11, Ordering::Relaxed);
+            slots.slots.at(0).wr_id.store(10, Ordering::Relaxed);
+            slots.slots.at(1).wr_id.store(11, Ordering::Relaxed);
             let pollers: Vec<_> = (0..2u32)
                 .map(|at| {
                     let (slots, held) = (slots.clone(), held.clone());
@@ -263,16 +282,27 @@ mod model {
                     })
                 })
                 .collect();
+            // All of a row, and what is behind it.
+            let take = |slots: &Slots| {
+                let mut seen = Vec::new();
+                let Some(row) = slots.take(7) else { return seen };
+                let mut at = u32::from(row.first);
+                for _ in 0..row.count {
+                    seen.push(at);
+                    at = slots.slots.at(at).next.load(Ordering::Relaxed);
+                }
+                assert_eq!((seen.last(), at), (Some(&row.last.into()), 7));
+                seen
+            };
             let poster = {
                 let slots = slots.clone();
                 thread::spawn(move || {
-                    let mut seen = Vec::new();
-                    slots.take(|at| {
-                        seen.push(at);
+                    let seen = take(&slots);
+                    for at in &seen {
                         // The entry is posted again at once.
-                        held[at as usize].write();
-                        slots.wr_ids.at(at).store(99, Ordering::Relaxed);
-                    });
+                        held[*at as usize].write();
+                        slots.slots.at(*at).wr_id.store(99, Ordering::Relaxed);
+                    }
                     seen
                 })
             };
@@ -280,7 +310,7 @@ mod model {
                 poller.join().unwrap();
             }
             let mut seen = poster.join().unwrap();
-            slots.take(|at| seen.push(at));
+            seen.extend(take(&slots));
             seen.sort_unstable();
             assert_eq!(seen, [0, 1]);
         });

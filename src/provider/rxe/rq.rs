@@ -36,7 +36,7 @@ impl RecvRing {
     pub(crate) fn cursor(&self) -> RecvCursor {
         let used = self.ring.distance(self.ring.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.ring.capacity() - used };
-        RecvCursor { at: self.producer, room }
+        RecvCursor { at: self.producer, room, ..RecvCursor::default() }
     }
 
     #[inline]

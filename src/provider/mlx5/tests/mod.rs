@@ -8,6 +8,7 @@ mod posting;
 mod vectors;
 
 use super::cq::{self, CqRing};
+use super::cqe::Wc;
 use super::index::Indices;
 use super::record::{Receives, Record};
 use super::rq::{self, RecvRing};
@@ -209,7 +210,7 @@ impl SharedReceiver {
     fn new(entries: u32, stride: u32) -> SharedReceiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
         let units = srq::prepare(&memory, entries, stride).unwrap();
-        let device = Units::new(memory, 0, units.count()).unwrap();
+        let device = Units::new(memory, 0, units.units().count()).unwrap();
         let dbrec = dbrec();
         let max_sge = stride / UNIT as u32 - 1;
         let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone(), open(&dbrec));
@@ -250,7 +251,8 @@ impl Completed {
         let stride = (size / UNIT) as u32;
         let device = Units::new(memory, 0, entries * stride).unwrap();
         let (dbrec, page) = (dbrec(), Page::new(0));
-        let ring = CqRing::new(elements, dbrec.clone(), page.register.clone(), CQN);
+        let gate = Gate::beside(&dbrec).unwrap();
+        let ring = CqRing::new(elements, dbrec.clone(), gate, page.register.clone(), CQN);
         Completed { ring, device, dbrec, page, entries, stride, producer: 0 }
     }
 
@@ -263,10 +265,21 @@ impl Completed {
         self.producer = self.producer.wrapping_add(1);
     }
 
+    /// The next completion, of a poll that begins.
+    fn next(&mut self) -> Option<Wc<'_>> {
+        next(&mut self.ring)
+    }
+
     /// How far the device was told that we are.
     fn consumed(&self) -> u32 {
         self.dbrec.get(0)
     }
+}
+
+/// The next completion, of a poll that begins.
+fn next(ring: &mut CqRing) -> Option<Wc<'_>> {
+    ring.listen();
+    ring.next()
 }
 
 /// The 64 bytes of a completion with what all have.

@@ -103,7 +103,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                 }
                 _ => {
                     for _ in 0..random.below(3) {
-                        let Some(wc) = completed.ring.next(true) else {
+                        let Some(wc) = completed.next() else {
                             assert!(executed.is_empty());
                             break;
                         };
@@ -152,7 +152,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                     written += 1;
                 }
                 _ => {
-                    while let Some(wc) = completed.ring.next(true) {
+                    while let Some(wc) = completed.next() {
                         assert_eq!(wc.wr_id, done, "seed {seed}");
                         done += 1;
                     }
@@ -206,7 +206,7 @@ fn shared_receives_follow_the_list() {
                     expected.push_back(id);
                 }
                 _ => {
-                    while let Some(wc) = completed.ring.next(true) {
+                    while let Some(wc) = completed.next() {
                         assert_eq!(Some(wc.wr_id), expected.pop_front(), "seed {seed}");
                         done += 1;
                     }

@@ -60,11 +60,11 @@ fn the_owner_then_the_rest_then_the_record() {
     completed.ring.members().attach(&sends.record);
     // The letter that says so is read.
     completed.write(element(0, 1, 0, 0));
-    assert!(completed.ring.next(true).is_some());
-    assert_eq!(steps_of(|| assert!(completed.ring.next(true).is_none())), [Step::Owner]);
+    assert!(completed.next().is_some());
+    assert_eq!(steps_of(|| assert!(completed.next().is_none())), [Step::Owner]);
     completed.write(element(0, 1, 0, 0));
     let steps = steps_of(|| {
-        assert!(completed.ring.next(true).unwrap().status().0 == 0);
+        assert!(completed.next().unwrap().status().0 == 0);
         completed.ring.release();
     });
     let expected =

@@ -1,7 +1,8 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
-use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element};
+use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element, next};
 use crate::completion::{WcOpcode, WcStatus};
+use crate::mem::dbrec::Gate;
 use crate::mem::queue::QueueMemory;
 use crate::mem::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
@@ -34,7 +35,7 @@ fn member() -> Arc<Record> {
 
 fn ids(ring: &mut CqRing) -> Vec<u64> {
     let mut ids = Vec::new();
-    while let Some(wc) = ring.next(true) {
+    while let Some(wc) = next(ring) {
         ids.push(wc.wr_id);
     }
     ring.release();
@@ -69,7 +70,7 @@ fn completions_say_what_their_fields_say() {
     let record = member();
     completed.ring.members().attach(&record);
     completed.write(element(REQ, 1, 0x1000_0042, 3));
-    let wc = completed.ring.next(true).unwrap();
+    let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.status()), (103, WcOpcode::READ, WcStatus::SUCCESS));
     assert_eq!((wc.qpn(), wc.imm(), wc.vendor_err()), (0x42, None, 0));
 
@@ -81,7 +82,7 @@ fn completions_say_what_their_fields_say() {
     core[44..48].copy_from_slice(&[0, 0, 2, 1]);
     core[48..56].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
     completed.write(core);
-    let wc = completed.ring.next(true).unwrap();
+    let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.byte_len()), (202, WcOpcode::RECV, 0x201));
     assert_eq!((wc.imm(), wc.invalidated_rkey()), (Some(0x0102_0304), None));
     assert_eq!((wc.src_qpn(), wc.service_level(), wc.has_grh()), (0x11_2233, 0xb, true));
@@ -91,13 +92,13 @@ fn completions_say_what_their_fields_say() {
     let mut core = element(SEND_INV, 1, 0x42, 3);
     core[36..40].copy_from_slice(&[9, 8, 7, 6]);
     completed.write(core);
-    let wc = completed.ring.next(true).unwrap();
+    let wc = completed.next().unwrap();
     assert_eq!((wc.invalidated_rkey(), wc.imm(), wc.has_grh()), (Some(0x0908_0706), None, false));
 
     completed.write(element(WRITE_IMM, 1, 0x42, 0));
-    assert_eq!(completed.ring.next(true).unwrap().opcode(), WcOpcode::RECV_WRITE_IMM);
+    assert_eq!(completed.next().unwrap().opcode(), WcOpcode::RECV_WRITE_IMM);
     completed.write(element(SEND, 1, 0x42, 1));
-    let wc = completed.ring.next(true).unwrap();
+    let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.imm()), (201, WcOpcode::RECV, None));
 }
 
@@ -127,7 +128,7 @@ fn errors_have_names_and_the_device_s_own_code() {
             let mut core = element(opcode, 1, 0x42, 1);
             (core[54], core[55]) = (0x8f, syndrome);
             completed.write(core);
-            let wc = completed.ring.next(true).unwrap();
+            let wc = completed.next().unwrap();
             assert_eq!((wc.status(), wc.vendor_err(), wc.qpn()), (status, 0x8f, 0x42));
             assert_eq!(wc.timestamp(), None);
             let wr_id = if opcode == REQ_ERR { 101 } else { 201 };
@@ -160,7 +161,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             core[47] = length;
             core[63] |= IN_CORE;
             completed.write(core);
-            let wc = completed.ring.next(true).unwrap();
+            let wc = completed.next().unwrap();
             assert_eq!(wc.scattered().as_deref(), Some(&pattern[..data]), "of {size} bytes");
             assert_eq!((wc.status(), wc.byte_len()), (WcStatus::SUCCESS, length.into()));
             let (from, path) = ((wc.src_qpn(), wc.src_lid()), (wc.service_level(), wc.path_bits()));
@@ -173,7 +174,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             core[47] = 8;
             core[63] |= bits;
             completed.write(core);
-            assert!(completed.ring.next(true).unwrap().scattered().is_none(), "{opcode} {bits}");
+            assert!(completed.next().unwrap().scattered().is_none(), "{opcode} {bits}");
             completed.ring.release();
         }
     }
@@ -187,7 +188,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
         core[47] = length;
         core[63] |= IN_FRONT;
         completed.write(core);
-        let wc = completed.ring.next(true).unwrap();
+        let wc = completed.next().unwrap();
         assert_eq!(wc.scattered().as_deref(), Some(&pattern[..length.into()]));
         completed.ring.release();
     }
@@ -208,7 +209,7 @@ fn atomics_bring_eight_bytes() {
         core[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
         core[63] |= 4;
         completed.write(core);
-        let wc = completed.ring.next(true).unwrap();
+        let wc = completed.next().unwrap();
         assert_eq!(wc.scattered().as_deref(), Some(&[1, 2, 3, 4, 5, 6, 7, 8][..]));
     }
 }
@@ -257,11 +258,11 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
 #[test]
 fn a_newcomer_is_found_within_a_poll() {
     let mut completed = Completed::new(4, 64);
-    assert!(completed.ring.next(true).is_none());
+    assert!(completed.next().is_none());
     let record = member();
     completed.ring.members().attach(&record);
     completed.write(element(REQ, 1, 0x42, 2));
-    assert_eq!(completed.ring.next(true).unwrap().wr_id, 102);
+    assert_eq!(completed.next().unwrap().wr_id, 102);
 }
 
 #[test]
@@ -311,7 +312,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         completed.write(element(SEND, 2, 7, 1));
         completed.write(element(SEND, 2, 7, 2));
         completed.write(element(REQ, 1, 7, 3));
-        assert_eq!(completed.ring.next(true).unwrap().wr_id, 0);
+        assert_eq!(completed.next().unwrap().wr_id, 0);
         completed.ring.release();
         let gone = |record: Arc<Record>| {
             members.retire(&record);
@@ -398,7 +399,7 @@ fn a_resized_queue_goes_on_with_what_was_there() {
             crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
         assert_eq!(completed.consumed(), 4, "the mark is consumed");
         completed.write(element(REQ, 1, 0x42, 0));
-        let moved = completed.ring.next(true).unwrap();
+        let moved = completed.next().unwrap();
         assert_eq!((moved.wr_id, moved.scattered().as_deref()), (103, Some(&[0xd7][..])));
         assert_eq!(ids(&mut completed.ring), [100], "{entries} of {size} bytes");
         assert_eq!(completed.consumed(), 6);
@@ -412,7 +413,7 @@ fn wiped_memory_holds_no_completion_of_anybody() {
     for unit in 0..16 {
         completed.device.write(unit, [0, 0]);
     }
-    assert!(completed.ring.next(true).is_none());
+    assert!(completed.next().is_none());
     assert_eq!(bytes(&completed.device, 0, 4), [0; 4]);
 }
 
@@ -422,7 +423,8 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let (page, dbrec) = (Page::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let elements = cq::prepare(&memory, 4, 64).unwrap();
-    let ring = CqRing::new(elements, dbrec, page.register, CQN);
+    let gate = Gate::beside(&dbrec).unwrap();
+    let ring = CqRing::new(elements, dbrec, gate, page.register, CQN);
     let record = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.members().attach(&record);
     ring.members().retire(&record);

@@ -394,7 +394,7 @@ fn completions_are_understood() {
             completed.device.copy(0, 0, &bytes[..64]);
         }
         completed.write(own);
-        let wc = completed.ring.next(true).unwrap();
+        let wc = completed.next().unwrap();
         let opcode = cqe.op_own >> 4;
         let counter = u64::from(cqe.wqe_counter.get());
         let receive = matches!(opcode, 1..=4 | 14);

@@ -1,0 +1,65 @@
+//! Whether a poller has to listen to the control path before it believes what it finds.
+//!
+//! It is one look, and the same that tells whether this is the process that made the queue: a
+//! [gate](crate::mem::dbrec::Gate) beside the queue's doorbell record. Pairs with
+//! [`book`](super::book), where the letters are.
+
+use crate::mem::dbrec::Gate;
+use crate::mem::sync::{AtomicU8, Ordering};
+use std::num::NonZeroU8;
+
+/// There may be something to learn.
+const NEWS: u8 = 1;
+/// What a gate says where there is nothing to learn.
+pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
+
+/// What says so to the poller of one queue.
+#[derive(Debug)]
+pub(crate) struct News {
+    gate: Gate,
+    /// Stands in for it.
+    #[cfg(loom)]
+    word: AtomicU8,
+}
+
+impl News {
+    pub(crate) fn new(gate: Gate) -> News {
+        let news = News {
+            gate,
+            #[cfg(loom)]
+            word: AtomicU8::new(0),
+        };
+        news.announce();
+        news
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    fn word(&self) -> &AtomicU8 {
+        #[cfg(not(loom))]
+        return self.gate.word();
+        #[cfg(loom)]
+        return &self.word;
+    }
+
+    /// Says that there is something, which is there by now.
+    pub(crate) fn announce(&self) {
+        // Release pairs with the Acquire of `hush`. Swaps on both sides: one of the two comes first.
+        self.word().swap(NEWS, Ordering::Release);
+    }
+
+    /// Says that there is nothing. To be called before the poller looks for what there is, and not
+    /// in a forked child.
+    pub(crate) fn hush(&self) {
+        // If it takes an announcement back, what was announced is seen by who looks now; if it does
+        // not, the announcement is yet to come and stays.
+        self.word().swap(QUIET.get(), Ordering::AcqRel);
+    }
+
+    /// Whether there is nothing to learn.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.word().load(Ordering::Acquire) == QUIET.get()
+    }
+}
