@@ -2,6 +2,7 @@
 //! clients. `fan_in [CLIENTS [MESSAGES]]`
 
 use std::collections::HashMap;
+use std::process::ExitCode;
 use std::time::Instant;
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, QpType, devices};
@@ -65,15 +66,30 @@ async fn run(clients: u32, messages: u32) -> Outcome<()> {
         task.await??;
     }
     drop(kept);
-    let (count, time) = (clients * messages, started.elapsed());
+    let (count, time) = (u64::from(clients) * u64::from(messages), started.elapsed());
     println!("{count} messages of {clients} clients in {:.3} s", time.as_secs_f64());
     Ok(())
 }
 
-fn main() -> Outcome<()> {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse());
-    let clients = arguments.next().unwrap_or(Ok(64))?;
-    let messages = arguments.next().unwrap_or(Ok(20))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run(clients, messages))
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).map(|text| text.parse()).collect();
+    let (clients, messages) = match arguments[..] {
+        [] => (64, 20),
+        [Ok(clients @ 1..)] => (clients, 20),
+        [Ok(clients @ 1..), Ok(messages)] => (clients, messages),
+        _ => {
+            eprintln!("usage: fan_in [CLIENTS [MESSAGES]]");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let ended =
+        runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(clients, messages)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fan_in: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -1,14 +1,20 @@
-//! Copies a file to another machine: `file_transfer send FILE HOST:PORT` to
-//! `file_transfer receive FILE ADDRESS:PORT`. Several pieces are under way at once; each is
-//! written into the receiver's memory, and its number says when.
+//! Copies a file to another machine. Several pieces are under way at once; each is written into the
+//! receiver's memory, and its number says when.
+//!
+//! ```text
+//! file_transfer receive FILE ADDRESS:PORT      on the one
+//! file_transfer send FILE HOST:PORT            on the other
+//! ```
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::os::unix::fs::FileExt;
-use std::time::Instant;
-use tokio::net::TcpListener;
-use uverbs::aio::tokio::{accept, connect, read_all, write_all};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::tokio::{accept, connect};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, ProtectionDomain, QpType, SendWr, devices};
 
@@ -62,14 +68,27 @@ impl Progress {
     }
 }
 
+/// Ends when the other side is gone, or a while after it said that it is through. What it says is left
+/// to be read.
+async fn gone(stream: &TcpStream) -> Outcome<()> {
+    match stream.peek(&mut [0]).await {
+        Ok(1) => {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Err("the other side has finished, and this one has not".into())
+        }
+        _ => Err("the other side is gone".into()),
+    }
+}
+
 /// Sends each piece as a message; the receiver's posted buffers are the room it may fill.
 async fn send(path: &str, address: &str) -> Outcome<()> {
     let (pd, qp, gid) = open()?;
-    let file = File::open(path)?;
+    let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let total = file.metadata()?.len();
     let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
-    let stream = connect(&qp, address, 1, gid).await?;
-    write_all(&stream, &total.to_be_bytes()).await?;
+    let stream = connect(&qp, address, 1, gid).await;
+    let mut stream = stream.map_err(|error| format!("{address}: {error}"))?;
+    stream.write_u64(total).await?;
     let (mut progress, mut read, mut sent) = (Progress::new(total), 0, 0);
     let mut under_way = VecDeque::new();
     while sent < total {
@@ -86,26 +105,31 @@ async fn send(path: &str, address: &str) -> Outcome<()> {
             under_way.push_back(tokio::spawn(op));
         }
         let piece = under_way.pop_front().ok_or("nothing is under way")?;
-        sent += piece.await??.memory.len() as u64;
+        let piece = tokio::select! {
+            piece = piece => piece??,
+            gone = gone(&stream) => return gone,
+        };
+        sent += piece.memory.len() as u64;
         progress.show(sent);
     }
     // The receiver says when it has written everything.
-    read_all(&stream, &mut [0]).await?;
+    stream.read_u8().await?;
     Ok(())
 }
 
 async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
     let (pd, qp, gid) = open()?;
     let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
-    let stream = accept(&qp, &listener, 1, gid).await?;
-    let mut total = [0; 8];
-    read_all(&stream, &mut total).await?;
-    let total = u64::from_be_bytes(total);
-    let file = File::create(path)?;
+    let mut stream = accept(&qp, &listener, 1, gid).await?;
+    let total = stream.read_u64().await?;
+    let file = File::create(path).map_err(|error| format!("{path}: {error}"))?;
     let mut inbox = qp.inbox(&pool, AHEAD);
     let (mut progress, mut written) = (Progress::new(total), 0);
     while written < total {
-        let message = inbox.next().await?;
+        let message = tokio::select! {
+            message = inbox.next() => message?,
+            gone = gone(&stream) => return gone,
+        };
         let piece = message.outcome.imm.ok_or("a piece without a number")?;
         if u64::from(piece) != written / PIECE as u64 {
             return Err(format!("piece {piece} comes out of turn").into());
@@ -114,22 +138,33 @@ async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
         written += message.buffer.len() as u64;
         progress.show(written);
     }
-    write_all(&stream, b"D").await?;
+    stream.write_u8(b'D').await?;
     // The peer closes first: until then its last requests may wait for an acknowledgement.
-    let _ = read_all(&stream, &mut [0]).await;
+    let _ = stream.read_u8().await;
     Ok(())
 }
 
 async fn run(arguments: &[&str]) -> Outcome<()> {
     match arguments {
         ["send", path, address] => send(path, address).await,
-        ["receive", path, address] => receive(path, TcpListener::bind(address).await?).await,
+        ["receive", path, address] => {
+            let listener = TcpListener::bind(address).await;
+            receive(path, listener.map_err(|error| format!("{address}: {error}"))?).await
+        }
         _ => Err("usage: file_transfer send FILE HOST:PORT | receive FILE ADDRESS:PORT".into()),
     }
 }
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(&arguments))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("file_transfer: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

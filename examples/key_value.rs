@@ -2,10 +2,12 @@
 //! changes a value while a client reads it, and the client notices by the version on both sides
 //! of it. `key_value [READS]`
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use uverbs::aio::tokio::{accept, connect, read_all, write_all};
+use uverbs::aio::tokio::{accept, connect};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::Buffer;
 use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey, devices};
@@ -45,10 +47,10 @@ async fn serve(listener: TcpListener) -> Outcome<()> {
     for key in 0..ENTRIES {
         put(&mut table, key, 1)?;
     }
-    let stream = accept(&qp, &listener, 1, gid).await?;
+    let mut stream = accept(&qp, &listener, 1, gid).await?;
     let Remote { addr, rkey } = table.remote(0)?;
-    write_all(&stream, &addr.to_be_bytes()).await?;
-    write_all(&stream, &rkey.0.to_be_bytes()).await?;
+    stream.write_u64(addr).await?;
+    stream.write_u32(rkey.0).await?;
     // From here on nobody asks this side anything; it changes values until the client leaves.
     let mut version = 2;
     while stream.try_read(&mut [0]).is_err() {
@@ -61,11 +63,8 @@ async fn serve(listener: TcpListener) -> Outcome<()> {
     Ok(())
 }
 
-async fn learn(stream: &TcpStream) -> Outcome<Remote> {
-    let (mut addr, mut rkey) = ([0; 8], [0; 4]);
-    read_all(stream, &mut addr).await?;
-    read_all(stream, &mut rkey).await?;
-    Ok(Remote { addr: u64::from_be_bytes(addr), rkey: Rkey(u32::from_be_bytes(rkey)) })
+async fn learn(stream: &mut TcpStream) -> Outcome<Remote> {
+    Ok(Remote { addr: stream.read_u64().await?, rkey: Rkey(stream.read_u32().await?) })
 }
 
 /// Reads an entry until its two versions agree; the version, and how often it took.
@@ -101,8 +100,8 @@ async fn run(reads: usize) -> Outcome<()> {
 
     let (_context, pd, qp, gid) = open()?;
     let pool = Arc::new(pd.buffer_pool(ENTRY * 8).count(8).build()?);
-    let stream = connect(&qp, address, 1, gid).await?;
-    let table = learn(&stream).await?;
+    let mut stream = connect(&qp, address, 1, gid).await?;
+    let table = learn(&mut stream).await?;
     let started = Instant::now();
     let tasks: Vec<_> = (0..8)
         .map(|task| {
@@ -132,7 +131,22 @@ async fn run(reads: usize) -> Outcome<()> {
     server.await?
 }
 
-fn main() -> Outcome<()> {
-    let reads = std::env::args().nth(1).map_or(Ok(2000), |reads| reads.parse())?;
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run(reads))
+fn main() -> ExitCode {
+    let reads = match std::env::args().nth(1).map(|reads| reads.parse()) {
+        None => 2000,
+        Some(Ok(reads)) => reads,
+        Some(Err(_)) => {
+            eprintln!("usage: key_value [READS]");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let ended = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(reads)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("key_value: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

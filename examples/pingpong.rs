@@ -2,13 +2,14 @@
 //! `cargo ci bench rxe-futures` compares with `ibv_rc_pingpong -e`, so it understands the same
 //! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
+use std::process::ExitCode;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::CompletionQueue;
-use uverbs::aio::tokio::{handshake, read_all, write_all};
+use uverbs::aio::tokio::handshake;
 use uverbs::{Context, Device, Handshake, QpType, devices};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -34,12 +35,13 @@ fn arguments() -> Outcome<Arguments> {
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} wants a value"));
+        let wrong = |_| format!("{word} wants a number");
         match word.as_str() {
             "-d" => all.device = Some(value()?),
-            "-p" => all.port = value()?.parse()?,
-            "-g" => all.gid = Some(value()?.parse()?),
-            "-s" => all.size = value()?.parse()?,
-            "-n" => all.iterations = value()?.parse()?,
+            "-p" => all.port = value()?.parse().map_err(wrong)?,
+            "-g" => all.gid = Some(value()?.parse().map_err(wrong)?),
+            "-s" => all.size = value()?.parse().map_err(wrong)?,
+            "-n" => all.iterations = value()?.parse().map_err(wrong)?,
             // The port's MTU is what both ends agree on, and there is nothing but events.
             "-m" => drop(value()?),
             "-e" => {}
@@ -47,33 +49,22 @@ fn arguments() -> Outcome<Arguments> {
             _ => all.host = Some(word),
         }
     }
+    if all.iterations == 0 {
+        return Err("-n wants a number above 0".into());
+    }
     Ok(all)
 }
 
-/// Polls both to their end.
-async fn both<A: Future, B: Future>(one: A, other: B) -> (A::Output, B::Output) {
-    let (mut one, mut other) = (pin!(one), pin!(other));
-    let (mut first, mut second) = (None, None);
-    poll_fn(|cx| {
-        if first.is_none() {
-            if let Poll::Ready(output) = one.as_mut().poll(cx) {
-                first = Some(output);
-            }
+/// Ends when the other side is gone, or a while after it said that it is through. What it says is left
+/// to be read.
+async fn gone(stream: &TcpStream) -> Outcome<()> {
+    match stream.peek(&mut [0]).await {
+        Ok(1) => {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Err("the other side has finished, and this one has not".into())
         }
-        if second.is_none() {
-            if let Poll::Ready(output) = other.as_mut().poll(cx) {
-                second = Some(output);
-            }
-        }
-        match (first.take(), second.take()) {
-            (Some(first), Some(second)) => Poll::Ready((first, second)),
-            (some, other) => {
-                (first, second) = (some, other);
-                Poll::Pending
-            }
-        }
-    })
-    .await
+        _ => Err("the other side is gone".into()),
+    }
 }
 
 async fn run(arguments: Arguments) -> Outcome<()> {
@@ -92,36 +83,46 @@ async fn run(arguments: Arguments) -> Outcome<()> {
         None => context.default_gid(1)?.index,
     };
     let client = host.is_some();
-    let stream = match host {
-        Some(host) => TcpStream::connect((host, port)).await?,
+    let mut stream = match host {
+        Some(host) => {
+            let stream = TcpStream::connect((&host[..], port)).await;
+            stream.map_err(|error| format!("{host}: {error}"))?
+        }
         None => TcpListener::bind(("0.0.0.0", port)).await?.accept().await?.0,
     };
     handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
     let mut inbox = qp.inbox(&pool, 4);
     let posted = poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
-    write_all(&stream, &[posted as u8]).await?;
-    read_all(&stream, &mut [0]).await?;
+    stream.write_u8(posted as u8).await?;
+    stream.read_u8().await?;
 
     let mut buffer = pool.take().ok_or("no buffer is left")?;
     buffer.set_len(size);
     let started = Instant::now();
-    if !client {
-        inbox.next().await?;
-    }
-    for round in 0..iterations {
-        let last = !client && round + 1 == iterations;
-        let send = qp.send(buffer);
-        buffer = match last {
-            true => send.await?.memory,
-            // The answer may come before the acknowledgement.
-            false => {
-                let (sent, answer) = both(send, inbox.next()).await;
-                if answer?.buffer.len() != size {
-                    return Err("a message of another length".into());
+    let play = async {
+        if !client {
+            inbox.next().await?;
+        }
+        for round in 0..iterations {
+            let last = !client && round + 1 == iterations;
+            let send = qp.send(buffer);
+            buffer = match last {
+                true => send.await?.memory,
+                // The answer may come before the acknowledgement.
+                false => {
+                    let (sent, answer) = tokio::join!(send, inbox.next());
+                    if answer?.buffer.len() != size {
+                        return Err("a message of another length".into());
+                    }
+                    sent?.memory
                 }
-                sent?.memory
-            }
-        };
+            };
+        }
+        Outcome::Ok(())
+    };
+    tokio::select! {
+        played = play => played?,
+        gone = gone(&stream) => return gone,
     }
     let elapsed = started.elapsed();
     let each = elapsed.as_secs_f64() * 1e6 / iterations as f64;
@@ -130,12 +131,21 @@ async fn run(arguments: Arguments) -> Outcome<()> {
         elapsed.as_secs_f64()
     );
     // A peer that is gone acknowledges nothing.
-    write_all(&stream, b"E").await?;
-    let _ = read_all(&stream, &mut [0]).await;
+    stream.write_u8(b'E').await?;
+    let _ = stream.read_u8().await;
     Ok(())
 }
 
-fn main() -> Outcome<()> {
-    let arguments = arguments()?;
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(arguments))
+fn main() -> ExitCode {
+    let ended = arguments().and_then(|arguments| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(run(arguments))
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pingpong: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

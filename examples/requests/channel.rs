@@ -1,16 +1,23 @@
 //! Requests and replies in frames over a reliable connection.
 //!
 //! Each side posts as many receives as the other may have frames under way, and says in each frame
-//! how many it has posted again: no frame ever finds the receiver unready. Short frames go inline,
+//! how many it has posted again: no frame ever finds the receiver unready, even while all of its
+//! buffers are held by requests that are being answered. Short frames go inline,
 //! longer ones from a buffer, and bodies that fit into no frame stay where they are: the frame says
 //! where, the receiver reads them, and says when the buffer is free again.
+//!
+//! What is needed to go on is never in the hands of somebody who waits for the other side: frames,
+//! requests and replies have pools of their own.
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
-use uverbs::aio::{Message, QueuePair};
+use tokio::time::timeout;
+use uverbs::aio::{Inbox, Message, QueuePair};
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{ProtectionDomain, Remote, Rkey};
 
@@ -21,13 +28,16 @@ pub(crate) const DEPTH: usize = 32;
 /// Frames that only tell what was posted again have places of their own, or two sides that wait
 /// for each other would stay so.
 const RESERVE: usize = 2;
+/// When to look again for buffers that somebody held.
+const SOON: Duration = Duration::from_millis(1);
 /// Bytes of a frame.
 const FRAME: usize = 1024;
 const HEADER: usize = 16;
 /// Where a body lies that is not in the frame.
 const REFERENCE: usize = 16;
-/// Bytes of the largest body.
+/// Bytes of the largest body, and how many there are of a kind.
 pub(crate) const BULK: usize = 1 << 18;
+const BULKS: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -49,8 +59,19 @@ pub(crate) struct Channel(Arc<Inner>);
 
 struct Inner {
     qp: QueuePair,
+    /// What frames are received in: as many as are posted, as many requests as the other side may
+    /// ask at once, and as many replies that somebody looks at.
+    received: BufferPool,
+    /// What frames are sent from. Whoever takes one has a credit, and so there is one.
     frames: BufferPool,
-    bulk: BufferPool,
+    /// For bodies that this side makes.
+    short: BufferPool,
+    long: BufferPool,
+    /// For those that it reads from the other: of requests, and of replies.
+    asked: BufferPool,
+    answered: BufferPool,
+    /// Requests that may wait for their replies.
+    asking: Semaphore,
     /// Frames that the other side has receives for.
     credits: Semaphore,
     /// Of the reserve, what is under way.
@@ -69,8 +90,13 @@ impl Channel {
     pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Outcome<Channel> {
         let inner = Inner {
             qp,
-            frames: pd.buffer_pool(FRAME).count(4 * DEPTH).build()?,
-            bulk: pd.buffer_pool(BULK).count(8).remote_read().build()?,
+            received: pd.buffer_pool(FRAME).count(3 * DEPTH).build()?,
+            frames: pd.buffer_pool(FRAME).count(DEPTH).build()?,
+            short: pd.buffer_pool(FRAME).count(DEPTH).build()?,
+            long: pd.buffer_pool(BULK).count(BULKS).remote_read().build()?,
+            asked: pd.buffer_pool(BULK).count(BULKS).remote_read().build()?,
+            answered: pd.buffer_pool(BULK).count(BULKS).build()?,
+            asking: Semaphore::new(DEPTH),
             credits: Semaphore::new(DEPTH - RESERVE),
             reserved: AtomicU32::new(0),
             owed: AtomicU32::new(0),
@@ -81,22 +107,15 @@ impl Channel {
         Ok(Channel(Arc::new(inner)))
     }
 
-    /// A buffer for a body of any length up to [`BULK`].
+    /// A buffer for a body of any length up to [`BULK`], when there is one.
     pub(crate) async fn buffer(&self, length: usize) -> Buffer {
-        loop {
-            let pool = if length > FRAME - HEADER { &self.0.bulk } else { &self.0.frames };
-            match pool.take() {
-                Some(mut buffer) => {
-                    buffer.set_len(length);
-                    return buffer;
-                }
-                None => tokio::task::yield_now().await,
-            }
-        }
+        let pool = if length > FRAME - HEADER { &self.0.long } else { &self.0.short };
+        take(pool, length).await
     }
 
     /// Asks the other side, and waits for its reply.
     pub(crate) async fn call(&self, body: Buffer) -> Outcome<Buffer> {
+        let _permit = self.0.asking.acquire().await?;
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
         lock(&self.0.calls).insert(id, sender);
@@ -142,35 +161,51 @@ impl Channel {
             inner.qp.send_inline(&[&header, body].concat()).await?;
             return Ok(());
         }
-        let mut frame = self.buffer(HEADER + body.len()).await;
+        let mut frame = take(&inner.frames, HEADER + body.len()).await;
         frame[..HEADER].copy_from_slice(&header);
         frame[HEADER..].copy_from_slice(body);
         inner.qp.send(frame).await?;
         Ok(())
     }
 
-    /// Handles what the other side sends, until the connection breaks. `answer` makes replies.
+    /// Posts the receives that the other side counts on; to be done before it may send.
+    pub(crate) async fn receive(&self) -> Outcome<Inbox> {
+        let mut inbox = self.0.qp.inbox(&self.0.received, DEPTH);
+        match poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await {
+            DEPTH => Ok(inbox),
+            fewer => Err(format!("only {fewer} of {DEPTH} receives could be posted").into()),
+        }
+    }
+
+    /// Handles what the other side sends, until the connection breaks or the future is dropped.
+    /// `answer` makes replies.
     pub(crate) async fn run<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
         self,
+        inbox: Inbox,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
     ) -> Outcome<()> {
-        let ended = self.serve(answer).await;
-        // Nobody is to wait for what will not come: first those who would send, lest they begin to
-        // wait for a reply afterwards.
-        self.0.credits.close();
-        lock(&self.0.calls).clear();
-        lock(&self.0.offered).clear();
-        ended
+        let _end = End(&self.0);
+        self.serve(inbox, answer).await
     }
 
     async fn serve<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
         &self,
+        mut inbox: Inbox,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
     ) -> Outcome<()> {
-        let mut inbox = self.0.qp.inbox(&self.0.frames, DEPTH);
+        // Receives that the other side knows of, or will by what is owed.
+        let mut told = DEPTH;
         loop {
-            let message = inbox.next().await?;
-            let (kind, id, body) = self.parse(message)?;
+            let posted = poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+            let more = posted.saturating_sub(told);
+            told += more;
+            self.0.owed.fetch_add(more as u32, Ordering::Relaxed);
+            self.repay().await?;
+            // Nobody says when there are buffers again.
+            let patience = if posted < DEPTH { SOON } else { Duration::MAX };
+            let Ok(message) = timeout(patience, inbox.next()).await else { continue };
+            told -= 1;
+            let (kind, id, body) = self.parse(message?)?;
             if kind == Kind::Taken as u8 {
                 let number = body.first_chunk().map(|number| u32::from_be_bytes(*number));
                 drop(lock(&self.0.offered).remove(&number.ok_or("a frame without a body")?));
@@ -182,11 +217,10 @@ impl Channel {
                     }
                 });
             }
-            self.repay().await?;
         }
     }
 
-    /// Takes a frame apart. Its receive is posted again by the inbox.
+    /// Takes a frame apart.
     fn parse(&self, Message { mut buffer, .. }: Message) -> Outcome<(u8, u32, Buffer)> {
         let word = |at: usize| {
             let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
@@ -201,7 +235,6 @@ impl Channel {
         let reserve = self.0.reserved.load(Ordering::Relaxed).min(credits);
         self.0.reserved.fetch_sub(reserve, Ordering::Relaxed);
         self.0.credits.add_permits((credits - reserve) as usize);
-        self.0.owed.fetch_add(1, Ordering::Relaxed);
         buffer.advance(HEADER);
         Ok((kind, id, buffer))
     }
@@ -225,7 +258,7 @@ impl Channel {
     ) -> Outcome<()> {
         let reply = kind & !ELSEWHERE == Kind::Reply as u8;
         if kind & ELSEWHERE != 0 {
-            body = self.fetch(&body).await?;
+            body = self.fetch(&body, if reply { &self.0.answered } else { &self.0.asked }).await?;
             let number = id << 1 | u32::from(reply);
             self.frame(Kind::Taken as u8, id, &number.to_be_bytes()).await?;
         }
@@ -240,7 +273,7 @@ impl Channel {
     }
 
     /// Reads a body from where it lies.
-    async fn fetch(&self, place: &[u8]) -> Outcome<Buffer> {
+    async fn fetch(&self, place: &[u8], pool: &BufferPool) -> Outcome<Buffer> {
         let (Some((addr, rest)), REFERENCE) = (place.split_first_chunk(), place.len()) else {
             return Err("a body that lies nowhere".into());
         };
@@ -251,8 +284,33 @@ impl Channel {
         if length > BULK {
             return Err(format!("a body of {length} bytes; {BULK} is the most").into());
         }
-        let buffer = self.buffer(length).await;
+        let buffer = take(pool, length).await;
         Ok(self.0.qp.read(remote, buffer).await?.memory)
+    }
+}
+
+/// A buffer of a pool, when there is one.
+async fn take(pool: &BufferPool, length: usize) -> Buffer {
+    loop {
+        if let Some(mut buffer) = pool.take() {
+            buffer.set_len(length);
+            return buffer;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// When nothing more comes, nobody is to wait for it: first those who would send, lest they begin to
+/// wait for a reply afterwards.
+struct End<'c>(&'c Inner);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.qp.abort();
+        self.0.asking.close();
+        self.0.credits.close();
+        lock(&self.0.calls).clear();
+        lock(&self.0.offered).clear();
     }
 }
 

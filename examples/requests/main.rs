@@ -1,20 +1,33 @@
-//! Requests and replies over one connection, and how many a second: see `channel`. Receivers that
-//! are not ready would break it at once (`rnr_retry` is 0). `requests [COUNT [TASKS]]`
+//! Requests and replies over one connection, see `channel`: how many a second, and for large bodies how
+//! many bytes. A receiver that is not ready would break the connection at once (`rnr_retry` is 0); what
+//! the device counts of such is printed beside.
+//!
+//! ```text
+//! requests [COUNT [TASKS]]                     both sides in this process
+//! requests serve ADDRESS:PORT                  one side, for any number of others
+//! requests ask HOST:PORT [COUNT [TASKS]]       the other
+//! ```
 
 mod channel;
 
 use channel::{BULK, Channel, DEPTH, Outcome};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::handshake;
+use uverbs::aio::{CompletionQueue, Inbox};
 use uverbs::owned::Buffer;
-use uverbs::{Context, Handshake, QpType, devices};
+use uverbs::{Context, Device, Handshake, QpType, devices};
+
+fn device() -> Outcome<Device> {
+    let device = devices()?.into_iter().find(|device| device.is_supported());
+    Ok(device.ok_or("there is no RDMA device with a provider")?)
+}
 
 /// Makes one side, and connects it.
-async fn open(stream: &TcpStream) -> Outcome<Channel> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+async fn open(stream: &mut TcpStream) -> Outcome<(Channel, Inbox)> {
+    let context = Context::open(&device()?)?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 16 * DEPTH as u32)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| {
@@ -25,7 +38,19 @@ async fn open(stream: &TcpStream) -> Outcome<Channel> {
     // A frame that finds no receive fails: none does.
     let hasty = Handshake::new().rnr_retry(0).timeout(14).retry_count(3);
     handshake(&qp, stream, 1, gid, &hasty).await?;
-    Ok(channel)
+    // Nobody sends before both have posted their receives.
+    let inbox = channel.receive().await?;
+    stream.write_u8(b'P').await?;
+    stream.read_u8().await?;
+    Ok((channel, inbox))
+}
+
+/// Works until the other side leaves, by whichever way that is noticed first.
+async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Outcome<()> {
+    tokio::select! {
+        ended = channel.run(inbox, increment) => ended,
+        _ = stream.read_u8() => Ok(()),
+    }
 }
 
 /// The service: the bytes, each one more.
@@ -44,32 +69,27 @@ async fn ask(channel: &Channel, length: usize, seed: u8) -> Outcome<()> {
     }
 }
 
-async fn run(count: usize, tasks: usize) -> Outcome<()> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let (ready, wait) = tokio::sync::oneshot::channel();
-    let (stay, leave) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await?;
-        let channel = open(&stream).await?;
-        let served = tokio::spawn(channel.run(increment));
-        tokio::task::yield_now().await;
-        let _ = ready.send(());
-        let _ = leave.await;
-        served.abort();
-        let _ = served.await;
-        Outcome::Ok(())
-    });
-    let stream = TcpStream::connect(address).await?;
-    let channel = open(&stream).await?;
-    tokio::spawn(channel.clone().run(increment));
-    // The other side's receives are posted.
-    wait.await?;
-    tokio::task::yield_now().await;
-    for length in [0, 100, 1000, 1 << 12, BULK] {
+/// What the device counted of receivers that were not ready; `None` if it does not count.
+fn unready(device: &Device) -> Option<u64> {
+    let counters = format!("/sys/class/infiniband/{}/ports/1/hw_counters", device.name());
+    let mut all = None;
+    for counter in std::fs::read_dir(counters).ok()?.flatten() {
+        if counter.file_name().to_string_lossy().contains("rnr") {
+            let count = std::fs::read_to_string(counter.path()).ok()?.trim().parse::<u64>().ok()?;
+            *all.get_or_insert(0) += count;
+        }
+    }
+    all
+}
+
+/// Asks for a while, in so many tasks, and says how fast that was.
+async fn measure(channel: &Channel, count: usize, tasks: usize) -> Outcome<()> {
+    let device = device()?;
+    let before = unready(&device);
+    for length in [0, 100, 1000, 1 << 12, 1 << 16, BULK] {
         let count = count.min((count << 16) / (length + 1)).max(tasks);
         let started = Instant::now();
-        let tasks: Vec<_> = (0..tasks)
+        let asking: Vec<_> = (0..tasks)
             .map(|task| {
                 let channel = channel.clone();
                 tokio::spawn(async move {
@@ -80,13 +100,69 @@ async fn run(count: usize, tasks: usize) -> Outcome<()> {
                 })
             })
             .collect();
-        let asked = count / tasks.len() * tasks.len();
-        for task in tasks {
+        for task in asking {
             task.await??;
         }
+        let asked = count / tasks * tasks;
         let rate = asked as f64 / started.elapsed().as_secs_f64();
-        println!("{asked} requests of {length} bytes: {rate:.0} a second");
+        print!("{asked} requests of {length} bytes: {rate:.0} round trips a second");
+        match length {
+            0 => println!(),
+            _ => println!(", {:.2} MB/s each way", rate * length as f64 / 1e6),
+        }
     }
+    match (before, unready(&device)) {
+        (Some(before), Some(after)) => println!("receivers not ready: {}", after - before),
+        _ => println!("receivers not ready: none, and {} counts none", device.name()),
+    }
+    Ok(())
+}
+
+async fn serve(listener: TcpListener) -> Outcome<()> {
+    loop {
+        let (mut stream, peer) = listener.accept().await?;
+        tokio::spawn(async move {
+            let served = async {
+                let (channel, inbox) = open(&mut stream).await?;
+                attend(channel, inbox, stream).await
+            };
+            match served.await {
+                Ok(()) => eprintln!("{peer} has left"),
+                Err(error) => eprintln!("{peer}: {error}"),
+            }
+        });
+    }
+}
+
+async fn ask_at(mut stream: TcpStream, count: usize, tasks: usize) -> Outcome<()> {
+    let (channel, inbox) = open(&mut stream).await?;
+    tokio::select! {
+        measured = measure(&channel, count, tasks) => measured,
+        ended = attend(channel.clone(), inbox, stream) => Err(match ended {
+            Ok(()) => "the other side left".into(),
+            Err(error) => error,
+        }),
+    }
+}
+
+/// Both sides, of which one leaves in the end.
+async fn both(count: usize, tasks: usize) -> Outcome<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let (stay, leave) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await?;
+        let (channel, inbox) = open(&mut stream).await?;
+        tokio::select! {
+            ended = attend(channel, inbox, stream) => ended,
+            _ = leave => Ok(()),
+        }
+    });
+    let mut stream = TcpStream::connect(address).await?;
+    let (channel, inbox) = open(&mut stream).await?;
+    // Without looking at the stream: what the connection itself tells is enough.
+    let attending = tokio::spawn(channel.clone().run(inbox, increment));
+    measure(&channel, count, tasks).await?;
     // The other side leaves without a word, and nobody waits for its reply.
     drop(stay);
     server.await??;
@@ -95,12 +171,43 @@ async fn run(count: usize, tasks: usize) -> Outcome<()> {
         Ok(Ok(())) => return Err("a reply of a side that is gone".into()),
         Err(_) => return Err("a request waits for a side that is gone".into()),
     }
+    attending.abort();
     Ok(())
 }
 
-fn main() -> Outcome<()> {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse());
-    let count = arguments.next().unwrap_or(Ok(500))?;
-    let tasks = arguments.next().unwrap_or(Ok(4))?;
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(count, tasks))
+async fn run(arguments: &[&str]) -> Outcome<()> {
+    const USAGE: &str =
+        "usage: requests [COUNT [TASKS]] | serve ADDRESS:PORT | ask HOST:PORT [COUNT [TASKS]]";
+    let number = |at: usize, default: usize| match arguments.get(at).map(|text| text.parse()) {
+        None => Ok(default),
+        Some(Ok(number)) if number > 0 => Ok(number),
+        _ => Err(USAGE),
+    };
+    match arguments {
+        ["serve", address] => {
+            let listener = TcpListener::bind(address).await;
+            serve(listener.map_err(|error| format!("{address}: {error}"))?).await
+        }
+        ["ask", address] | ["ask", address, _] | ["ask", address, _, _] => {
+            let (count, tasks) = (number(2, 500)?, number(3, 4)?);
+            let stream = TcpStream::connect(address).await;
+            ask_at(stream.map_err(|error| format!("{address}: {error}"))?, count, tasks).await
+        }
+        [] | [_] | [_, _] => both(number(0, 500)?, number(1, 4)?).await,
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("requests: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -69,8 +69,10 @@ impl Watch for Registered {
 }
 
 fn failed(verb: &'static str, error: &io::Error) -> Error {
-    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-    Error::new(verb, errno).detail(error.to_string())
+    match Errno::from_io_error(error) {
+        Some(errno) => Error::new(verb, errno),
+        None => Error::new(verb, Errno::IO).detail(error.to_string()),
+    }
 }
 
 impl CompletionQueue {

@@ -330,7 +330,8 @@ mod tests {
             routes.forget(dead);
             assert!(routes.find(route.number).is_none());
             // In another order.
-            (numbers.reverse(), all.reverse());
+            numbers.reverse();
+            all.reverse();
         }
         assert_eq!((routes.needed(), routes.count, routes.receivers.len()), (0, 0, 0));
     }

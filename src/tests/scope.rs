@@ -182,8 +182,8 @@ fn a_device_that_takes_long_to_go_is_waited_for() {
         scope.patience(Duration::ZERO);
         scope.register(pd, &mut local).unwrap();
         let _ = scope.recv(&mut inbox).unwrap();
-        let regions = script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_MR);
-        let region = regions.last().unwrap().1;
+        let mut regions = script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_MR);
+        let region = regions.next_back().unwrap().1;
         for handle in [handle, region] {
             script.refuse_destroy(handle, Errno::IO);
         }
