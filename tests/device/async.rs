@@ -9,8 +9,7 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Context as Cx, Poll};
-use std::time::Duration;
+use std::task::Poll;
 use tokio::net::TcpListener;
 use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::{Events, accept, connect, within};
@@ -20,7 +19,6 @@ trials![
     echo,
     echo_on_many_threads,
     one_sided_requests_and_atomics,
-    dropped_at_every_poll,
     a_full_queue_keeps_the_order,
     who_waits_and_leaves_keeps_nobody_waiting,
     ten_thousand_at_once,
@@ -30,7 +28,6 @@ trials![
     connections_over_tcp,
     fan_in_on_a_shared_queue,
     one_thread_domain_for_each_worker,
-    rounds_leave_nothing,
 ];
 
 fn echo() -> Verdict {
@@ -89,66 +86,6 @@ fn one_sided_requests_and_atomics() -> Verdict {
             Ok(())
         })
         .await
-    })
-}
-
-/// Polls a future at most so many times.
-struct AtMost<F>(F, usize);
-
-impl<F: Future + Unpin> Future for AtMost<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Cx<'_>) -> Poll<Self::Output> {
-        if self.1 == 0 {
-            return Poll::Ready(None);
-        }
-        self.1 -= 1;
-        Pin::new(&mut self.0).poll(cx).map(Some)
-    }
-}
-
-/// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
-fn dropped_at_every_poll() -> Verdict {
-    run(0, async {
-        let mut finished = false;
-        for polls in 0..200 {
-            let (a, b) = pair()?;
-            let theirs = b.pd.allocate::<u8>(1024)?;
-            let server = tokio::spawn(async move { echo_back(&b, 2).await.map(|()| b) });
-            let work = Box::pin(async {
-                ask(&a, 2).await?;
-                let mut target = a.pool.take().expect("a buffer");
-                target.set_len(100);
-                a.qp.read(theirs.remote(0)?, target).await?;
-                let text = a.pool.copy(&[1; 100]).expect("a buffer");
-                a.qp.write(theirs.remote(0)?, text).await?;
-                a.qp.fetch_add(theirs.remote(512)?, 1, a.pool.take().expect("one")).await?;
-                Ok::<_, Stop>(())
-            });
-            finished = match AtMost(work, polls).await {
-                Some(end) => end.map(|()| true)?,
-                None => false,
-            };
-            // The receives that were posted ahead are still there; everything else ends by itself.
-            let started = std::time::Instant::now();
-            while a.qp.under_way() > 8 && started.elapsed() < PATIENCE {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            assert!(a.qp.under_way() <= 8, "after {polls} polls");
-            a.qp.abort()?;
-            while a.qp.under_way() > 0 && started.elapsed() < PATIENCE {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            assert_eq!((a.qp.under_way(), a.pool.idle()), (0, BUFFERS), "after {polls} polls");
-            assert_eq!((a.cq.strays(), a.context.leaked()), (0, 0));
-            server.abort();
-            if finished {
-                assert!(polls > 5, "there are more points to stop at");
-                break;
-            }
-        }
-        assert!(finished);
-        Ok(())
     })
 }
 
@@ -425,26 +362,4 @@ fn one_thread_domain_for_each_worker() -> Verdict {
         }
         Ok(())
     })
-}
-
-fn rounds_leave_nothing() -> Verdict {
-    let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
-    let (idle, open) = (env::device().resources()?, files()?);
-    for round in 0..30 {
-        run(0, async {
-            let (a, b) = pair()?;
-            let pending = a.qp.recv(a.pool.take().expect("a buffer"));
-            let pending = within(Duration::from_millis(1), pending).await;
-            if round % 2 == 0 {
-                b.qp.send(b.pool.copy(b"x").expect("a buffer")).await?;
-            }
-            if round % 3 == 0 {
-                drop(a);
-            }
-            drop((b, pending));
-            Ok(())
-        })?;
-    }
-    assert_eq!((env::device().resources()?, files()?), (idle, open));
-    Ok(())
 }

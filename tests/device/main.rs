@@ -9,6 +9,8 @@
 #[cfg(feature = "tokio")]
 mod r#async;
 mod atomics;
+#[cfg(feature = "tokio")]
+mod cancel;
 mod capability;
 mod census;
 mod context;
@@ -84,6 +86,8 @@ fn main() -> ExitCode {
     let modules = [
         #[cfg(feature = "tokio")]
         r#async::trials(),
+        #[cfg(feature = "tokio")]
+        cancel::trials(),
         #[cfg(feature = "tokio")]
         endings::trials(),
         atomics::trials(),

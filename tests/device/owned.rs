@@ -5,10 +5,11 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::lent::{DEPTH, Half, hasty, pair, wait};
-use crate::pair::{PORT, gid};
+use crate::pair::{PATIENCE, PORT, gid};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
 use std::sync::Arc;
+use std::time::Instant;
 use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
@@ -20,6 +21,7 @@ trials![
     shared_buffers_go_to_many,
     regions_are_lent_in_parts,
     full_queues_and_batches,
+    a_completion_queue_of_exactly_its_size,
     flushed_requests_give_back,
     nothing_is_freed_too_early,
     shared_receives,
@@ -186,6 +188,56 @@ fn full_queues_and_batches() -> Verdict {
             }
         }
     }
+    Ok(())
+}
+
+/// Everything that completes is posted again while it is being looked at, and no entry is to spare.
+fn a_completion_queue_of_exactly_its_size() -> Verdict {
+    const REQUESTS: usize = 5000;
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut cq = OwnedCompletionQueue::new(context.create_cq(60).build()?);
+    let mut qps: Vec<OwnedQueuePair<usize>> = Vec::new();
+    for depth in [16, 8, 4, 2, 1] {
+        let make = |cq: &uverbs::CompletionQueue| {
+            pd.create_qp(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
+        };
+        while let Ok(qp) = cq.adopt(supported(make(cq.queue()), Capability::Rc)?) {
+            let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+            qp.modify(&attr.access(Default::default()))?;
+            // Whatever is posted from here on is over at once.
+            qp.modify(&QpAttr::new().state(QpState::ERR))?;
+            qps.push(qp);
+        }
+    }
+    let depths: u32 = qps.iter().map(|qp| qp.caps().max_send_wr).sum();
+    assert_eq!(depths, cq.queue().capacity(), "there is nothing to spare");
+    let mut posted = 0;
+    let mut fill = |qp: &mut OwnedQueuePair<usize>, which: usize| -> Verdict {
+        let room = qp.send_room().min(REQUESTS.saturating_sub(posted));
+        for _ in 0..room {
+            let mut batch = qp.send_batch()?;
+            batch.push(SendWr::send(&[]), (), which)?;
+            batch.ring()?;
+        }
+        posted += room;
+        Ok(())
+    };
+    for (which, qp) in qps.iter_mut().enumerate() {
+        fill(qp, which)?;
+    }
+    let (mut over, mut refused) = (0, None);
+    let deadline = Instant::now() + PATIENCE;
+    while over < REQUESTS && refused.is_none() && Instant::now() < deadline {
+        over += cq.poll_each(usize::MAX, |settled| {
+            assert_eq!(settled.status(), WcStatus::WR_FLUSH_ERR);
+            let which = *settled.tag().expect("a tag");
+            drop(settled);
+            refused = refused.take().or(fill(&mut qps[which], which).err());
+        })?;
+    }
+    refused.map_or(Ok(()), Err)?;
+    assert_eq!((over, cq.strays()), (REQUESTS, 0), "all of them complete");
     Ok(())
 }
 

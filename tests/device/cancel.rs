@@ -1,0 +1,179 @@
+//! Futures that are dropped before they end, at every point where they wait: what they held comes back,
+//! and nothing of them is left in the kernel, on the device or in the library.
+
+use crate::env;
+use crate::leaks;
+use crate::pair::{PATIENCE, PORT, gid};
+use crate::tasks::{BUFFERS, Half, ask, connected, echo_back, pair, run};
+use crate::verdict::{Stop, Verdict, trials};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context as Cx, Poll};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use uverbs::ObjectKind;
+use uverbs::aio::CompletionQueue;
+use uverbs::aio::tokio::{accept, connect, within};
+
+trials![
+    dropped_at_every_poll,
+    dropped_at_every_poll_on_many_threads,
+    connecting_dropped_at_every_poll,
+    rounds_leave_nothing,
+    rounds_leave_nothing_in_a_context,
+];
+
+/// Polls a future at most so many times.
+struct AtMost<F>(F, usize);
+
+impl<F: Future + Unpin> Future for AtMost<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Cx<'_>) -> Poll<Self::Output> {
+        if self.1 == 0 {
+            return Poll::Ready(None);
+        }
+        self.1 -= 1;
+        Pin::new(&mut self.0).poll(cx).map(Some)
+    }
+}
+
+/// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
+fn dropped_at_every_poll() -> Verdict {
+    dropped_on(0)
+}
+
+fn dropped_at_every_poll_on_many_threads() -> Verdict {
+    dropped_on(4)
+}
+
+fn dropped_on(threads: usize) -> Verdict {
+    run(threads, async {
+        let mut finished = false;
+        for polls in 0..200 {
+            let (a, b) = pair()?;
+            let theirs = b.pd.allocate::<u8>(1024)?;
+            let server = tokio::spawn(async move { echo_back(&b, 2).await.map(|()| b) });
+            let work = Box::pin(async {
+                ask(&a, 2).await?;
+                let mut target = a.pool.take().expect("a buffer");
+                target.set_len(100);
+                a.qp.read(theirs.remote(0)?, target).await?;
+                let text = a.pool.copy(&[1; 100]).expect("a buffer");
+                a.qp.write(theirs.remote(0)?, text).await?;
+                a.qp.fetch_add(theirs.remote(512)?, 1, a.pool.take().expect("one")).await?;
+                Ok::<_, Stop>(())
+            });
+            finished = match AtMost(work, polls).await {
+                Some(end) => end.map(|()| true)?,
+                None => false,
+            };
+            // The receives that were posted ahead are still there; everything else ends by itself.
+            let started = Instant::now();
+            while a.qp.under_way() > 8 && started.elapsed() < PATIENCE {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(a.qp.under_way() <= 8, "after {polls} polls");
+            a.qp.abort()?;
+            while a.qp.under_way() > 0 && started.elapsed() < PATIENCE {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!((a.qp.under_way(), a.pool.idle()), (0, BUFFERS), "after {polls} polls");
+            assert_eq!((a.cq.strays(), a.context.leaked()), (0, 0));
+            server.abort();
+            if finished {
+                assert!(polls > 5, "there are more points to stop at");
+                break;
+            }
+        }
+        assert!(finished);
+        Ok(())
+    })
+}
+
+/// The same of both ends of a handshake, with the other end left alone in the middle of it.
+fn connecting_dropped_at_every_poll() -> Verdict {
+    run(2, async {
+        for accepts in [false, true] {
+            let mut finished = false;
+            for polls in 0..200 {
+                let (a, b) = (Half::new()?, Half::new()?);
+                let index = gid(&a.context)?.index;
+                let listener = TcpListener::bind("127.0.0.1:0").await?;
+                let address = listener.local_addr()?;
+                let (one, other) = (a.qp.clone(), b.qp.clone());
+                let connects = async move { connect(&one, address, PORT, index).await };
+                let answers = async move { accept(&other, &listener, PORT, index).await };
+                let (left, right) = (Box::pin(connects), Box::pin(answers));
+                // One is dropped, and the other one hears of that.
+                let (end, rest) = if accepts {
+                    let left = tokio::spawn(left);
+                    (AtMost(right, polls).await.map(|end| end.map(drop)), left)
+                } else {
+                    let right = tokio::spawn(right);
+                    (AtMost(left, polls).await.map(|end| end.map(drop)), right)
+                };
+                finished = end.transpose()?.is_some();
+                if !finished {
+                    // Who nobody connects to waits, and is called off.
+                    let _ =
+                        within(Duration::from_millis(20), rest).await.map_err(|rest| rest.abort());
+                }
+                // Each queue pair still has its place.
+                assert_eq!((a.qp.under_way(), a.pool.idle()), (0, BUFFERS));
+                assert_eq!((a.context.leaked(), b.context.leaked()), (0, 0));
+                if finished {
+                    assert!(polls > 2, "there are more points to stop at");
+                    break;
+                }
+            }
+            assert!(finished);
+        }
+        Ok(())
+    })
+}
+
+fn rounds_leave_nothing() -> Verdict {
+    let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
+    let (idle, open) = (env::device().resources()?, files()?);
+    for round in 0..30 {
+        run(0, async {
+            let (a, b) = pair()?;
+            let pending = a.qp.recv(a.pool.take().expect("a buffer"));
+            let pending = within(Duration::from_millis(1), pending).await;
+            if round % 2 == 0 {
+                b.qp.send(b.pool.copy(b"x").expect("a buffer")).await?;
+            }
+            if round % 3 == 0 {
+                drop(a);
+            }
+            drop((b, pending));
+            Ok(())
+        })?;
+    }
+    assert_eq!((env::device().resources()?, files()?), (idle, open));
+    Ok(())
+}
+
+/// Counted in one context, by kind: queue pairs whose futures are dropped, or never polled again.
+fn rounds_leave_nothing_in_a_context() -> Verdict {
+    const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
+    leaks::rounds(&KINDS, |context| {
+        let context = context.clone();
+        Ok(Box::new(move || {
+            run(0, async {
+                let half = || -> Verdict<Half> {
+                    let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+                    Half::on(context.clone(), cq)
+                };
+                let (a, b) = (half()?, half()?);
+                connected(&a, &b)?;
+                let late = within(Duration::ZERO, a.qp.recv(a.pool.take().expect("one"))).await;
+                let late = late.map(drop).expect_err("nobody sent anything");
+                let sent = within(Duration::ZERO, b.qp.send(b.pool.copy(b"x").expect("one"))).await;
+                drop((late, a.pool.take(), a, sent, b));
+                Ok(())
+            })
+        }))
+    })
+}
