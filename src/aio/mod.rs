@@ -23,6 +23,7 @@ mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod turn;
+mod waiters;
 
 pub use driver::{CompletionQueue, Driver, Watch};
 pub use inbox::{Inbox, Message};

@@ -2,11 +2,11 @@
 //! waits for room. Model-checked with loom.
 
 use super::later::Later;
+use super::waiters::{Waiters, replace};
 use crate::completion::WcStatus;
 use crate::mem::sync::{Mutex, MutexGuard};
 use crate::owned::{Memory, Outcome};
 use crate::qp::{QpAttr, QpControl, QpInner, QpState};
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
@@ -46,59 +46,6 @@ pub(super) enum Broken {
     Undriven,
 }
 
-/// Those who wait for room, in the order in which they came.
-#[derive(Debug, Default)]
-struct Waiters {
-    /// By increasing number.
-    line: VecDeque<(u64, Waker)>,
-    next: u64,
-}
-
-impl Waiters {
-    /// Whether it is the turn of `number`, or of somebody who just came.
-    fn is_turn(&self, number: Option<u64>) -> bool {
-        match (self.line.front(), number) {
-            (None, _) => true,
-            (Some((first, _)), Some(number)) => *first == number,
-            (Some(_), None) => false,
-        }
-    }
-
-    /// Stands in line, at the end if for the first time; the waker that stood there before.
-    fn stand(&mut self, number: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
-        if let Some(number) = *number {
-            if let Ok(at) = self.line.binary_search_by_key(&number, |(other, _)| *other) {
-                return self.line.get_mut(at).and_then(|(_, old)| replace(old, waker));
-            }
-        }
-        *number = Some(self.next);
-        self.line.push_back((self.next, waker.clone()));
-        self.next += 1;
-        None
-    }
-
-    /// Leaves the line: the waker that stood there, and who is first now, if that changed.
-    fn leave(&mut self, number: u64) -> [Option<Waker>; 2] {
-        let at = self.line.binary_search_by_key(&number, |(other, _)| *other).ok();
-        let left = at.and_then(|at| self.line.remove(at)).map(|(_, waker)| waker);
-        [left, if at == Some(0) { self.first() } else { None }]
-    }
-
-    fn first(&self) -> Option<Waker> {
-        self.line.front().map(|(_, waker)| waker.clone())
-    }
-}
-
-/// Puts a waker in another one's place, unless both wake the same. Whoever gets the old one drops it
-/// after releasing the lock: it may be the last that holds a task, and with it futures of the same
-/// table.
-fn replace(old: &mut Waker, new: &Waker) -> Option<Waker> {
-    if old.will_wake(new) {
-        return None;
-    }
-    Some(std::mem::replace(old, new.clone()))
-}
-
 #[derive(Debug, Default)]
 struct State {
     cells: Vec<Cell>,
@@ -135,7 +82,7 @@ impl State {
     /// Lets nobody in any more, and tells those who wait for that.
     fn break_with(&mut self, broken: Broken, later: &mut Later) {
         self.broken = Some(broken);
-        for (_, waker) in self.sends.line.drain(..).chain(self.recvs.line.drain(..)) {
+        for waker in self.sends.dismiss().chain(self.recvs.dismiss()) {
             later.wake(waker);
         }
     }
@@ -497,124 +444,4 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod model {
-    use super::*;
-    use crate::completion::WcOpcode;
-    use crate::mem::slots::Lender;
-    use crate::number::Qpn;
-    use loom::sync::Notify;
-    use loom::thread;
-    use std::task::Wake;
-
-    /// A task that sleeps until it is woken.
-    struct Task(Notify);
-
-    impl Wake for Task {
-        fn wake(self: Arc<Self>) {
-            self.0.notify();
-        }
-    }
-
-    fn task() -> (Arc<Task>, Waker) {
-        let task = Arc::new(Task(Notify::new()));
-        (task.clone(), Waker::from(task))
-    }
-
-    fn complete(table: &Table, cell: u32) {
-        let outcome = Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
-        let mut later = Later::default();
-        table.complete(cell, Side::Send, Memory::None, outcome, &mut later);
-        later.run();
-    }
-
-    fn admit(table: &Table, waker: &Waker) -> u32 {
-        match table.admit(Side::Send, &mut None, waker) {
-            Admission::Open(cell) => cell,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// A request completes while its future looks: the future is over, or is woken. Both are
-    /// threads of their own, here and below: the model's first is not preempted as others are.
-    #[test]
-    fn look_while_a_request_completes() {
-        loom::model(|| {
-            let table = Table::new(None);
-            let (task, waker) = task();
-            let cell = admit(&table, &waker);
-            let theirs = table.clone();
-            let driver = thread::spawn(move || complete(&theirs, cell));
-            let theirs = table.clone();
-            let future = thread::spawn(move || {
-                while let Progress::UnderWay = theirs.progress(cell, &waker) {
-                    task.0.wait();
-                }
-            });
-            driver.join().unwrap();
-            future.join().unwrap();
-            assert_eq!(table.under_way(), 0);
-        });
-    }
-
-    /// A future is dropped while its request completes: its cell is free afterwards.
-    #[test]
-    fn drop_while_a_request_completes() {
-        loom::model(|| {
-            let table = Table::new(None);
-            let (_, waker) = task();
-            let cell = admit(&table, &waker);
-            let theirs = table.clone();
-            let driver = thread::spawn(move || complete(&theirs, cell));
-            let theirs = table.clone();
-            let future = thread::spawn(move || theirs.abandon(cell));
-            driver.join().unwrap();
-            future.join().unwrap();
-            let state = table.state();
-            assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
-        });
-    }
-
-    /// The queue is full while a future looks for room, and something completes: the future finds
-    /// the room, or is woken. The slots stand for the queue.
-    #[test]
-    fn look_for_room_while_a_request_completes() {
-        loom::model(|| {
-            let table = Table::new(None);
-            let mut queue = Lender::new(1, 0);
-            let (_, other) = task();
-            let cell = admit(&table, &other);
-            let mut lending = queue.begin();
-            let ticket = lending.vacancy().map(|vacancy| {
-                let ticket = vacancy.ticket();
-                vacancy.lend(());
-                ticket
-            });
-            lending.hand_over();
-            let (theirs, slots) = (table.clone(), queue.slots().clone());
-            let driver = thread::spawn(move || {
-                slots.settle(ticket.unwrap()).unwrap().take();
-                complete(&theirs, cell);
-            });
-            let future = thread::spawn(move || {
-                let (task, waker) = task();
-                let mut number = None;
-                loop {
-                    let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
-                        panic!("nobody else stands in line");
-                    };
-                    if queue.begin().vacancy().is_some() {
-                        break;
-                    }
-                    table.wait(Side::Send, &mut number, &waker);
-                    if queue.begin().vacancy().is_some() {
-                        break;
-                    }
-                    table.dismiss(cell);
-                    task.0.wait();
-                }
-            });
-            driver.join().unwrap();
-            future.join().unwrap();
-        });
-    }
-}
+mod model;

@@ -208,6 +208,12 @@ mod model {
     }
 
     impl Poller {
+        fn new(ring: &Ring) -> Poller {
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let ring = ring.clone();
+            Poller { ring, retirements, retired: Retired::default(), position: 0 }
+        }
+
         fn poll(&mut self, seen: &mut Vec<u32>) {
             self.poll_some(usize::MAX, seen);
         }
@@ -240,13 +246,8 @@ mod model {
     fn poll_while_a_number_changes_hands() {
         loom::model(|| {
             let ring = Ring::new();
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let mut poller = Poller::new(&ring);
+            let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || {
                 ring.put(OLD);
                 retirements.retire(QPN);
@@ -270,13 +271,8 @@ mod model {
             let ring = Ring::new();
             ring.put(OLD);
             ring.put(OLD);
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let mut poller = Poller::new(&ring);
+            let retirements = poller.retirements.clone();
             let other = retirements.clone();
             let owners = [
                 thread::spawn(move || retirements.retire(QPN)),
@@ -302,13 +298,8 @@ mod model {
             for entry in [OTHER, OTHER, OLD] {
                 ring.put(entry);
             }
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let mut poller = Poller::new(&ring);
+            let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || retirements.retire(QPN));
             let mut seen = Vec::new();
             poller.poll_some(2, &mut seen);
@@ -327,13 +318,8 @@ mod model {
     fn poll_while_there_is_nothing_of_the_dead() {
         loom::model(|| {
             let ring = Ring::new();
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
-            let mut poller = Poller {
-                ring: ring.clone(),
-                retirements: retirements.clone(),
-                retired: Retired::default(),
-                position: 0,
-            };
+            let mut poller = Poller::new(&ring);
+            let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || retirements.retire(QPN));
             let device = ring.clone();
             let polling = thread::spawn(move || {
