@@ -117,6 +117,7 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+        self.remember();
         // What those left that are gone lies in the queue as anything else does. Who dies meanwhile
         // counts once more.
         let dead = self.routes.dead();

@@ -106,3 +106,29 @@ fn what_a_reset_discards_makes_room() {
         let _ = cq.poll().unwrap().count();
     }
 }
+
+/// What a forgotten poll consumed is given back before anybody counts on the room.
+#[test]
+fn a_forgotten_poll_is_remembered_when_others_come() {
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let handle = cq.queue().handle();
+    let adopt = |cq: &mut OwnedCompletionQueue<u32>, sends| {
+        let builder = bench.pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
+        let builder = builder.max_recv_wr(0).max_inline_data(4);
+        cq.adopt(builder.build().unwrap()).unwrap()
+    };
+    let mut qp = adopt(&mut cq, 7);
+    bring_up_owned(&bench, &qp);
+    fill(&bench.script, &mut qp, handle);
+    let mut completions = cq.poll().unwrap();
+    (0..7).for_each(|_| drop(completions.next().unwrap()));
+    std::mem::forget(completions);
+    let _other = adopt(&mut cq, 1);
+    fill(&bench.script, &mut qp, handle);
+    for (posts, _) in cq.poll().unwrap().enumerate() {
+        if posts < 100 {
+            fill(&bench.script, &mut qp, handle);
+        }
+    }
+}
