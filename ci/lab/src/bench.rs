@@ -3,6 +3,7 @@
 //! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
 //! is.
 
+mod calls;
 mod control;
 mod futures;
 mod owned;
@@ -66,6 +67,9 @@ pub(crate) struct BenchArguments {
     /// left out
     #[arg(long)]
     count_instructions: bool,
+    /// With control: print the system calls of both sides, one by one, and measure nothing
+    #[arg(long)]
+    calls: bool,
     /// Print one JSON object in place of the table
     #[arg(long)]
     json: bool,
@@ -100,6 +104,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
         Suite::Mlx5Owned => arguments.print(&owned::run(arguments)?)?,
+        Suite::Control if arguments.calls => arguments.print(&calls::run(arguments)?)?,
         Suite::Control => arguments.print(&control::run(arguments)?)?,
         Suite::Scale => arguments.print(&scale::run(arguments)?)?,
         Suite::Size => arguments.print(&size::run(arguments)?)?,

@@ -115,6 +115,19 @@ pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
     counted(&left.errors).with_context(|| format!("no counts in {:?}", left.errors))
 }
 
+/// The system calls of a command, in words, in the order in which they returned.
+pub(super) fn each(vm: &mut Vm, command: &[&str]) -> Result<Vec<String>> {
+    let left = perform(vm, &[&["lab-count", "--each"], command].concat())?;
+    if left.status != 0 {
+        bail!("{command:?} ended with status {}: {}", left.status, left.errors);
+    }
+    let mut words: Vec<_> =
+        left.errors.lines().filter_map(|line| line.strip_prefix("lab-count: ")).collect();
+    // The last is the counts.
+    words.pop();
+    Ok(words.into_iter().map(str::to_owned).collect())
+}
+
 /// The numbers of the counter's line.
 fn counted(errors: &str) -> Option<[f64; 3]> {
     let line = errors.lines().rev().find_map(|line| line.strip_prefix("lab-count: "))?;
