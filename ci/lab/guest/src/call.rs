@@ -60,6 +60,8 @@ names! {
     SYS_execve = "execve",
     SYS_uname = "uname",
     SYS_fcntl = "fcntl",
+    SYS_prctl = "prctl",
+    SYS_gettid = "gettid",
     SYS_readlink = "readlink",
     SYS_sigaltstack = "sigaltstack",
     SYS_arch_prctl = "arch_prctl",
@@ -112,8 +114,11 @@ pub(crate) fn words(thread: Pid, registers: &user_regs_struct) -> String {
         _ => String::new(),
     };
     let answer = match answer {
+        // Addresses and numbers of threads differ from run to run.
+        _ if matches!(number, libc::SYS_set_tid_address | libc::SYS_gettid) => {
+            "a number".to_owned()
+        }
         -4095..=-1 => nix::errno::Errno::from_raw(-answer as i32).to_string(),
-        // Addresses differ from run to run.
         answer if (0..1 << 32).contains(&answer) => answer.to_string(),
         _ => "an address".to_owned(),
     };

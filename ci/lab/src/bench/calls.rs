@@ -71,11 +71,14 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Calls> {
     Ok(calls)
 }
 
-/// What `long` has more than `short`, in one piece: from where they differ on.
+/// What `long` has more than `short`, in one piece: before they are the same to the end. At their
+/// beginning they differ by numbers of processes.
 fn inserted(short: &[String], long: &[String]) -> Vec<String> {
-    let alike = short.iter().zip(long).take_while(|(short, long)| short == long).count();
+    let backwards = short.iter().rev().zip(long.iter().rev());
+    let alike = backwards.take_while(|(short, long)| short == long).count();
     let more = long.len().saturating_sub(short.len());
-    long[alike..].iter().take(more).cloned().collect()
+    let end = long.len() - alike;
+    long[end.saturating_sub(more)..end].to_vec()
 }
 
 impl fmt::Display for Calls {
@@ -103,7 +106,9 @@ mod tests {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let inserted = |short, long| inserted(&words(short), &words(long)).join(" ");
         assert_eq!(inserted("open a b close", "open a b a b close"), "a b");
-        // What comes after may begin as the thing does: its calls are the same, in a circle.
-        assert_eq!(inserted("open a b a", "open a b a b a"), "b a");
+        // What comes before may end as the thing does: its calls are the same, in a circle.
+        assert_eq!(inserted("b open a b close", "c open a b a b close"), "a b");
+        assert_eq!(inserted("b a b close", "b a b a b close"), "a b");
+        assert_eq!(inserted("a", "a"), "");
     }
 }
