@@ -8,6 +8,7 @@ mod control;
 mod futures;
 mod owned;
 mod path;
+mod perftest;
 mod pingpong;
 mod rounds;
 mod rxe;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// ping-pong over soft-RoCE: time and system calls per message
+    /// ping-pong, latency and message rate over soft-RoCE: time and system calls per message
     Rxe,
     /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
     RxeFutures,
@@ -62,9 +63,9 @@ pub(crate) struct BenchArguments {
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// With rxe and its futures: let the guest's clock count instructions: the same result each time, whatever else
-    /// this machine does. The guest has one processor then, so that polling tells nothing and is
-    /// left out
+    /// With rxe, its futures and scale: let the guest's clock count instructions: the same result each
+    /// time, whatever else this machine does. The guest has one processor then, so that polling over
+    /// rxe tells nothing and is left out
     #[arg(long)]
     count_instructions: bool,
     /// With control: print the system calls of both sides, one by one, and measure nothing

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(inserted("open a b close", "open a b a b close"), "a b");
         // What comes before may end as the thing does: its calls are the same, in a circle.
         assert_eq!(inserted("b open a b close", "c open a b a b close"), "a b");
-        assert_eq!(inserted("b a b close", "b a b a b close"), "a b");
+        assert_eq!(inserted("b a b close", "b a b a b close"), "b a");
         assert_eq!(inserted("a", "a"), "");
     }
 }

@@ -66,6 +66,47 @@ impl Found {
     }
 }
 
+impl Found {
+    /// What a command of `side` printed, and that it failed.
+    fn take(&mut self, side: Side, left: Left) -> Result<()> {
+        let samples = samples(&left.output);
+        for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
+            self.add(sample);
+        }
+        if left.status != 0 {
+            self.failure = Some(format!("status {}: {}", left.status, left.errors));
+        }
+        Ok(())
+    }
+}
+
+/// Runs a command of one side for at most so many seconds, and shows what it finds as it comes.
+pub(super) fn watch(
+    vm: &mut Vm,
+    side: Side,
+    arguments: &[&str],
+    seconds: u64,
+    found: &mut Found,
+) -> Result<()> {
+    let limit = seconds.to_string();
+    let command = [&["timeout", "-s", "KILL", &limit, side.program()], arguments].concat();
+    let mut line = Vec::new();
+    let left = perform(vm, &command, |bytes| {
+        for &byte in bytes {
+            if byte != b'\n' {
+                line.push(byte);
+                continue;
+            }
+            if let Ok(sample) = String::from_utf8_lossy(&line).parse::<Sample>() {
+                let Sample { operation, way, runs } = sample;
+                eprintln!("{}: {operation}, {way}: {runs:.2?}", side.program());
+            }
+            line.clear();
+        }
+    })?;
+    found.take(side, left)
+}
+
 /// What could not be measured, and why.
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
     let failures = Side::BOTH.into_iter().zip(found);
@@ -83,13 +124,16 @@ struct Left {
     errors: String,
 }
 
-/// Runs a command as root: what a user may pin is not what is measured.
-fn perform(vm: &mut Vm, command: &[&str]) -> Result<Left> {
+/// Runs a command as root: what a user may pin is not what is measured. `watch` sees what it prints.
+fn perform(vm: &mut Vm, command: &[&str], mut watch: impl FnMut(&[u8])) -> Result<Left> {
     let command = command.iter().map(|word| (*word).to_owned()).collect();
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let order = Order { command, root: true, ..Order::default() };
     let ending = vm.run(&order, PATIENCE, |event| match event {
-        Event::Stdout(_, bytes) => output.extend_from_slice(bytes),
+        Event::Stdout(_, bytes) => {
+            watch(bytes);
+            output.extend_from_slice(bytes);
+        }
         Event::Stderr(_, bytes) => errors.extend_from_slice(bytes),
         Event::Exit(..) => {}
     })?;
@@ -99,7 +143,7 @@ fn perform(vm: &mut Vm, command: &[&str]) -> Result<Left> {
 
 /// What a command prints.
 pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
-    let left = perform(vm, command)?;
+    let left = perform(vm, command, |_| {})?;
     match left.status {
         0 => Ok(left.output),
         status => bail!("{command:?} ended with status {status}: {}", left.errors),
@@ -108,7 +152,7 @@ pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
 
 /// System calls, opened files and file mappings of a command.
 pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
-    let left = perform(vm, &[&["lab-count"], command].concat())?;
+    let left = perform(vm, &[&["lab-count"], command].concat(), |_| {})?;
     if left.status != 0 {
         bail!("{command:?} ended with status {}: {}", left.status, left.errors);
     }
@@ -117,7 +161,7 @@ pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
 
 /// The system calls of a command, in words, in the order in which they returned.
 pub(super) fn each(vm: &mut Vm, command: &[&str]) -> Result<Vec<String>> {
-    let left = perform(vm, &[&["lab-count", "--each"], command].concat())?;
+    let left = perform(vm, &[&["lab-count", "--each"], command].concat(), |_| {})?;
     if left.status != 0 {
         bail!("{command:?} ended with status {}: {}", left.status, left.errors);
     }
@@ -146,14 +190,8 @@ pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Fo
             }
             let mut command = vec![side.program()];
             command.extend(arguments.iter().map(String::as_str));
-            let left = perform(vm, &command)?;
-            let samples = samples(&left.output);
-            for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
-                found.add(sample);
-            }
-            if left.status != 0 {
-                found.failure = Some(format!("status {}: {}", left.status, left.errors));
-            }
+            let left = perform(vm, &command, |_| {})?;
+            found.take(side, left)?;
         }
     }
     Ok(found)
