@@ -78,7 +78,7 @@ impl Operation {
     fn of_table(&self, output: &str) -> Option<f64> {
         let size = self.size.to_string();
         let rows = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let row = rows.filter(|row| row.first() == Some(&size.as_str())).last()?;
+        let row = rows.rev().find(|row| row.first() == Some(&size.as_str()))?;
         match self.list {
             None => row.get(5)?.parse().ok(),
             Some(_) => Some(1.0 / row.get(4)?.parse::<f64>().ok()?),
