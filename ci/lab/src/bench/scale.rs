@@ -13,7 +13,7 @@ use lab_bench::scale::Part;
 /// How much more the last object may cost than the hundredth.
 const FLAT: f64 = 1.2;
 /// Seconds that a side may take for a part.
-const PATIENCE: u64 = 400;
+const PATIENCE: u64 = 180;
 
 /// Measures everything.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
