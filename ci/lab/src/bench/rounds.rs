@@ -73,38 +73,44 @@ impl Found {
         for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
             self.add(sample);
         }
+        self.fail(&left);
+        Ok(())
+    }
+
+    fn fail(&mut self, left: &Left) {
         if left.status != 0 {
             self.failure = Some(format!("status {}: {}", left.status, left.errors));
         }
-        Ok(())
     }
 }
 
-/// Runs a command of one side for at most so many seconds, and shows what it finds as it comes.
+/// Runs a command of one side for a while at most, and takes and shows what it finds as it comes. Of a
+/// machine that is no more to be used because of that, the answer is an error.
 pub(super) fn watch(
     vm: &mut Vm,
     side: Side,
     arguments: &[&str],
-    seconds: u64,
+    patience: Duration,
     found: &mut Found,
 ) -> Result<()> {
-    let limit = seconds.to_string();
-    let command = [&["timeout", "-s", "KILL", &limit, side.program()], arguments].concat();
+    let command = [&[side.program()], arguments].concat();
     let mut line = Vec::new();
-    let left = perform(vm, &command, |bytes| {
+    let left = perform(vm, &command, patience, |bytes| {
         for &byte in bytes {
             if byte != b'\n' {
                 line.push(byte);
                 continue;
             }
             if let Ok(sample) = String::from_utf8_lossy(&line).parse::<Sample>() {
-                let Sample { operation, way, runs } = sample;
+                let Sample { operation, way, runs } = &sample;
                 eprintln!("{}: {operation}, {way}: {runs:.2?}", side.program());
+                found.add(sample);
             }
             line.clear();
         }
     })?;
-    found.take(side, left)
+    found.fail(&left);
+    Ok(())
 }
 
 /// What could not be measured, and why.
@@ -125,11 +131,16 @@ struct Left {
 }
 
 /// Runs a command as root: what a user may pin is not what is measured. `watch` sees what it prints.
-fn perform(vm: &mut Vm, command: &[&str], mut watch: impl FnMut(&[u8])) -> Result<Left> {
+fn perform(
+    vm: &mut Vm,
+    command: &[&str],
+    patience: Duration,
+    mut watch: impl FnMut(&[u8]),
+) -> Result<Left> {
     let command = command.iter().map(|word| (*word).to_owned()).collect();
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let order = Order { command, root: true, ..Order::default() };
-    let ending = vm.run(&order, PATIENCE, |event| match event {
+    let ending = vm.run(&order, patience, |event| match event {
         Event::Stdout(_, bytes) => {
             watch(bytes);
             output.extend_from_slice(bytes);
@@ -143,7 +154,7 @@ fn perform(vm: &mut Vm, command: &[&str], mut watch: impl FnMut(&[u8])) -> Resul
 
 /// What a command prints.
 pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
-    let left = perform(vm, command, |_| {})?;
+    let left = perform(vm, command, PATIENCE, |_| {})?;
     match left.status {
         0 => Ok(left.output),
         status => bail!("{command:?} ended with status {status}: {}", left.errors),
@@ -152,7 +163,7 @@ pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
 
 /// System calls, opened files and file mappings of a command.
 pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
-    let left = perform(vm, &[&["lab-count"], command].concat(), |_| {})?;
+    let left = perform(vm, &[&["lab-count"], command].concat(), PATIENCE, |_| {})?;
     if left.status != 0 {
         bail!("{command:?} ended with status {}: {}", left.status, left.errors);
     }
@@ -161,7 +172,7 @@ pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
 
 /// The system calls of a command, in words, in the order in which they returned.
 pub(super) fn each(vm: &mut Vm, command: &[&str]) -> Result<Vec<String>> {
-    let left = perform(vm, &[&["lab-count", "--each"], command].concat(), |_| {})?;
+    let left = perform(vm, &[&["lab-count", "--each"], command].concat(), PATIENCE, |_| {})?;
     if left.status != 0 {
         bail!("{command:?} ended with status {}: {}", left.status, left.errors);
     }
@@ -190,7 +201,7 @@ pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Fo
             }
             let mut command = vec![side.program()];
             command.extend(arguments.iter().map(String::as_str));
-            let left = perform(vm, &command, |_| {})?;
+            let left = perform(vm, &command, PATIENCE, |_| {})?;
             found.take(side, left)?;
         }
     }

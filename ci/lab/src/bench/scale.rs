@@ -9,11 +9,12 @@ use super::table::{Row, Table, Target, Value};
 use crate::session::{Machine, Session};
 use anyhow::Result;
 use lab_bench::scale::Part;
+use std::time::Duration;
 
 /// How much more the last object may cost than the hundredth.
 const FLAT: f64 = 1.2;
-/// Seconds that a side may take for a part.
-const PATIENCE: u64 = 180;
+/// How long a side may take for a part.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Measures everything.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
@@ -37,8 +38,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
                 })?;
                 let device = vm.greeting.devices.first().cloned().unwrap_or_default();
                 kernel = vm.greeting.release.clone();
-                rounds::watch(&mut vm, side, &["scale", &device, name], PATIENCE, found)?;
-                vm.power_off()?;
+                let words = ["scale", &device, name];
+                match rounds::watch(&mut vm, side, &words, PATIENCE, found) {
+                    Ok(()) => vm.power_off()?,
+                    // What came before it took too long was found all the same.
+                    Err(error) => {
+                        let text = error.to_string();
+                        found.failure = text.lines().next().map(str::to_owned);
+                    }
+                }
                 if let Some(failure) = found.failure.take() {
                     notes.push(format!("{name}, {}: {failure}", side.program()));
                 }
