@@ -1,7 +1,7 @@
 //! What the data path costs without a kernel or a device: writing requests into queues and reading
 //! completions out of one.
 //!
-//! `cargo bench -p uverbs --features bench`
+//! `cargo bench -p uverbs --features bench --bench rings`
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};

@@ -139,7 +139,8 @@ async fn run(arguments: Arguments) -> Outcome<()> {
 fn main() -> ExitCode {
     let ended = arguments().and_then(|arguments| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(run(arguments))
+        // A task: what wakes the future that is blocked on makes a detour by way of the kernel.
+        runtime.block_on(async { tokio::spawn(run(arguments)).await? })
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,

@@ -201,7 +201,16 @@ impl<S: Sharing> ProtectionDomain<S> {
             return Ok(Link::InfiniBand);
         }
         let context = self.context();
-        if context.query_port(vector.port)?.link_layer != LinkLayer::ETHERNET {
+        let links = &context.file.links;
+        let link_layer = match links.get(vector.port) {
+            Some(known) => known,
+            None => {
+                let link_layer = context.query_port(vector.port)?.link_layer;
+                links.set(vector.port, link_layer);
+                link_layer
+            }
+        };
+        if link_layer != LinkLayer::ETHERNET {
             return Ok(Link::InfiniBand);
         }
         let Some(global) = vector.global else { return Ok(Link::RoceV1) };

@@ -3,7 +3,9 @@
 use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
-use crate::file::{self, Facts, File};
+use crate::events::file::EventFile;
+use crate::events::keys::Keys;
+use crate::file::{Facts, File, random};
 use crate::mem::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
@@ -11,7 +13,7 @@ use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uverbs_uapi::async_event::{
@@ -77,8 +79,13 @@ impl Context {
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
         let provider = opening.finish(&*kernel, epoch)?;
-        let facts = Facts::new(file::new_origin(), completion_vectors, support);
-        Ok(Context { file: Arc::new(File::new(kernel, device, provider, epoch, events, facts)) })
+        // One question for both: children of one process inherit the state of any generator in
+        // memory, so the kernel is asked each time.
+        let [origin, secret] = random();
+        let facts = Facts::new(origin.max(1), completion_vectors, support);
+        let keys = Keys::new(epoch, secret);
+        let file = File::new(kernel, device, provider, epoch, keys, events, facts);
+        Ok(Context { file: Arc::new(file) })
     }
 
     /// The device that this is a context of.
@@ -122,19 +129,19 @@ impl AsFd for Context {
     /// The command file. Anyone who holds a duplicate can use and destroy every object of the
     /// context.
     fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.shared.store(true, Ordering::Relaxed);
         self.file.kernel.fd()
     }
 }
 
-pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<OwnedFd> {
+pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<EventFile> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(verb, errno))?;
-    let events = command
+    command
         .take_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
-        .ok_or_else(|| Error::new(verb, Errno::BADF).detail("the kernel gave no event file"))?;
-    rustix::io::ioctl_fionbio(&events, true).map_err(|errno| Error::new(verb, errno))?;
-    Ok(events)
+        .map(EventFile::new)
+        .ok_or_else(|| Error::new(verb, Errno::BADF).detail("the kernel gave no event file"))
 }
 
 pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {

@@ -6,8 +6,10 @@
 use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
+use crate::events::file::EventFile;
 use crate::events::keys::{Keys, Kind, Registration};
 use crate::mem::fork::Epoch;
+use crate::port::LinkLayers;
 use crate::provider::Provider;
 use crate::provider::answer::Answer;
 use crate::uverbs::command::Command;
@@ -15,7 +17,6 @@ use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use uverbs_uapi::gid::{
 };
 use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the objects of a file wait for the kernel to destroy them while it takes the device away:
 /// all of them together, from when the first is dropped.
@@ -41,7 +42,7 @@ pub(crate) struct File {
     pub(crate) device: Device,
     pub(crate) provider: Provider,
     pub(crate) epoch: Epoch,
-    pub(crate) events: OwnedFd,
+    pub(crate) events: EventFile,
     pub(crate) keys: Arc<Keys>,
     /// Names the kernel's file among all: what is exported says where it belongs. 0 if it was
     /// imported from somebody who did not tell.
@@ -55,6 +56,10 @@ pub(crate) struct File {
     pub(crate) fatal: AtomicBool,
     /// Until when objects wait that the kernel is about to destroy; set by the first that does.
     farewell: OnceLock<Instant>,
+    /// What carries the device's ports.
+    pub(crate) links: LinkLayers,
+    /// Whether the kernel's file has holders besides this context: it came from one, or was handed out.
+    pub(crate) shared: AtomicBool,
 }
 
 /// What is true of a kernel file, whichever process has it.
@@ -81,7 +86,8 @@ impl File {
         device: Device,
         provider: Provider,
         epoch: Epoch,
-        events: OwnedFd,
+        keys: Arc<Keys>,
+        events: EventFile,
         facts: Facts,
     ) -> File {
         File {
@@ -90,7 +96,7 @@ impl File {
             provider,
             epoch,
             events,
-            keys: Keys::new(epoch),
+            keys,
             origin: facts.origin,
             completion_vectors: facts.completion_vectors,
             optional_access: facts.optional_access,
@@ -98,6 +104,8 @@ impl File {
             dead_events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
             farewell: OnceLock::new(),
+            links: LinkLayers::default(),
+            shared: AtomicBool::new(false),
         }
     }
 
@@ -191,10 +199,11 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // Others may keep the kernel's file open, so it is not left to the kernel. In a child, what is
-        // the provider's is the parent's. A queue that could not be destroyed may still be rung by
-        // whoever got its register next.
-        if !self.epoch.is_over() && *self.leaked.get_mut() == 0 {
+        // What others keep open the kernel does not clean up. In a child, what is the provider's is the
+        // parent's. A queue that could not be destroyed may still be rung by whoever got its register
+        // next.
+        let shared = *self.shared.get_mut();
+        if shared && !self.epoch.is_over() && *self.leaked.get_mut() == 0 {
             self.provider.close(&*self.kernel);
         }
     }
@@ -206,13 +215,15 @@ pub(crate) fn forked(verb: &'static str) -> Error {
     )
 }
 
-/// A name that no other file has. The kernel is asked, for children of one process inherit the state
-/// of any generator in memory.
-pub(crate) fn new_origin() -> u64 {
-    let mut bytes = [0u8; 8];
-    let named = match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-        Ok(8) => u64::from_ne_bytes(bytes),
-        _ => RandomState::new().build_hasher().finish(),
-    };
-    named.max(1)
+/// Numbers that nobody else has drawn: the name of a kernel file, the secret of its keys. The kernel is
+/// asked, for children of one process inherit the state of any generator in memory.
+pub(crate) fn random<const N: usize>() -> [u64; N] {
+    let mut numbers = [0; N];
+    let bytes = numbers.as_mut_bytes();
+    let length = bytes.len();
+    match rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(filled) if filled == length => {}
+        _ => numbers.fill_with(|| RandomState::new().build_hasher().finish()),
+    }
+    numbers
 }

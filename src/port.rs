@@ -1,6 +1,10 @@
 //! Ports: their state, limits and tables. Pairs with the QUERY_PORT and QUERY_GID methods of
 //! `core/uverbs_std_types_device.c`.
 
+mod links;
+
+pub(crate) use links::LinkLayers;
+
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::{Gid, open_enum};

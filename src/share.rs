@@ -8,7 +8,8 @@ use crate::context::{Context, alloc_async_fd, no_epoch};
 use crate::device::{Device, devices};
 use crate::envelope::Envelope;
 use crate::error::{Error, Result};
-use crate::file::{Facts, File};
+use crate::events::keys::Keys;
+use crate::file::{Facts, File, random};
 use crate::handles::ObjectKind;
 use crate::mem::fork::Epoch;
 use crate::provider::{Opening, Provider};
@@ -185,7 +186,10 @@ impl Context {
             _ => error,
         })?;
         let (provider, facts) = provide(&*kernel)?;
-        let file = File::new(kernel, device, provider, epoch, events, facts);
+        let [secret] = random();
+        let keys = Keys::new(epoch, secret);
+        let mut file = File::new(kernel, device, provider, epoch, keys, events, facts);
+        *file.shared.get_mut() = true;
         Ok(Context { file: Arc::new(file) })
     }
 }

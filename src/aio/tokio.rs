@@ -1,4 +1,7 @@
 //! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`.
+//!
+//! Spawn what shall be quick. Waking the future that `block_on` waits for goes by way of the kernel, a
+//! write and another look at the event loop; waking a task of the same thread does not.
 
 use super::driver::{CompletionQueue, Driver, Watch};
 use crate::context::Context;

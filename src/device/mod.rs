@@ -103,9 +103,10 @@ fn list<W: Wire>(
 fn by_netlink<W: Wire>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Device>> {
     let mut listed = client.list()?;
     listed.sort_by_key(|device| device.index);
+    let nodes = client.uverbs_nodes(listed.iter().map(|device| device.index))?;
     let mut devices = Vec::with_capacity(listed.len());
-    for listed in listed {
-        let (node, driver) = match client.uverbs_node(listed.index)? {
+    for (listed, node) in listed.into_iter().zip(nodes) {
+        let (node, driver) = match node {
             NodeAnswer::Gone => continue,
             NodeAnswer::None => (None, None),
             NodeAnswer::Node(uverbs) => (Some(uverbs.node), uverbs.driver),

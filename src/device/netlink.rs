@@ -25,6 +25,9 @@ const LONGEST: usize = 32 << 10;
 /// is started afresh.
 const DUMP_ATTEMPTS: u32 = 8;
 
+/// Requests in one datagram: their answers, of a page or two each, have to fit the socket.
+const TOGETHER: usize = 16;
+
 /// Carries datagrams to the kernel and back.
 pub(super) trait Wire {
     /// Sends one datagram.
@@ -164,6 +167,61 @@ impl<W: Wire> Client<W> {
         answer.ok_or_else(|| self.malformed(Malformed("an answer without content")))
     }
 
+    /// Sends requests that have exactly one answer each, many in one datagram, and reads what was
+    /// answered to each.
+    pub(super) fn ask_each<T>(
+        &mut self,
+        requests: &[Request],
+        mut read: impl FnMut(Attributes<'_>) -> std::result::Result<T, Malformed>,
+    ) -> Result<Vec<Result<T>>> {
+        let mut answers = Vec::with_capacity(requests.len());
+        for together in requests.chunks(TOGETHER) {
+            self.ask_together(together, &mut read, &mut answers)?;
+        }
+        Ok(answers)
+    }
+
+    fn ask_together<T>(
+        &mut self,
+        requests: &[Request],
+        read: &mut impl FnMut(Attributes<'_>) -> std::result::Result<T, Malformed>,
+        answers: &mut Vec<Result<T>>,
+    ) -> Result<()> {
+        let verb = self.verb;
+        let kernel = |errno| Error::from_kernel(verb, errno);
+        let first = self.sequence.wrapping_add(1);
+        let mut datagram = Vec::new();
+        for request in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            // Attributes are padded, so that the next header is where it should be.
+            datagram.extend(request.datagram(0, self.sequence));
+        }
+        self.wire.send(&datagram).map_err(kernel)?;
+        let mut found: Vec<Option<Result<T>>> = requests.iter().map(|_| None).collect();
+        while found.iter().any(Option::is_none) {
+            match self.wire.receive(&mut datagram) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => return Err(silent(verb)),
+                Err(errno) => return Err(kernel(errno)),
+            }
+            for message in Messages(&datagram) {
+                let message = message.map_err(|what| self.malformed(what))?;
+                let place = message.sequence.wrapping_sub(first) as usize;
+                let Some(place @ None) = found.get_mut(place) else { continue };
+                match message.body().map_err(|what| self.malformed(what))? {
+                    Body::Failure(errno) => *place = Some(Err(kernel(errno))),
+                    Body::Data(attributes) => {
+                        let answer = read(attributes).map_err(|what| self.malformed(what))?;
+                        *place = Some(Ok(answer));
+                    }
+                    Body::Nothing | Body::Acknowledgement | Body::Lost | Body::End => {}
+                }
+            }
+        }
+        answers.extend(found.into_iter().flatten());
+        Ok(())
+    }
+
     /// Sends a request that has no answer but success or failure.
     pub(super) fn command(&mut self, request: &Request) -> Result<()> {
         self.exchange(request, NLM_F_ACK, &mut |_| Ok(()))?;
@@ -218,11 +276,7 @@ impl<W: Wire> Client<W> {
                     consistent = false;
                     continue;
                 }
-                Err(Errno::AGAIN) => {
-                    return Err(
-                        Error::new(verb, Errno::TIMEDOUT).detail("RDMA netlink did not answer")
-                    );
-                }
+                Err(Errno::AGAIN) => return Err(silent(verb)),
                 Err(errno) => return Err(kernel(errno)),
             }
             for message in Messages(&datagram) {
@@ -252,6 +306,10 @@ impl<W: Wire> Client<W> {
             self.datagram = datagram;
         }
     }
+}
+
+fn silent(verb: &'static str) -> Error {
+    Error::new(verb, Errno::TIMEDOUT).detail("RDMA netlink did not answer")
 }
 
 /// What was wrong with an answer.

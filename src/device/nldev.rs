@@ -46,18 +46,9 @@ pub(super) enum NodeAnswer {
     Gone,
 }
 
-impl<W: Wire> Client<W> {
-    /// All devices that this network namespace may see.
-    pub(super) fn list(&mut self) -> Result<Vec<Listed>> {
-        self.dump(&Request::new(RDMA_NLDEV_CMD_GET), listed)
-    }
-
-    /// The uverbs node of the device with this index.
-    pub(super) fn uverbs_node(&mut self, index: u32) -> Result<NodeAnswer> {
-        let request = Request::new(RDMA_NLDEV_CMD_GET_CHARDEV)
-            .number(RDMA_NLDEV_ATTR_DEV_INDEX, index)
-            .string(RDMA_NLDEV_ATTR_CHARDEV_TYPE, "uverbs");
-        match self.ask(&request, uverbs) {
+impl NodeAnswer {
+    fn of(answer: Result<Uverbs>) -> Result<NodeAnswer> {
+        match answer {
             Ok(uverbs) => Ok(NodeAnswer::Node(uverbs)),
             Err(error) => match error.kernel_errno() {
                 Some(Errno::OPNOTSUPP | Errno::NOENT | Errno::NODEV) => Ok(NodeAnswer::None),
@@ -66,6 +57,34 @@ impl<W: Wire> Client<W> {
                 _ => Err(error),
             },
         }
+    }
+}
+
+fn node_request(index: u32) -> Request {
+    Request::new(RDMA_NLDEV_CMD_GET_CHARDEV)
+        .number(RDMA_NLDEV_ATTR_DEV_INDEX, index)
+        .string(RDMA_NLDEV_ATTR_CHARDEV_TYPE, "uverbs")
+}
+
+impl<W: Wire> Client<W> {
+    /// All devices that this network namespace may see.
+    pub(super) fn list(&mut self) -> Result<Vec<Listed>> {
+        self.dump(&Request::new(RDMA_NLDEV_CMD_GET), listed)
+    }
+
+    /// The uverbs node of the device with this index.
+    pub(super) fn uverbs_node(&mut self, index: u32) -> Result<NodeAnswer> {
+        let answer = self.ask(&node_request(index), uverbs);
+        NodeAnswer::of(answer)
+    }
+
+    /// The uverbs nodes of the devices with these indices, in their order.
+    pub(super) fn uverbs_nodes(
+        &mut self,
+        indices: impl Iterator<Item = u32>,
+    ) -> Result<Vec<NodeAnswer>> {
+        let requests: Vec<Request> = indices.map(node_request).collect();
+        self.ask_each(&requests, uverbs)?.into_iter().map(NodeAnswer::of).collect()
     }
 
     /// The network interface behind a port. `EINVAL` if there is no such device or port.

@@ -134,9 +134,10 @@ impl Context {
         const VERB: &str = "get_async_event";
         let file = &*self.file;
         file.check_fork(VERB)?;
+        let fd = file.events.reader().map_err(|errno| Error::new(VERB, errno))?;
         loop {
             let mut record = ib_uverbs_async_event_desc::new_zeroed();
-            match read_record(VERB, file.events.as_fd(), &mut record) {
+            match read_record(VERB, fd, &mut record) {
                 // The kernel tells of a device that goes away after it cut it off, and leaves the
                 // file open: whoever asks again must not wait for ever.
                 Ok(Read::Empty)
@@ -183,7 +184,8 @@ impl Context {
     /// loop will not be woken again.
     #[doc(alias = "async_fd")]
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        self.file.events.as_fd()
+        // An open file takes it.
+        self.file.events.reader().unwrap_or_else(|_| self.file.events.as_fd())
     }
 
     /// How many events, of completion channels too, were dropped because their object was

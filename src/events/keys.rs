@@ -6,7 +6,6 @@
 //! other contexts and of other processes are told apart from live ones.
 
 use crate::mem::fork::Epoch;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -76,9 +75,10 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    pub(crate) fn new(epoch: Epoch) -> Arc<Keys> {
+    /// Keys that begin with the low bits of `secret`, a random number of this context's own.
+    pub(crate) fn new(epoch: Epoch, secret: u64) -> Arc<Keys> {
         // Never zero, or small numbers of others would look like ours.
-        let secret = random().max(1);
+        let secret = (secret as u16).max(1);
         let secret = u64::from(secret) << (SLOT_BITS + GENERATION_BITS);
         Arc::new(Keys { secret, epoch, slots: Mutex::default() })
     }
@@ -136,16 +136,6 @@ impl Keys {
     }
 }
 
-/// The secret of a context. Asked of the kernel each time: children of one process that share its
-/// kernel file also inherit the state of any generator in memory.
-fn random() -> u16 {
-    let mut bytes = [0u8; 2];
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-        Ok(2) => u16::from_ne_bytes(bytes),
-        _ => RandomState::new().build_hasher().finish() as u16,
-    }
-}
-
 /// Keeps a key alive; dropping it retires the key.
 #[derive(Debug)]
 pub(crate) struct Registration {
@@ -187,10 +177,11 @@ impl Drop for Registration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::random;
 
     #[test]
     fn a_key_lives_as_long_as_its_registration() {
-        let keys = Keys::new(Epoch::current().unwrap());
+        let keys = Keys::new(Epoch::current().unwrap(), 7);
         let cq = keys.register(Kind::Cq).unwrap();
         let key = cq.key();
         assert_eq!(keys.resolve(key.0), Resolved::Live(Kind::Cq, key));
@@ -203,7 +194,7 @@ mod tests {
 
     #[test]
     fn keys_of_others_are_foreign() {
-        let keys = Keys::new(Epoch::current().unwrap());
+        let keys = Keys::new(Epoch::current().unwrap(), 7);
         let mine = keys.register(Kind::Srq).unwrap();
         let other = mine.key().0 ^ 1 << 63;
         assert_eq!(keys.resolve(other), Resolved::Foreign(other));
@@ -213,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_worn_out_slot_is_not_reused() {
-        let keys = Keys::new(Epoch::current().unwrap());
+        let keys = Keys::new(Epoch::current().unwrap(), 7);
         let first = keys.register(Kind::Qp).unwrap();
         keys.slots.lock().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
         drop(first);
@@ -224,7 +215,7 @@ mod tests {
     /// The lock may be held by a thread that the child does not have.
     #[test]
     fn a_forked_child_does_not_wait_for_a_lock() {
-        let keys = Keys::new(Epoch::current().unwrap());
+        let keys = Keys::new(Epoch::current().unwrap(), 7);
         let mut registration = keys.register(Kind::Cq);
         let held = keys.slots.lock().unwrap();
         crate::mem::fork::in_child(|| drop(registration.take()));
@@ -232,10 +223,12 @@ mod tests {
     }
 
     #[test]
-    fn secrets_differ() {
+    fn secrets_differ_and_are_never_zero() {
         let epoch = Epoch::current().unwrap();
+        let of = |secret| Keys::new(epoch, secret).secret;
         let secrets: std::collections::BTreeSet<_> =
-            (0..64).map(|_| Keys::new(epoch).secret).collect();
-        assert!(secrets.len() > 32 && !secrets.contains(&0));
+            (0..64).flat_map(|_| random::<2>()).map(of).collect();
+        assert!(secrets.len() > 64);
+        assert_eq!(of(1 << 16), 1 << 48);
     }
 }

@@ -2,13 +2,15 @@
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Allocation, CompletionQueue, Context, DmaBufPart, DomainView, Errno, ParentDomain,
-    ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result, SharedReceiveQueue,
+    AddressVector, Allocation, CompletionQueue, Context, DmaBufPart, DomainView, Errno, Gid,
+    ParentDomain, ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result,
+    SharedReceiveQueue,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use uverbs_uapi::device::{UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_PORT};
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object as objects;
 
@@ -427,6 +429,27 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();
+}
+
+#[test]
+fn what_carries_a_port_is_asked_once() {
+    let bench = Bench::new();
+    let asked = |method| {
+        let op = Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method };
+        bench.script.log().iter().filter(|known| **known == op).count()
+    };
+    let counts = || [asked(UVERBS_METHOD_QUERY_PORT), asked(UVERBS_METHOD_QUERY_GID_ENTRY)];
+    let path = AddressVector::global(1, 3, Gid([7; 16]));
+    bench.pd.create_ah(&path).unwrap();
+    assert_eq!(counts(), [1, 1]);
+    bench.pd.create_ah(&path).unwrap();
+    // Entries of the table come and go.
+    assert_eq!(counts(), [1, 2]);
+    // A port that is not there is not remembered.
+    for times in 1..3 {
+        bench.pd.create_ah(&AddressVector::global(2, 3, Gid([7; 16]))).unwrap_err();
+        assert_eq!(counts(), [1 + times, 2]);
+    }
 }
 
 #[test]

@@ -3,10 +3,12 @@
 //! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
 //! is.
 
+mod calls;
 mod control;
 mod futures;
 mod owned;
 mod path;
+mod perftest;
 mod pingpong;
 mod rounds;
 mod rxe;
@@ -27,7 +29,7 @@ use std::process::ExitCode;
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// ping-pong over soft-RoCE: time and system calls per message
+    /// ping-pong, latency and message rate over soft-RoCE: time and system calls per message
     Rxe,
     /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
     RxeFutures,
@@ -61,11 +63,14 @@ pub(crate) struct BenchArguments {
     /// Measure only operations whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// With rxe and its futures: let the guest's clock count instructions: the same result each time, whatever else
-    /// this machine does. The guest has one processor then, so that polling tells nothing and is
-    /// left out
+    /// With rxe, its futures and scale: let the guest's clock count instructions: the same result each
+    /// time, whatever else this machine does. The guest has one processor then, so that polling over
+    /// rxe tells nothing and is left out
     #[arg(long)]
     count_instructions: bool,
+    /// With control: print the system calls of both sides, one by one, and measure nothing
+    #[arg(long)]
+    calls: bool,
     /// Print one JSON object in place of the table
     #[arg(long)]
     json: bool,
@@ -100,6 +105,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
         Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
         Suite::Mlx5Owned => arguments.print(&owned::run(arguments)?)?,
+        Suite::Control if arguments.calls => arguments.print(&calls::run(arguments)?)?,
         Suite::Control => arguments.print(&control::run(arguments)?)?,
         Suite::Scale => arguments.print(&scale::run(arguments)?)?,
         Suite::Size => arguments.print(&size::run(arguments)?)?,

@@ -103,6 +103,43 @@ fn requests_have_the_bytes_that_the_kernel_wants() {
     assert_eq!(request.datagram(NLM_F_ACK, 9), expected);
 }
 
+fn ask_each(script: &mut Script, count: usize) -> Result<Vec<Result<u64>>> {
+    let requests: Vec<_> = (0..count).map(|_| Request::new(15)).collect();
+    Client::new(script, "list_devices").ask_each(&requests, first_number)
+}
+
+/// Answers come in any order, some of them errors, and what is nobody's is passed over.
+#[test]
+fn questions_go_together() {
+    let mut two = message(DATA, 0, 3, &number(30));
+    two.extend(message(DATA, 0, 9, &number(90)));
+    let mut script = Script::default()
+        .reply(two)
+        .reply(error(2, -22))
+        .reply(message(DATA, 0, 3, &number(31)))
+        .reply(message(DATA, 0, 1, &number(10)));
+    let answers = ask_each(&mut script, 3).unwrap();
+    let told = |answer: &Result<u64>| answer.as_ref().map_err(Error::errno).copied();
+    let answers: Vec<_> = answers.iter().map(told).collect();
+    assert_eq!(answers, [Ok(10), Err(Errno::INVAL), Ok(30)]);
+    assert_eq!(script.sent.len(), 1);
+    assert_eq!(script.sent[0].len(), 3 * 16);
+    assert_eq!(script.sent[0][24], 2, "the second header begins with the second question's number");
+}
+
+#[test]
+fn no_more_questions_go_together_than_answers_fit() {
+    let mut script = Script::default();
+    for sequence in 1..=TOGETHER as u32 + 1 {
+        script = script.reply(message(DATA, 0, sequence, &number(sequence)));
+    }
+    assert_eq!(ask_each(&mut script, TOGETHER + 1).unwrap().len(), TOGETHER + 1);
+    assert_eq!(script.sent.len(), 2);
+    assert!(ask_each(&mut Script::default(), 0).unwrap().is_empty());
+    let mut script = Script::default().reply(message(DATA, 0, 1, &number(1)));
+    assert_eq!(ask_each(&mut script, 2).unwrap_err().errno(), Errno::TIMEDOUT);
+}
+
 #[test]
 fn a_dump_spans_messages_and_datagrams() {
     let mut first = message(DATA, MULTI, 1, &number(10));

@@ -1,11 +1,13 @@
 //! What sharing asks mlx5's driver, and what it leaves there.
 
+use super::destroyed;
 use crate::mlx5::{ImportedVar, Var, VarKind};
 use crate::uverbs::scripted::Script;
 use crate::{
     Access, Context, DeviceMemory, Envelope, Errno, MemoryRegion, ObjectKind, OnDevice,
     ProtectionDomain, QpType, Rereg,
 };
+use std::os::fd::AsFd;
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
 use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 
@@ -13,6 +15,8 @@ use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 fn shared() -> (Script, Context, Context) {
     let script = Script::mlx5();
     let exporter = script.open("mlx5_0");
+    // What the importer would be given.
+    exporter.as_fd();
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     (script, exporter, importer)
 }
@@ -50,6 +54,21 @@ fn registers_leave_with_the_context_that_used_them() {
     drop(importer);
     assert_eq!(script.left_at_close(), Some(vec![]));
     assert_eq!(script.complaints(), [""; 0]);
+    assert_eq!(script.mappings(), 0);
+}
+
+/// Registers cost a call each to give back, which only others who stay behind on the file are worth.
+#[test]
+fn registers_that_nobody_shares_are_left_to_the_kernel() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    use_registers(&context);
+    let used = script.count(MLX5_IB_OBJECT_UAR);
+    assert!(used > 2);
+    drop(context);
+    assert_eq!(destroyed(&script, MLX5_IB_OBJECT_UAR), 0);
+    let left = script.left_at_close().unwrap();
+    assert!(left.len() == used && left.iter().all(|(kind, _)| *kind == MLX5_IB_OBJECT_UAR));
     assert_eq!(script.mappings(), 0);
 }
 

@@ -123,6 +123,11 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[Elsewhere {
     ],
 }];
 
+/// Structs that kernels have under another name since some version: that version, the name in the
+/// header, the other.
+pub(crate) const RENAMED: &[(Version, &str, &str)] =
+    &[((7, 3), "mlx5_ib_clock_info", "ib_uverbs_clock_info")];
+
 /// How many structs and numbers of a header were found in the BTF of a kernel series.
 pub(crate) struct Pinned {
     pub(crate) series: Version,

@@ -9,7 +9,7 @@ use uverbs_uapi::enumeration::DEFINE;
 use uverbs_uapi::reflection::{enumerations, layouts};
 
 use crate::comparison::differences;
-use crate::expectation::{ELSEWHERE, OMITTED, PINNED, UNKNOWN, Unknown};
+use crate::expectation::{ELSEWHERE, OMITTED, PINNED, RENAMED, UNKNOWN, Unknown};
 use crate::kernel::Kernel;
 
 /// Lines to print when all comparisons are done; they run side by side.
@@ -176,7 +176,11 @@ fn compare(kernel: &Kernel, header: &str) -> Result<Tally, String> {
     for layout in layouts().filter(|layout| layout.header == header) {
         let name = layout.name;
         tally.structs[1] += 1;
-        let shapes = kernel.shapes(layout.kernel)?;
+        let mut shapes = kernel.shapes(layout.kernel)?;
+        let renamed = |(since, old, _): &&(_, &str, _)| *since <= version && *old == name;
+        if let (true, Some((_, _, new))) = (shapes.is_empty(), RENAMED.iter().find(renamed)) {
+            shapes = kernel.shapes(new)?;
+        }
         let what = format!("{header}: {name}");
         let states = drift::states(name, version);
         if !tally.expect(&what, !shapes.is_empty(), states, unknown(name, version)) {

@@ -65,9 +65,9 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
         }
         ["first", device] => S::Control::first(device),
         ["mapped", device] => mapped::<S::Control>(device),
-        ["scale", device] => scale::measure::<S::Scale>(device),
+        ["scale", device, part] => scale::measure::<S::Scale>(device, part),
         _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
-             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE".into()),
+             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE PART".into()),
     }
 }
 

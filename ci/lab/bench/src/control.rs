@@ -96,6 +96,28 @@ fn worked() -> f64 {
     1e9 * time.tv_sec as f64 + time.tv_nsec as f64
 }
 
+/// Does one thing, and answers what is to be taken down afterwards.
+fn once<C: Control>(
+    side: &mut C,
+    device: &str,
+    memory: &[AtomicU64],
+    thing: Thing,
+) -> Result<Option<C::Connected>, Failure> {
+    match thing {
+        Thing::Start => {
+            let own = std::env::current_exe()?;
+            let status = Command::new(own).arg(LIST).stdout(Stdio::null()).status()?;
+            if !status.success() {
+                return Err(format!("{LIST} ended with {status}").into());
+            }
+        }
+        Thing::Connect => return side.connect(device).map(Some),
+        Thing::Region(length) => side.region(&memory[..length / size_of::<AtomicU64>()])?,
+        other => side.thing(other)?,
+    }
+    Ok(None)
+}
+
 /// Does one thing so often.
 fn repeat<C: Control>(
     side: &mut C,
@@ -107,26 +129,10 @@ fn repeat<C: Control>(
     let mut cost = Cost::default();
     for _ in 0..count {
         let (start, before) = (Instant::now(), worked());
-        match thing {
-            Thing::Start => {
-                let own = std::env::current_exe()?;
-                let status = Command::new(own).arg(LIST).stdout(Stdio::null()).status()?;
-                if !status.success() {
-                    return Err(format!("{LIST} ended with {status}").into());
-                }
-            }
-            Thing::Connect => {
-                let connected = side.connect(device)?;
-                cost.worked += worked() - before;
-                cost.passed += start.elapsed().as_secs_f64();
-                C::close(connected)?;
-                continue;
-            }
-            Thing::Region(length) => side.region(&memory[..length / size_of::<AtomicU64>()])?,
-            other => side.thing(other)?,
-        }
+        let connected = once(side, device, memory, thing)?;
         cost.worked += worked() - before;
         cost.passed += start.elapsed().as_secs_f64();
+        connected.map_or(Ok(()), C::close)?;
     }
     let count = f64::from(count);
     Ok(Cost { passed: 1e6 * cost.passed / count, worked: cost.worked / count })
@@ -174,12 +180,16 @@ pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Fa
     Ok(())
 }
 
-/// Does one thing so often and prints nothing, for somebody who counts system calls.
+/// Does one thing so often and prints nothing, for somebody who counts system calls: reading the
+/// time that a process works is one.
 pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), Failure> {
     let (_, thing, _) = Thing::ALL
         .iter()
         .find(|(known, ..)| *known == name)
         .ok_or_else(|| format!("nothing is called {name:?}"))?;
-    let mut side = C::open(device)?;
-    repeat(&mut side, device, &memory(*thing), *thing, count).map(drop)
+    let (mut side, memory) = (C::open(device)?, memory(*thing));
+    for _ in 0..count {
+        once(&mut side, device, &memory, *thing)?.map_or(Ok(()), C::close)?;
+    }
+    Ok(())
 }

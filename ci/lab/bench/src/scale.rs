@@ -87,25 +87,56 @@ fn grow<S: Scale>(
     Ok(())
 }
 
-/// Measures everything, and prints it.
-pub fn measure<S: Scale>(device: &str) -> Result<(), Failure> {
-    grow(&mut S::open(device)?, "completion queue", &STEPS, S::cq, |_, _| Ok(()))?;
-    grow(&mut S::open(device)?, "queue pair", &STEPS, S::qp, |side, step| {
-        let mut best = f64::INFINITY;
-        for _ in 0..5 {
-            best = best.min(side.poll()? / f64::from(RUN));
-        }
-        print("poll, queue pairs on the queue: ns each", format!("at {step}"), best);
-        Ok(())
-    })?;
-    grow(&mut S::open(device)?, "region of 4 KiB", &REGIONS, S::region, |_, _| Ok(()))?;
+/// What there are many of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Completion queues.
+    CompletionQueues,
+    /// Queue pairs, and polling among them.
+    QueuePairs,
+    /// Memory regions.
+    Regions,
+    /// Threads with everything of their own.
+    Threads,
+}
+
+impl Part {
+    /// All of them, with their names.
+    pub const ALL: [(&str, Part); 4] = [
+        ("completion queue", Part::CompletionQueues),
+        ("queue pair", Part::QueuePairs),
+        ("region of 4 KiB", Part::Regions),
+        ("thread with domain and queues", Part::Threads),
+    ];
+}
+
+/// Measures one part, and prints what is found as soon as it is.
+pub fn measure<S: Scale>(device: &str, name: &str) -> Result<(), Failure> {
+    let (name, part) = Part::ALL
+        .into_iter()
+        .find(|(known, _)| *known == name)
+        .ok_or_else(|| format!("nothing is called {name:?}"))?;
     let mut side = S::open(device)?;
-    for count in [1, THREADS] {
-        side.threads(count)?;
-        let start = Instant::now();
-        side.threads(count)?;
-        let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(count);
-        print("thread with domain and queues: µs each", format!("at {count}"), microseconds);
+    match part {
+        Part::CompletionQueues => grow(&mut side, name, &STEPS, S::cq, |_, _| Ok(())),
+        Part::QueuePairs => grow(&mut side, name, &STEPS, S::qp, |side, step| {
+            let mut best = f64::INFINITY;
+            for _ in 0..5 {
+                best = best.min(side.poll()? / f64::from(RUN));
+            }
+            print("poll, queue pairs on the queue: ns each", format!("at {step}"), best);
+            Ok(())
+        }),
+        Part::Regions => grow(&mut side, name, &REGIONS, S::region, |_, _| Ok(())),
+        Part::Threads => {
+            for count in [1, THREADS] {
+                side.threads(count)?;
+                let start = Instant::now();
+                side.threads(count)?;
+                let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(count);
+                print(&format!("{name}: µs each"), format!("at {count}"), microseconds);
+            }
+            Ok(())
+        }
     }
-    Ok(())
 }

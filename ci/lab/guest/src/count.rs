@@ -2,9 +2,10 @@
 //! children, and how many files they opened and mapped.
 //!
 //! The last line of standard error is `lab-count: N system calls, M files opened, K file mappings`.
-//! Used by `bench.rs` of `lab`. With `--each` a line for each call's number stands before it.
+//! Used by `bench.rs` of `lab`. With `--each` a line for each call stands before it, in the order in
+//! which they returned.
 
-use crate::Failure;
+use crate::{Failure, call};
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::Signal;
@@ -18,7 +19,7 @@ use std::{env, fs};
 /// Tells the copy of this program that becomes the counted one.
 const BECOME: &str = "--become";
 
-/// Asks for each call by its number.
+/// Asks for each call in words.
 const EACH: &str = "--each";
 
 /// `lab-count [--each] COMMAND…`; ends with the command's status.
@@ -35,12 +36,10 @@ pub(crate) fn count() -> ExitCode {
             eprintln!("{program}: {error}");
             ExitCode::from(127)
         }
-        [_, ..] => match trace(arguments.strip_prefix(&[EACH.to_owned()]).unwrap_or(&arguments)) {
+        words @ [first, ..] => match trace(words, first == EACH) {
             Ok((status, Counts { calls, each, opened, mapped })) => {
-                if arguments[0] == EACH {
-                    for (number, times) in each {
-                        eprintln!("lab-count: call {number}: {times}");
-                    }
+                for words in each.into_iter().flatten() {
+                    eprintln!("lab-count: {words}");
                 }
                 eprintln!(
                     "lab-count: {calls} system calls, {opened} files opened, {mapped} file mappings"
@@ -63,8 +62,8 @@ pub(crate) fn count() -> ExitCode {
 #[derive(Default)]
 struct Counts {
     calls: u64,
-    /// How often each call, by number.
-    each: BTreeMap<u64, u64>,
+    /// Each call in words, if somebody wants them.
+    each: Option<Vec<String>>,
     opened: u64,
     mapped: u64,
 }
@@ -77,7 +76,9 @@ impl Counts {
         const OPENAT: u64 = 257;
         let registers = ptrace::getregs(thread)?;
         let succeeded = (registers.rax as i64) >= 0 || registers.rax < (-4095_i64) as u64;
-        *self.each.entry(registers.orig_rax).or_default() += 1;
+        if let Some(each) = &mut self.each {
+            each.push(call::words(thread, &registers));
+        }
         match registers.orig_rax {
             OPEN | OPENAT if succeeded => self.opened += 1,
             // Memory of its own has no file.
@@ -88,7 +89,9 @@ impl Counts {
     }
 }
 
-fn trace(command: &[String]) -> Result<(u8, Counts), Failure> {
+/// Runs a command; the first word is none of it if it asks for `each` call.
+fn trace(words: &[String], each: bool) -> Result<(u8, Counts), Failure> {
+    let command = &words[usize::from(each)..];
     let child = Command::new(fs::read_link("/proc/self/exe")?)
         .arg0("lab-count")
         .arg(BECOME)
@@ -110,7 +113,7 @@ fn trace(command: &[String]) -> Result<(u8, Counts), Failure> {
             | Options::PTRACE_O_EXITKILL,
     )?;
     resume(child, None)?;
-    let mut counts = Counts::default();
+    let mut counts = Counts { each: each.then(Vec::new), ..Counts::default() };
     // Whether a thread is inside a system call.
     let mut inside = BTreeMap::new();
     loop {

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod call;
 mod channel;
 mod count;
 mod launch;

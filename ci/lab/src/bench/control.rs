@@ -28,14 +28,20 @@ fn target(thing: Thing) -> [Option<f64>; 2] {
     }
 }
 
-/// Measures everything.
-pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
-    let things: Vec<_> =
-        Thing::ALL.iter().filter(|(name, ..)| arguments.wants(name)).copied().collect();
+/// The things whose names the arguments pick.
+pub(super) fn wanted(arguments: &BenchArguments) -> Result<Vec<(&'static str, Thing)>> {
+    let things = Thing::ALL.iter().filter(|(name, ..)| arguments.wants(name));
+    let things: Vec<_> = things.map(|(name, thing, _)| (*name, *thing)).collect();
     if things.is_empty() {
         let text = arguments.only.as_deref().unwrap_or_default();
         bail!("nothing to measure has {text:?} in its name");
     }
+    Ok(things)
+}
+
+/// Measures everything.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
+    let things = wanted(arguments)?;
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
     let machine = Machine {
@@ -55,8 +61,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let mut notes = rounds::failures(&found);
     let kernel = vm.greeting.release.clone();
     let accelerator = session.accelerator().label().to_owned();
-    for (name, thing, _) in &things {
-        let (name, thing) = (*name, *thing);
+    for &(name, thing) in &things {
         let [ours, theirs] = values(&found, name, PASSED, Value::median);
         let [time, calls] = target(thing);
         let row = |unit, ours, theirs, ratio| named(name, unit, ours, theirs, ratio);
@@ -81,7 +86,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let mut vm = session.boot(&machine)?;
     let found = rounds::play(&mut vm, &words, rounds)?;
     vm.power_off()?;
-    for (name, ..) in &things {
+    for &(name, _) in &things {
         let [ours, theirs] = values(&found, name, WORKED, Value::lowest);
         if ours.or(theirs).is_some() {
             rows.push(named(name, WORKED, ours, theirs, None));

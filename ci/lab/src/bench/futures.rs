@@ -3,7 +3,7 @@
 
 use super::BenchArguments;
 use super::pingpong::{Operation, Program};
-use super::rxe::measure;
+use super::rxe::{Contest, measure};
 use super::score::Score;
 use crate::workspace::Profile;
 use anyhow::Result;
@@ -12,8 +12,8 @@ use anyhow::Result;
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     let operations =
         Operation::all().into_iter().filter(|operation| operation.kind == "rc" && operation.events);
-    measure(arguments, operations, Program::Futures, |workspace| {
+    measure(arguments, operations.map(Contest::PingPong), Program::Futures, |workspace| {
         let program = workspace.static_example("uverbs", "pingpong", "tokio", Profile::Release)?;
-        Ok(("futures-pingpong".to_owned(), program))
+        Ok(vec![("futures-pingpong".to_owned(), program)])
     })
 }

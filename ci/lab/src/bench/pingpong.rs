@@ -88,9 +88,6 @@ impl Program {
             Program::Futures => "futures-pingpong".to_owned(),
             Program::Theirs => format!("ibv_{kind}_pingpong"),
         };
-        if counted {
-            side.insert_str(0, "lab-count ");
-        }
         // Both know the same letters.
         side.push_str(&format!(" -p 18515 -g 1 -m 1024 -s {size} -n {iterations}"));
         if *queue_pairs > 1 {
@@ -99,10 +96,7 @@ impl Program {
         if operation.events {
             side.push_str(" -e");
         }
-        let script = SCRIPT
-            .replace("$SERVER", &format!("{side} -d rxe0"))
-            .replace("$CLIENT", &format!("{side} -d rxe1 10.0.0.1"));
-        vec!["sh".into(), "-c".into(), script]
+        pair(&side, counted)
     }
 
     /// Microseconds per iteration. Both sides have a clock of their own and neither is more
@@ -119,6 +113,16 @@ impl Program {
     }
 }
 
+/// Runs both sides of a program, which differ by device and host only, under the counter of system
+/// calls if so wanted.
+pub(super) fn pair(side: &str, counted: bool) -> Vec<String> {
+    let counter = if counted { "lab-count " } else { "" };
+    let script = SCRIPT
+        .replace("$SERVER", &format!("{counter}{side} -d rxe0"))
+        .replace("$CLIENT", &format!("{counter}{side} -d rxe1 10.0.0.1"));
+    vec!["sh".into(), "-c".into(), script]
+}
+
 /// System calls of both sides together.
 pub(super) fn system_calls(output: &str) -> Result<f64> {
     match numbers_before(output, "system calls").as_slice() {
@@ -128,7 +132,7 @@ pub(super) fn system_calls(output: &str) -> Result<f64> {
 }
 
 /// The numbers that stand directly before a unit.
-fn numbers_before(text: &str, unit: &str) -> Vec<f64> {
+pub(super) fn numbers_before(text: &str, unit: &str) -> Vec<f64> {
     text.match_indices(unit)
         .filter_map(|(at, _)| text[..at].split_whitespace().next_back()?.parse().ok())
         .collect()

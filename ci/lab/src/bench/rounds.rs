@@ -66,6 +66,53 @@ impl Found {
     }
 }
 
+impl Found {
+    /// What a command of `side` printed, and that it failed.
+    fn take(&mut self, side: Side, left: Left) -> Result<()> {
+        let samples = samples(&left.output);
+        for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
+            self.add(sample);
+        }
+        self.fail(&left);
+        Ok(())
+    }
+
+    fn fail(&mut self, left: &Left) {
+        if left.status != 0 {
+            self.failure = Some(format!("status {}: {}", left.status, left.errors));
+        }
+    }
+}
+
+/// Runs a command of one side for a while at most, and takes and shows what it finds as it comes. Of a
+/// machine that is no more to be used because of that, the answer is an error.
+pub(super) fn watch(
+    vm: &mut Vm,
+    side: Side,
+    arguments: &[&str],
+    patience: Duration,
+    found: &mut Found,
+) -> Result<()> {
+    let command = [&[side.program()], arguments].concat();
+    let mut line = Vec::new();
+    let left = perform(vm, &command, patience, |bytes| {
+        for &byte in bytes {
+            if byte != b'\n' {
+                line.push(byte);
+                continue;
+            }
+            if let Ok(sample) = String::from_utf8_lossy(&line).parse::<Sample>() {
+                let Sample { operation, way, runs } = &sample;
+                eprintln!("{}: {operation}, {way}: {runs:.2?}", side.program());
+                found.add(sample);
+            }
+            line.clear();
+        }
+    })?;
+    found.fail(&left);
+    Ok(())
+}
+
 /// What could not be measured, and why.
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
     let failures = Side::BOTH.into_iter().zip(found);
@@ -83,13 +130,21 @@ struct Left {
     errors: String,
 }
 
-/// Runs a command as root: what a user may pin is not what is measured.
-fn perform(vm: &mut Vm, command: &[&str]) -> Result<Left> {
+/// Runs a command as root: what a user may pin is not what is measured. `watch` sees what it prints.
+fn perform(
+    vm: &mut Vm,
+    command: &[&str],
+    patience: Duration,
+    mut watch: impl FnMut(&[u8]),
+) -> Result<Left> {
     let command = command.iter().map(|word| (*word).to_owned()).collect();
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let order = Order { command, root: true, ..Order::default() };
-    let ending = vm.run(&order, PATIENCE, |event| match event {
-        Event::Stdout(_, bytes) => output.extend_from_slice(bytes),
+    let ending = vm.run(&order, patience, |event| match event {
+        Event::Stdout(_, bytes) => {
+            watch(bytes);
+            output.extend_from_slice(bytes);
+        }
         Event::Stderr(_, bytes) => errors.extend_from_slice(bytes),
         Event::Exit(..) => {}
     })?;
@@ -99,7 +154,7 @@ fn perform(vm: &mut Vm, command: &[&str]) -> Result<Left> {
 
 /// What a command prints.
 pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
-    let left = perform(vm, command)?;
+    let left = perform(vm, command, PATIENCE, |_| {})?;
     match left.status {
         0 => Ok(left.output),
         status => bail!("{command:?} ended with status {status}: {}", left.errors),
@@ -108,11 +163,24 @@ pub(super) fn output(vm: &mut Vm, command: &[&str]) -> Result<String> {
 
 /// System calls, opened files and file mappings of a command.
 pub(super) fn counts(vm: &mut Vm, command: &[&str]) -> Result<[f64; 3]> {
-    let left = perform(vm, &[&["lab-count"], command].concat())?;
+    let left = perform(vm, &[&["lab-count"], command].concat(), PATIENCE, |_| {})?;
     if left.status != 0 {
         bail!("{command:?} ended with status {}: {}", left.status, left.errors);
     }
     counted(&left.errors).with_context(|| format!("no counts in {:?}", left.errors))
+}
+
+/// The system calls of a command, in words, in the order in which they returned.
+pub(super) fn each(vm: &mut Vm, command: &[&str]) -> Result<Vec<String>> {
+    let left = perform(vm, &[&["lab-count", "--each"], command].concat(), PATIENCE, |_| {})?;
+    if left.status != 0 {
+        bail!("{command:?} ended with status {}: {}", left.status, left.errors);
+    }
+    let mut words: Vec<_> =
+        left.errors.lines().filter_map(|line| line.strip_prefix("lab-count: ")).collect();
+    // The last is the counts.
+    words.pop();
+    Ok(words.into_iter().map(str::to_owned).collect())
 }
 
 /// The numbers of the counter's line.
@@ -133,14 +201,8 @@ pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Fo
             }
             let mut command = vec![side.program()];
             command.extend(arguments.iter().map(String::as_str));
-            let left = perform(vm, &command)?;
-            let samples = samples(&left.output);
-            for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
-                found.add(sample);
-            }
-            if left.status != 0 {
-                found.failure = Some(format!("status {}: {}", left.status, left.errors));
-            }
+            let left = perform(vm, &command, PATIENCE, |_| {})?;
+            found.take(side, left)?;
         }
     }
     Ok(found)

@@ -1,11 +1,12 @@
-//! Suite `rxe`: how this workspace's ping-pong does beside rdma-core's, in the same machine.
+//! Suite `rxe`: how this workspace's ping-pong does beside rdma-core's, and what perftest measures
+//! beside the same of this workspace's library, in the same machine.
 //!
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
 //! gives a ratio, and the median of the ratios is what counts.
 
-use super::BenchArguments;
-use super::pingpong::{self, Operation, Program};
-use super::score::{Row, Score};
+use super::pingpong::{self, Program};
+use super::score::{Row, Score, Target};
+use super::{BenchArguments, perftest};
 use crate::device::DeviceName;
 use crate::progress;
 use crate::session::{Machine, Session};
@@ -23,30 +24,98 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const RUN: f64 = 400_000.0;
 /// Iterations of the runs whose system calls are counted; what happens once cancels. A program
 /// that stops at each call is slow.
-const COUNTED: [u64; 2] = [100, 300];
+const COUNTED: [u64; 2] = [LISTS, 3 * LISTS];
+/// What all lists of requests are a part of.
+const LISTS: u64 = 128;
+
+/// What is done by ours and by theirs.
+#[derive(Clone, Debug)]
+pub(super) enum Contest {
+    /// Messages there and back.
+    PingPong(pingpong::Operation),
+    /// What perftest measures.
+    Perftest(perftest::Operation),
+}
+
+impl Contest {
+    fn name(&self) -> String {
+        match self {
+            Contest::PingPong(operation) => operation.name(),
+            Contest::Perftest(operation) => operation.name(),
+        }
+    }
+
+    /// Messages of which the time is told together.
+    fn together(&self) -> u32 {
+        match self {
+            Contest::PingPong(_) => 2,
+            Contest::Perftest(_) => 1,
+        }
+    }
+
+    /// Messages of so many iterations of both sides.
+    fn messages(&self, iterations: u64) -> f64 {
+        let back = match self {
+            Contest::PingPong(_) => true,
+            Contest::Perftest(operation) => operation.is_answered(),
+        };
+        if back { 2.0 * iterations as f64 } else { iterations as f64 }
+    }
+
+    fn script(&self, program: Program, iterations: u64, counted: bool) -> Vec<String> {
+        match self {
+            Contest::PingPong(operation) => program.script(operation, iterations, counted),
+            Contest::Perftest(operation) => operation.script(program, iterations, counted),
+        }
+    }
+
+    fn microseconds(&self, program: Program, output: &str) -> Result<f64> {
+        match self {
+            Contest::PingPong(_) => program.microseconds(output),
+            Contest::Perftest(operation) => operation.microseconds(program, output),
+        }
+    }
+
+    /// What the project means to reach.
+    fn target(&self, ours: Program) -> Target {
+        match self {
+            _ if ours == Program::Futures => Target { time: 1.1, calls: false },
+            // A rate of 0.98.
+            Contest::Perftest(operation) if operation.list.is_some() => {
+                Target { time: 1.0 / 0.98, calls: true }
+            }
+            _ => Target { time: 1.05, calls: false },
+        }
+    }
+}
 
 /// Measures all operations.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
-    let operations = Operation::all()
+    let pings = pingpong::Operation::all()
         .into_iter()
-        .filter(|operation| operation.events || !arguments.count_instructions);
-    measure(arguments, operations, Program::Ours, |workspace| {
+        .filter(|operation| operation.events || !arguments.count_instructions)
+        .map(Contest::PingPong);
+    // These poll.
+    let tests = perftest::Operation::all().into_iter().filter(|_| !arguments.count_instructions);
+    let contests = pings.chain(tests.map(Contest::Perftest));
+    measure(arguments, contests, Program::Ours, |workspace| {
         let program = workspace.static_program("uverbs", "uverbs", Profile::Release)?;
-        Ok(("uverbs".to_owned(), program))
+        let traffic = workspace.static_program("lab-bench", "bench-traffic", Profile::Release)?;
+        Ok(vec![("uverbs".to_owned(), program), ("bench-traffic".to_owned(), traffic)])
     })
 }
 
-/// Measures those of `operations` that were asked for, of the program that `build` makes and names
+/// Measures those of `contests` that were asked for, of the programs that `build` makes and names
 /// and of theirs, in one machine.
 pub(super) fn measure(
     arguments: &BenchArguments,
-    operations: impl Iterator<Item = Operation>,
+    contests: impl Iterator<Item = Contest>,
     ours: Program,
-    build: impl FnOnce(&Workspace) -> Result<(String, PathBuf)>,
+    build: impl FnOnce(&Workspace) -> Result<Vec<(String, PathBuf)>>,
 ) -> Result<Score> {
-    let operations: Vec<Operation> =
-        operations.filter(|operation| arguments.wants(&operation.name())).collect();
-    if operations.is_empty() {
+    let contests: Vec<Contest> =
+        contests.filter(|contest| arguments.wants(&contest.name())).collect();
+    if contests.is_empty() {
         let text = arguments.only.as_deref().unwrap_or_default();
         bail!("no operation to measure has {text:?} in its name");
     }
@@ -55,13 +124,15 @@ pub(super) fn measure(
         session.count_instructions();
     }
     let mut vm = session.boot(&Machine {
-        programs: &[build(&session.workspace)?],
+        programs: &build(&session.workspace)?,
         peers: true,
         ..Machine::new(arguments.kernel, DeviceName::Rxe)
     })?;
     let mut rows = Vec::new();
-    for operation in &operations {
-        rows.push(compare(&mut vm, operation, ours, arguments.runs)?);
+    for contest in &contests {
+        let row = compare(&mut vm, contest, ours, arguments.runs)?;
+        eprintln!("{row}");
+        rows.push(row);
     }
     let score = Score {
         kernel: vm.greeting.release.clone(),
@@ -75,14 +146,14 @@ pub(super) fn measure(
 }
 
 /// One operation, of `ours` and of theirs.
-fn compare(vm: &mut Vm, operation: &Operation, ours: Program, runs: u32) -> Result<Row> {
-    let spinner = progress::spinner(operation.name());
+fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<Row> {
+    let spinner = progress::spinner(contest.name());
     let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
-        program.microseconds(&exchange(vm, program, operation, iterations, false)?)
+        contest.microseconds(program, &exchange(vm, program, contest, iterations, false)?)
     };
     // The first run warms up what both use, and tells how many iterations make a run.
     let first = time(vm, Program::Theirs, COUNTED[0])?;
-    let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000);
+    let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000).next_multiple_of(LISTS);
     let mut pairs = Vec::new();
     for _ in 0..runs {
         pairs.push([time(vm, ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
@@ -91,24 +162,28 @@ fn compare(vm: &mut Vm, operation: &Operation, ours: Program, runs: u32) -> Resu
     for (calls, program) in calls.iter_mut().zip([ours, Program::Theirs]) {
         let mut totals = [0.0; 2];
         for (total, iterations) in totals.iter_mut().zip(COUNTED) {
-            *total = pingpong::system_calls(&exchange(vm, program, operation, iterations, true)?)?;
+            *total = pingpong::system_calls(&exchange(vm, program, contest, iterations, true)?)?;
         }
-        // Each of the two sides sent one message per iteration.
-        *calls = (totals[1] - totals[0]) / (2.0 * (COUNTED[1] - COUNTED[0]) as f64);
+        *calls = (totals[1] - totals[0]) / contest.messages(COUNTED[1] - COUNTED[0]);
     }
     spinner.finish_and_clear();
-    Ok(Row::new(operation, &pairs, calls))
+    let in_flight = match contest {
+        Contest::PingPong(operation) => operation.queue_pairs,
+        Contest::Perftest(operation) => operation.list.map_or(1, |_| perftest::DEPTH),
+    };
+    let target = contest.target(ours);
+    Ok(Row::new(&contest.name(), [in_flight, contest.together()], &pairs, calls, target))
 }
 
 /// Runs both sides to their end and answers what they printed.
 fn exchange(
     vm: &mut Vm,
     program: Program,
-    operation: &Operation,
+    contest: &Contest,
     iterations: u64,
     counted: bool,
 ) -> Result<String> {
-    let command = program.script(operation, iterations, counted);
+    let command = contest.script(program, iterations, counted);
     let mut output = Vec::new();
     let ending = vm.run(&Order { command, ..Order::default() }, PATIENCE, |event| match event {
         Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => output.extend_from_slice(bytes),
@@ -116,7 +191,7 @@ fn exchange(
     })?;
     let output = String::from_utf8_lossy(&output).into_owned();
     if ending.status() != 0 {
-        let name = operation.name();
+        let name = contest.name();
         bail!("{name} of {program:?} ended with status {}:\n{output}", ending.status());
     }
     Ok(output)

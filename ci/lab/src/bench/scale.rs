@@ -1,34 +1,62 @@
 //! Suite `scale`: what one more object costs when there are many.
+//!
+//! Each side has a machine of its own for each part: the kernel keeps what was destroyed, memory keys
+//! for one, and gives it to who comes next.
 
 use super::BenchArguments;
-use super::rounds;
+use super::rounds::{self, Found, Side};
 use super::table::{Row, Table, Target, Value};
-use crate::progress;
 use crate::session::{Machine, Session};
 use anyhow::Result;
+use lab_bench::scale::Part;
+use std::time::Duration;
 
 /// How much more the last object may cost than the hundredth.
 const FLAT: f64 = 1.2;
+/// How long a side may take for a part.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Measures everything.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
-    let session = Session::open(&arguments.needs(), arguments.console)?;
+    let mut session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
-    let mut vm = session.boot(&Machine {
-        programs: &programs,
-        peers: true,
-        ..Machine::new(arguments.kernel, arguments.device)
-    })?;
-    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
-    let spinner = progress::spinner("many objects");
+    if arguments.count_instructions {
+        session.count_instructions();
+    }
+    let mut kernel = String::new();
     // One by default: it takes minutes, and its costs are of thousands each.
     let rounds = arguments.runs.div_ceil(9);
-    let found = rounds::play(&mut vm, &["scale".to_owned(), device], rounds)?;
-    spinner.finish_and_clear();
+    let mut found = Side::BOTH.map(|_| Found::default());
+    let mut notes = Vec::new();
+    for (name, _) in Part::ALL.into_iter().filter(|(name, _)| arguments.wants(name)) {
+        for _ in 0..rounds {
+            for (side, found) in Side::BOTH.into_iter().zip(&mut found) {
+                let mut vm = session.boot(&Machine {
+                    programs: &programs,
+                    peers: true,
+                    ..Machine::new(arguments.kernel, arguments.device)
+                })?;
+                let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+                kernel = vm.greeting.release.clone();
+                let words = ["scale", &device, name];
+                match rounds::watch(&mut vm, side, &words, PATIENCE, found) {
+                    Ok(()) => vm.power_off()?,
+                    // What came before it took too long was found all the same.
+                    Err(error) => {
+                        let text = error.to_string();
+                        found.failure = text.lines().next().map(str::to_owned);
+                    }
+                }
+                if let Some(failure) = found.failure.take() {
+                    notes.push(format!("{name}, {}: {failure}", side.program()));
+                }
+            }
+        }
+    }
     let mut names = Vec::new();
     for sample in found.iter().flat_map(|found| &found.samples) {
         let name = (sample.operation.clone(), sample.way.clone());
-        if arguments.wants(&sample.operation) && !names.contains(&name) {
+        if !names.contains(&name) {
             names.push(name);
         }
     }
@@ -42,17 +70,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         rows.push(Row::new(operation, way, ours, theirs, Target::default()));
     }
     rows.extend(growth(&rows));
-    let table = Table {
+    Ok(Table {
         title: format!("Many objects on {}", arguments.device.label()),
         unit: "the unit that each row names".into(),
-        kernel: vm.greeting.release.clone(),
+        kernel,
         accelerator: session.accelerator().label().to_owned(),
         runs: rounds,
         rows,
-        notes: rounds::failures(&found),
-    };
-    vm.power_off()?;
-    Ok(table)
+        notes,
+    })
 }
 
 /// For what was measured at a hundred: how much more the largest number cost each.

@@ -1,6 +1,5 @@
 //! What a bench found: a table for people, one object for programs.
 
-use super::pingpong::Operation;
 use serde::Serialize;
 use std::fmt;
 
@@ -32,31 +31,73 @@ pub(super) struct Row {
     highest_ratio: f64,
     ours_syscalls_per_message: f64,
     theirs_syscalls_per_message: f64,
+    target: Target,
+    met: bool,
+}
+
+/// What the project means to reach.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Target {
+    /// The ratio of times at most.
+    pub(super) time: f64,
+    /// No more system calls than theirs.
+    pub(super) calls: bool,
 }
 
 impl Row {
     /// From neighbouring runs, ours and theirs, in microseconds per iteration, and from system
-    /// calls per message.
-    pub(super) fn new(operation: &Operation, pairs: &[[f64; 2]], calls: [f64; 2]) -> Row {
+    /// calls per message; with the messages that are under way, and those of an iteration.
+    pub(super) fn new(
+        operation: &str,
+        [in_flight, together]: [u32; 2],
+        pairs: &[[f64; 2]],
+        calls: [f64; 2],
+        target: Target,
+    ) -> Row {
         let ours = median(pairs.iter().map(|[ours, _]| *ours));
         let theirs = median(pairs.iter().map(|[_, theirs]| *theirs));
         let ratios = || pairs.iter().map(|[ours, theirs]| ours / theirs);
         let [ours_syscalls_per_message, theirs_syscalls_per_message] = calls;
-        // An iteration is a message there and one back.
-        let rate = |microseconds: f64| 2e6 / microseconds;
+        let rate = |microseconds: f64| 1e6 * f64::from(together) / microseconds;
+        let ratio = median(ratios());
+        // What is called once in a while is not called at each message.
+        let few = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
         Row {
-            operation: operation.name(),
-            in_flight: operation.queue_pairs,
+            operation: operation.to_owned(),
+            in_flight,
             ours_usec_per_iteration: ours,
             theirs_usec_per_iteration: theirs,
             ours_message_rate: rate(ours),
             theirs_message_rate: rate(theirs),
-            ratio: median(ratios()),
+            ratio,
             lowest_ratio: ratios().fold(f64::INFINITY, f64::min),
             highest_ratio: ratios().fold(0.0, f64::max),
             ours_syscalls_per_message,
             theirs_syscalls_per_message,
+            target,
+            met: ratio <= target.time && (few || !target.calls),
         }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.met { "met" } else { "missed" };
+        let calls = if self.target.calls { ", no more calls" } else { "" };
+        write!(
+            f,
+            "{:<28} {:>10.2} {:>10.2}  {:>9.0} {:>9.0}  {:>6.3} {:>12}  {:>6.2} {:>6.2}  {verdict}: ≤ {:.2}{calls}",
+            self.operation,
+            self.ours_usec_per_iteration,
+            self.theirs_usec_per_iteration,
+            self.ours_message_rate,
+            self.theirs_message_rate,
+            self.ratio,
+            format!("{:.2} – {:.2}", self.lowest_ratio, self.highest_ratio),
+            self.ours_syscalls_per_message,
+            self.theirs_syscalls_per_message,
+            self.target.time,
+        )
     }
 }
 
@@ -78,30 +119,15 @@ impl fmt::Display for Score {
         writeln!(f, "{device} on Linux {kernel} under {accelerator}, {runs} pairs of runs")?;
         writeln!(
             f,
-            "{:<22} {:>21}  {:>19}  {:>19}  {:>13}",
+            "{:<28} {:>21}  {:>19}  {:>19}  {:>13}",
             "", "µs per iteration", "messages per second", "ratio of times", "calls/message"
         )?;
         writeln!(
             f,
-            "{:<22} {:>10} {:>10}  {:>9} {:>9}  {:>6} {:>12}  {:>6} {:>6}",
+            "{:<28} {:>10} {:>10}  {:>9} {:>9}  {:>6} {:>12}  {:>6} {:>6}",
             "operation", "ours", "theirs", "ours", "theirs", "median", "range", "ours", "theirs"
         )?;
-        for row in &self.rows {
-            writeln!(
-                f,
-                "{:<22} {:>10.2} {:>10.2}  {:>9.0} {:>9.0}  {:>6.3} {:>12}  {:>6.2} {:>6.2}",
-                row.operation,
-                row.ours_usec_per_iteration,
-                row.theirs_usec_per_iteration,
-                row.ours_message_rate,
-                row.theirs_message_rate,
-                row.ratio,
-                format!("{:.2} – {:.2}", row.lowest_ratio, row.highest_ratio),
-                row.ours_syscalls_per_message,
-                row.theirs_syscalls_per_message
-            )?;
-        }
-        Ok(())
+        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
     }
 }
 
@@ -111,10 +137,14 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_of_neighbours() {
-        let operation = Operation { kind: "rc", queue_pairs: 1, size: 4096, events: false };
         // The machine got slower and slower; each pair says 2.
         let pairs = [[20.0, 10.0], [40.0, 20.0], [90.0, 45.0]];
-        let row = Row::new(&operation, &pairs, [1.0, 1.5]);
+        let target = Target { time: 1.05, calls: true };
+        let row = |pairs: &[_], calls| Row::new("rc polled 4 KiB", [1, 2], pairs, calls, target);
+        assert!(row(&[[10.4, 10.0]], [1.5, 1.5]).met);
+        assert!(!row(&[[10.4, 10.0]], [1.6, 1.5]).met);
+        let row = row(&pairs, [1.0, 1.5]);
+        assert!(!row.met);
         assert_eq!((row.ratio, row.lowest_ratio, row.highest_ratio), (2.0, 2.0, 2.0));
         assert_eq!((row.ours_usec_per_iteration, row.theirs_usec_per_iteration), (40.0, 20.0));
         assert_eq!(row.ours_message_rate, 50_000.0);

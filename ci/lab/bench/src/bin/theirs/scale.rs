@@ -8,6 +8,7 @@ use crate::verbs::{Made, Verbs, done};
 use lab_bench::Failure;
 use lab_bench::path::RUN;
 use lab_bench::scale::Scale;
+use std::array;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
@@ -24,9 +25,13 @@ pub(crate) struct Theirs {
     regions: Vec<Made<Mr>>,
     pair: Option<[Made<Qp>; 2]>,
     shared: Made<Cq>,
-    memory: Box<[AtomicU64]>,
+    memory: Box<Page>,
     mr: Made<Mr>,
 }
+
+/// As much and as aligned as what the other side registers: it costs by the pages that it touches.
+#[repr(align(4096))]
+struct Page([AtomicU64; 512]);
 
 impl Theirs {
     fn make_qp(&self, sends: u32) -> Result<Made<Qp>, Failure> {
@@ -41,8 +46,8 @@ impl Scale for Theirs {
         let context = verbs.open(device)?;
         let pd = verbs.alloc_pd(&context)?;
         let shared = verbs.create_cq(&context, 2 * RUN as c_int)?;
-        let memory: Box<[AtomicU64]> = (0..512).map(|_| AtomicU64::new(0)).collect();
-        let mr = verbs.reg_mr(&pd, &memory)?;
+        let memory: Box<Page> = Box::new(Page(array::from_fn(|_| AtomicU64::new(0))));
+        let mr = verbs.reg_mr(&pd, &memory.0)?;
         Ok(Theirs {
             verbs,
             context,
@@ -68,7 +73,7 @@ impl Scale for Theirs {
     }
 
     fn region(&mut self) -> Result<(), Failure> {
-        self.regions.push(self.verbs.reg_mr(&self.pd, &self.memory)?);
+        self.regions.push(self.verbs.reg_mr(&self.pd, &self.memory.0)?);
         Ok(())
     }
 
@@ -82,7 +87,7 @@ impl Scale for Theirs {
         }
         let qp = self.pair.as_ref().ok_or("no pair")?[0].as_ptr();
         let (lkey, rkey) = key(&self.mr);
-        let at = |word: usize| self.memory[word].as_ptr().expose_provenance() as u64;
+        let at = |word: usize| self.memory.0[word].as_ptr().expose_provenance() as u64;
         let mut sge = Sge { addr: at(0), length: 8, lkey };
         let wr = SendWr {
             wr_id: 0,

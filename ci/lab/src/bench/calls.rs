@@ -1,0 +1,114 @@
+//! The system calls of things of the control path, one by one.
+//!
+//! What a program does once cancels: the calls are those of a run less those of a run that does the
+//! thing once less.
+
+use super::BenchArguments;
+use super::control;
+use super::rounds::{self, Side};
+use crate::progress;
+use crate::session::{Machine, Session};
+use anyhow::Result;
+use lab_bench::control::{LIST, Thing};
+use serde::Serialize;
+use std::fmt;
+
+/// How often a thing is done in the shorter run, so that what is done once lies behind.
+const BEFORE: usize = 3;
+
+/// What both sides call for each thing.
+#[derive(Debug, Serialize)]
+pub(super) struct Calls {
+    kernel: String,
+    things: Vec<OfThing>,
+}
+
+#[derive(Debug, Serialize)]
+struct OfThing {
+    thing: String,
+    ours: Vec<String>,
+    theirs: Vec<String>,
+    /// Why a side has none.
+    notes: Vec<String>,
+}
+
+/// Traces all things that are wanted.
+pub(super) fn run(arguments: &BenchArguments) -> Result<Calls> {
+    let session = Session::open(&arguments.needs(), arguments.console)?;
+    let programs = rounds::programs(&session.workspace)?;
+    let mut vm = session.boot(&Machine {
+        programs: &programs,
+        peers: true,
+        ..Machine::new(arguments.kernel, arguments.device)
+    })?;
+    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let spinner = progress::spinner("system calls");
+    let mut things = Vec::new();
+    for (name, thing) in control::wanted(arguments)? {
+        let mut notes = Vec::new();
+        let [ours, theirs] = Side::BOTH.map(|side| {
+            let mut each =
+                |words: &[&str]| rounds::each(&mut vm, &[&[side.program()], words].concat());
+            let mut of_one = || match thing {
+                Thing::Start => each(&[LIST]),
+                _ => {
+                    let times = [BEFORE, BEFORE + 1].map(|count| count.to_string());
+                    let short = each(&["perform", &device, name, &times[0]])?;
+                    let long = each(&["perform", &device, name, &times[1]])?;
+                    Ok(inserted(&short, &long))
+                }
+            };
+            of_one().unwrap_or_else(|error| {
+                notes.push(format!("{}: {error}", side.program()));
+                Vec::new()
+            })
+        });
+        things.push(OfThing { thing: name.to_owned(), ours, theirs, notes });
+    }
+    spinner.finish_and_clear();
+    let calls = Calls { kernel: vm.greeting.release.clone(), things };
+    vm.power_off()?;
+    Ok(calls)
+}
+
+/// What `long` has more than `short`, in one piece: before they are the same to the end. At their
+/// beginning they differ by numbers of processes.
+fn inserted(short: &[String], long: &[String]) -> Vec<String> {
+    let backwards = short.iter().rev().zip(long.iter().rev());
+    let alike = backwards.take_while(|(short, long)| short == long).count();
+    let more = long.len().saturating_sub(short.len());
+    let end = long.len() - alike;
+    long[end.saturating_sub(more)..end].to_vec()
+}
+
+impl fmt::Display for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Linux {}", self.kernel)?;
+        for OfThing { thing, ours, theirs, notes } in &self.things {
+            for (side, calls) in [("ours", ours), ("theirs", theirs)] {
+                writeln!(f, "\n{thing}: {side}, {} calls", calls.len())?;
+                for (place, call) in calls.iter().enumerate() {
+                    writeln!(f, "{:>4}  {call}", place + 1)?;
+                }
+            }
+            notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_inserted_is_found() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let inserted = |short, long| inserted(&words(short), &words(long)).join(" ");
+        assert_eq!(inserted("open a b close", "open a b a b close"), "a b");
+        // What comes before may end as the thing does: its calls are the same, in a circle.
+        assert_eq!(inserted("b open a b close", "c open a b a b close"), "a b");
+        assert_eq!(inserted("b a b close", "b a b a b close"), "b a");
+        assert_eq!(inserted("a", "a"), "");
+    }
+}

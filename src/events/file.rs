@@ -1,0 +1,36 @@
+//! A context's event file.
+
+use rustix::io::Result;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where the kernel writes what happens to a context's objects. Its commands want it for each that is
+/// made; many programs never look into it, so it is as the kernel made it until somebody does.
+#[derive(Debug)]
+pub(crate) struct EventFile {
+    fd: OwnedFd,
+    nonblocking: AtomicBool,
+}
+
+impl EventFile {
+    pub(crate) fn new(fd: OwnedFd) -> EventFile {
+        EventFile { fd, nonblocking: AtomicBool::new(false) }
+    }
+
+    /// The file for reading, which answers at once.
+    pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>> {
+        // Two threads may both find it as it was: it is the same twice.
+        if !self.nonblocking.load(Ordering::Relaxed) {
+            rustix::io::ioctl_fionbio(&self.fd, true)?;
+            self.nonblocking.store(true, Ordering::Relaxed);
+        }
+        Ok(self.fd.as_fd())
+    }
+}
+
+impl AsFd for EventFile {
+    /// For commands, which do not read it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
