@@ -12,7 +12,7 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqMembers, CqRing, Member, mlx5};
+use crate::provider::{CqMembers, CqRing, DirectRing, Member};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -246,7 +246,7 @@ impl CompletionQueue {
 
     /// Whether [`poll_direct`](Self::poll_direct) finds something.
     pub(crate) fn is_direct(&self) -> bool {
-        self.ring.as_mlx5().is_some()
+        self.ring.is_direct()
     }
 
     /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
@@ -256,7 +256,7 @@ impl CompletionQueue {
         if !self.ring.begin(&self.epoch) {
             return Err(PollError::Forked);
         }
-        Ok(self.ring.as_mlx5_mut().map(|ring| Direct { ring, consumed: false }))
+        Ok(self.ring.as_direct().map(|ring| Direct { ring, consumed: false }))
     }
 
     /// Gives back to the device what was consumed by polls that were forgotten.
@@ -303,7 +303,7 @@ impl CompletionQueue {
         };
         let file = self.inner.file();
         file.check_fork(VERB)?;
-        if let Some(ring) = self.ring.as_mlx5_mut() {
+        if let Some(ring) = self.ring.as_direct() {
             ring.listen();
             ring.arm(solicited, heard.count());
             return Ok(());
@@ -511,7 +511,7 @@ impl Drop for Completions<'_> {
 /// As [`Completions`]; see [`CompletionQueue::poll_direct`].
 #[derive(Debug)]
 pub(crate) struct Direct<'q> {
-    ring: &'q mut mlx5::cq::CqRing,
+    ring: &'q mut DirectRing,
     consumed: bool,
 }
 
@@ -527,9 +527,8 @@ impl Direct<'_> {
     /// Gives back to the device what was consumed so far, before the poll ends.
     #[inline(always)]
     pub(crate) fn give_back(&self) {
-        // In a forked child the record may be the parent's.
-        if self.consumed && !self.ring.gate().is_shut() {
-            self.ring.release();
+        if self.consumed {
+            self.ring.release_here();
         }
     }
 }

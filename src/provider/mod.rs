@@ -11,6 +11,7 @@ pub(crate) mod plan;
 mod queue;
 pub(crate) mod rxe;
 
+pub(crate) use mlx5::cq::CqRing as DirectRing;
 pub(crate) use mlx5::dm::Place as DmPlace;
 pub(crate) use queue::{
     CqMembers, CqRing, Cursor, Member, RecvCursor, RecvKind, RecvRing, SendRing,

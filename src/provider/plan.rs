@@ -446,7 +446,7 @@ impl ResizePlan {
                 Ok(None)
             }
             ResizePlan::Mlx5(plan) => {
-                let ring = ring.as_mlx5_mut().ok_or(Errno::BADMSG)?;
+                let ring = ring.as_direct().ok_or(Errno::BADMSG)?;
                 let before = match hold {
                     Some(Hold::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
                     _ => None,

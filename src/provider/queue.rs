@@ -104,8 +104,14 @@ impl CqRing {
         self.mlx5.any()
     }
 
-    /// As [`as_mlx5`](Self::as_mlx5), for who changes it.
-    pub(crate) fn as_mlx5_mut(&mut self) -> Option<&mut mlx5::cq::CqRing> {
+    /// Whether a device writes completions for this process to read.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.mlx5.any().is_some()
+    }
+
+    /// The ring that it writes them to, to be used as [`next`](Self::next) would.
+    #[inline(always)]
+    pub(crate) fn as_direct(&mut self) -> Option<&mut mlx5::cq::CqRing> {
         self.mlx5.any_mut()
     }
 

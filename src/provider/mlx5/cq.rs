@@ -221,11 +221,17 @@ impl CqRing {
                     self.book.discard(number, at);
                 }
                 // If nothing else comes, nobody else gives it back.
-                if !self.epoch.is_over() {
-                    self.release();
-                }
+                self.release_here();
                 Found::Discarded
             }
+        }
+    }
+
+    /// As [`release`](Self::release); nothing in a forked child.
+    #[inline]
+    pub(crate) fn release_here(&self) {
+        if !self.gate().is_shut() {
+            self.release();
         }
     }
 
