@@ -238,7 +238,11 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        if !self.ring.begin(&self.epoch) {
+        // A way out of its own: in what is compiled behind it the driver is known.
+        if self.ring.is_quiet() {
+            return Ok(Completions { ring: &mut self.ring, consumed: false });
+        }
+        if !self.ring.listen(&self.epoch) {
             return Err(PollError::Forked);
         }
         Ok(Completions { ring: &mut self.ring, consumed: false })
@@ -253,7 +257,7 @@ impl CompletionQueue {
     /// compiled for those alone; `None` elsewhere.
     #[inline(always)]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
-        if !self.ring.begin(&self.epoch) {
+        if !self.ring.is_quiet() && !self.ring.listen(&self.epoch) {
             return Err(PollError::Forked);
         }
         Ok(self.ring.as_direct().map(|ring| Direct { ring, consumed: false }))

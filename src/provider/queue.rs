@@ -115,14 +115,16 @@ impl CqRing {
         self.mlx5.any_mut()
     }
 
-    /// Begins a poll, for which the control path is listened to; `false` if `epoch` is over.
+    /// Whether a poll may begin here and now without [listening](Self::listen).
     #[inline(always)]
-    pub(crate) fn begin(&mut self, epoch: &Epoch) -> bool {
-        self.mlx5.enter(QUIET).is_ok() || self.listen(epoch)
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        self.mlx5.enter(QUIET).is_ok()
     }
 
+    /// Listens to the control path, as a poll has to where it is not quiet; `false` if `epoch` is
+    /// over.
     #[inline(never)]
-    fn listen(&mut self, epoch: &Epoch) -> bool {
+    pub(crate) fn listen(&mut self, epoch: &Epoch) -> bool {
         if epoch.is_over() {
             return false;
         }
