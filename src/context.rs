@@ -129,7 +129,7 @@ impl AsFd for Context {
     /// The command file. Anyone who holds a duplicate can use and destroy every object of the
     /// context.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.shared.store(true, Ordering::Relaxed);
+        self.file.share();
         self.file.kernel.fd()
     }
 }

@@ -58,7 +58,9 @@ pub(crate) struct File {
     farewell: OnceLock<Instant>,
     /// What carries the device's ports.
     pub(crate) links: LinkLayers,
-    /// Whether the kernel's file has holders besides this context: it came from one, or was handed out.
+    /// Whether the kernel's file has holders besides this context, as far as is known here: it came from
+    /// one, was handed out, or has mappings of the program's. A forked child is one, too, that nobody
+    /// tells of: what would go with the file goes when the child's goes.
     pub(crate) shared: AtomicBool,
 }
 
@@ -190,6 +192,11 @@ impl File {
     /// The device's limits, to say in an error; `None` if it does not tell them either.
     pub(crate) fn limits(&self) -> Option<DeviceAttr> {
         self.query_device("query_device").ok().map(|(attr, _)| attr)
+    }
+
+    /// Takes note that something else keeps the kernel's file open from now on.
+    pub(crate) fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn count_leak(&self) {

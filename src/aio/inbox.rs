@@ -144,7 +144,8 @@ impl<S: Doorbell> Inbox<S> {
     /// The next message. Nothing is lost if the future is dropped.
     ///
     /// While no receive is posted because the pool is empty, nothing arrives, and nobody notices
-    /// that there are buffers again: give a pool as many as are posted and held at once.
+    /// that there are buffers again, or that the connection broke: give a pool as many as are posted
+    /// and held at once.
     ///
     /// # Errors
     ///

@@ -20,9 +20,10 @@ impl EventFile {
     /// The file for reading, which answers at once.
     pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>> {
         // Two threads may both find it as it was: it is the same twice.
-        if !self.nonblocking.load(Ordering::Relaxed) {
+        // Acquire and Release: who finds it told finds the file as it is told to be.
+        if !self.nonblocking.load(Ordering::Acquire) {
             rustix::io::ioctl_fionbio(&self.fd, true)?;
-            self.nonblocking.store(true, Ordering::Relaxed);
+            self.nonblocking.store(true, Ordering::Release);
         }
         Ok(self.fd.as_fd())
     }

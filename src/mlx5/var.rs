@@ -54,6 +54,7 @@ impl Place {
                 .detail(format!("there is no VAR at {:#x} any more", self.offset)),
             _ => Error::from_kernel(VERB, errno),
         })?;
+        file.share();
         Ok(DoorbellPage::new(Page::new(mapping)))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Pairs with `MLX5_IB_OBJECT_UAR` in `hw/mlx5/main.c`. Pages come from the kernel one by one and
 //! stay with the context: a register that is given back is lent again. The pages go with the
-//! context, not with the file, which other processes may keep open for longer.
+//! context's file, or with the context where somebody else may keep the file open for longer.
 
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::Mapping;

@@ -1,7 +1,7 @@
 //! What sharing asks mlx5's driver, and what it leaves there.
 
 use super::destroyed;
-use crate::mlx5::{ImportedVar, Var, VarKind};
+use crate::mlx5::{ImportedVar, Uar, UarKind, Var, VarKind};
 use crate::uverbs::scripted::Script;
 use crate::{
     Access, Context, DeviceMemory, Envelope, Errno, MemoryRegion, ObjectKind, OnDevice,
@@ -70,6 +70,21 @@ fn registers_that_nobody_shares_are_left_to_the_kernel() {
     let left = script.left_at_close().unwrap();
     assert!(left.len() == used && left.iter().all(|(kind, _)| *kind == MLX5_IB_OBJECT_UAR));
     assert_eq!(script.mappings(), 0);
+}
+
+/// A mapping keeps the kernel's file for as long as it stays.
+#[test]
+fn registers_are_given_back_where_a_mapping_outlives_the_context() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    use_registers(&context);
+    let page = Uar::alloc(&context, UarKind::NonCached).unwrap().map().unwrap();
+    let used = script.count(MLX5_IB_OBJECT_UAR);
+    assert!(used > 2);
+    let before = destroyed(&script, MLX5_IB_OBJECT_UAR);
+    drop(context);
+    assert_eq!(destroyed(&script, MLX5_IB_OBJECT_UAR) - before, used);
+    drop(page);
 }
 
 #[test]

@@ -6,11 +6,12 @@ use crate::verbs::{Made, Mlx5, Verbs};
 use lab_bench::Failure;
 use lab_bench::control::{Control, Thing};
 use std::ptr::null_mut;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 /// A device and what others are made of.
 pub(crate) struct Theirs {
-    verbs: Verbs,
+    verbs: Rc<Verbs>,
     mlx5: Option<Mlx5>,
     context: Made<Context>,
     pd: Made<Pd>,
@@ -24,7 +25,7 @@ pub(crate) struct Connected {
     cq: Made<Cq>,
     pd: Made<Pd>,
     context: Made<Context>,
-    verbs: Verbs,
+    verbs: Rc<Verbs>,
 }
 
 /// What a small queue pair is like.
@@ -55,8 +56,7 @@ impl Control for Theirs {
     }
 
     fn connect(&self, device: &str) -> Result<Connected, Failure> {
-        // Loaded already; this counts one more user.
-        let verbs = Verbs::load()?;
+        let verbs = self.verbs.clone();
         let context = verbs.open(device)?;
         let pd = verbs.alloc_pd(&context)?;
         let cq = verbs.create_cq(&context, 16)?;
@@ -78,7 +78,7 @@ impl Control for Theirs {
     }
 
     fn open(device: &str) -> Result<Self, Failure> {
-        let verbs = Verbs::load()?;
+        let verbs = Rc::new(Verbs::load()?);
         let context = verbs.open(device)?;
         let pd = verbs.alloc_pd(&context)?;
         let gid = verbs.ipv4_gid(&context)?;
