@@ -477,8 +477,9 @@ impl fmt::Debug for CompletionQueue {
 ///
 /// Not to be used in a child that was forked while it was held: looking whether it is one would
 /// cost as much as half of what a completion costs. Nothing of the parent's is disturbed: in the
-/// child it finds no completion, or, in memory of a [`QueueAllocator`](crate::QueueAllocator) that
-/// children do not get, ends it by a signal. Dropping it is harmless.
+/// child it finds no completion; in memory of a [`QueueAllocator`](crate::QueueAllocator) it finds the
+/// parent's if children share that, and ends the child by a signal if they do not get it. Dropping it is
+/// harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
     ring: &'q mut CqRing,

@@ -171,6 +171,9 @@ impl Context {
     /// Waits for an asynchronous event, at most for `timeout`, for ever without one. `None` after
     /// the timeout.
     ///
+    /// Let one thread wait, or give a timeout: when the device goes away, the kernel wakes those who
+    /// wait for the last event, which only one of them finds, and none of them ever again.
+    ///
     /// # Errors
     ///
     /// As [`try_next_event`](Self::try_next_event).

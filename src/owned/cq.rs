@@ -137,7 +137,7 @@ impl<T> OwnedCompletionQueue<T> {
             (None, None) => sends.lent().clone(),
         };
         let (send, depth) = (sends.lent().clone(), caps.max_send_wr);
-        let route = self.routes.route(number, send, recv, depth);
+        let route = self.routes.route((number, qp.qp.member.clone()), send, recv, depth);
         self.routes.add(route.clone());
         (self.slack, self.left) = (slack, slack);
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))

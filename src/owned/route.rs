@@ -5,6 +5,7 @@ use super::memory::Memory;
 use crate::mem::masked::Masked;
 use crate::mem::parcel::{Content, Parcel};
 use crate::mem::slots::{Lender, MARK, Settling, Slots};
+use crate::provider::Member;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,6 +58,8 @@ pub(super) const SEND: u64 = 0;
 pub(super) struct Route<T> {
     /// By which completions say whose they are.
     number: u32,
+    /// Keeps the number from being dealt again while it leads here, where it is this library's to deal.
+    _member: Member,
     send: Lent<T>,
     /// The queue pair's own, or that of the shared receive queue.
     recv: Lent<T>,
@@ -188,13 +191,13 @@ impl<T> Routes<T> {
     /// Of a queue pair that is to be [added](Self::add).
     pub(super) fn route(
         &self,
-        number: u32,
+        (number, member): (u32, Member),
         send: Lent<T>,
         recv: Lent<T>,
         depth: u32,
     ) -> Arc<Route<T>> {
         let (dead, obituary) = (AtomicBool::new(false), self.obituary.clone());
-        Arc::new(Route { number, send, recv, depth, dead, obituary })
+        Arc::new(Route { number, _member: member, send, recv, depth, dead, obituary })
     }
 
     /// Completions that all queue pairs may have in the queue at once. Receives of a shared queue
@@ -300,9 +303,28 @@ mod tests {
     }
 
     fn add(routes: &mut Routes<u32>, number: u32) -> Arc<Route<u32>> {
-        let route = routes.route(number, lent(), lent(), 2);
+        let route = routes.route((number, Member::None), lent(), lent(), 2);
         routes.add(route.clone());
         route
+    }
+
+    /// Whoever got it next could name what is lent by a shared table.
+    #[test]
+    fn a_number_is_not_dealt_while_it_leads_somewhere() {
+        use crate::provider::mlx5::index::Indices;
+        use crate::provider::mlx5::record::{Receives, Record};
+        let (indices, mut routes) = (Indices::new(), Routes::new());
+        let index = indices.take().unwrap();
+        let number = index.number();
+        let member = Member::Mlx5(Record::new(7, index, Some(4), Receives::None));
+        let route = routes.route((number, member), lent(), lent(), 2);
+        routes.add(route.clone());
+        route.close();
+        drop(route);
+        assert_ne!(indices.take().unwrap().number(), number);
+        let dead = routes.dead();
+        routes.forget(dead);
+        assert_eq!(indices.take().unwrap().number(), number);
     }
 
     #[test]
@@ -363,7 +385,7 @@ mod tests {
         let mut routes = Routes::new();
         let shared = lent();
         let all: Vec<_> =
-            (0..3).map(|number| routes.route(number, lent(), shared.clone(), 2)).collect();
+            (0..3).map(|n| routes.route((n, Member::None), lent(), shared.clone(), 2)).collect();
         assert_eq!(routes.more(&shared), 3);
         all.iter().for_each(|route| routes.add(route.clone()));
         assert_eq!((routes.needed(), routes.more(&shared)), (9, 0));

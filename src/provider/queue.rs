@@ -1,7 +1,7 @@
 //! The rings of all drivers behind one face: what queues post to and poll.
 //!
-//! Each enum is matched once per call, and a batch makes few calls; the arms are the rings of
-//! [`rxe`](super::rxe) and [`mlx5`](super::mlx5).
+//! A ring of [`mlx5`](super::mlx5) stands behind its gate, one look at which says that it is there and may
+//! be used; one of [`rxe`](super::rxe), which asks the kernel for much of what it does, stands beside.
 
 use super::mlx5::news::QUIET;
 use super::rxe::retired::Retirements;
@@ -16,7 +16,7 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 
 /// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Member {
     Rxe {
         qpn: u32,

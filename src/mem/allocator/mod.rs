@@ -136,7 +136,8 @@ pub struct DmaBufPart {
 /// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
 /// writes it. With the last of these nothing is there in a child, where a
 /// [`Completions`](crate::Completions) that was held across the `fork` ends the child by a signal
-/// when it is asked for the next completion; everything else answers that the process is a fork.
+/// when it is asked for the next completion; with the first it finds the parent's. Everything else
+/// answers that the process is a fork.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {

@@ -259,6 +259,13 @@ impl Book {
         }
     }
 
+    /// Takes note that all completions in the queue have a number greater by one.
+    pub(crate) fn moved(&mut self) {
+        for dead in &mut self.dead {
+            dead.until = dead.until.wrapping_add(1);
+        }
+    }
+
     /// Whether there are indices to give up.
     pub(crate) fn mourns(&self) -> bool {
         !self.dead.is_empty()

@@ -297,6 +297,7 @@ impl CqRing {
             if opcode_of(owner) == opcode::MLX5_CQE_RESIZE_CQ {
                 // The mark took a number, so that everything before it moves up by one.
                 next = next.wrapping_add(1);
+                self.book.moved();
                 break;
             }
             let to = at.wrapping_add(1);

@@ -254,6 +254,42 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     assert_eq!(indices.take().unwrap().number(), 1);
 }
 
+/// A queue that is resized counts what waits in it anew.
+#[test]
+fn the_dead_move_with_their_completions() {
+    let mut shared = SharedReceiver::new(4, 32);
+    shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
+    let indices = Indices::new();
+    let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let receives = Receives::Shared(shared.ring.slots().clone());
+    let dead = Record::new(8, indices.take().unwrap(), Some(4), receives);
+    let mut completed = Completed::new(4, 64);
+    for record in [&live, &dead] {
+        completed.ring.members().attach(record);
+    }
+    for at in 0..2 {
+        live.sends.notes().note(at, u64::from(at) + 100, at, 0);
+        completed.write(element(REQ, 1, 7, at as u16));
+    }
+    completed.write(element(SEND, 2, 8, 0));
+    completed.ring.members().retire(&dead);
+    drop(dead);
+    completed.ring.listen();
+    for entries in [8, 16] {
+        completed.write(element(RESIZED, 0, 0, 0));
+        let memory = Arc::new(QueueMemory::pages(entries as usize * 64).unwrap());
+        completed.ring.exchange(cq::prepare(&memory, entries, 64).unwrap());
+        completed.entries = entries;
+        completed.device =
+            crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
+    }
+    for wr_id in [100, 101] {
+        assert_eq!(completed.ring.next().unwrap().wr_id, wr_id);
+    }
+    assert!(completed.ring.next().is_none());
+    assert_eq!(shared.ring.cursor().room, 3, "the entry of the dead is back");
+}
+
 /// A queue pair that is made, posted to and completed after a poll began.
 #[test]
 fn a_newcomer_is_found_within_a_poll() {
