@@ -264,6 +264,7 @@ impl Script {
     }
 
     /// The event file is in error from now on, and not readable.
+    #[cfg(feature = "tokio")]
     pub(crate) fn break_events(&self) {
         self.state().break_events();
     }

@@ -32,6 +32,15 @@ fn many() -> u64 {
 /// Runs `round` many times in a context, and compares what there is before and after.
 pub(crate) fn rounds(
     kinds: &[ObjectKind],
+    prepare: impl FnMut(&Context) -> Verdict<Box<dyn FnMut() -> Verdict>>,
+) -> Verdict {
+    rounds_of(many(), kinds, prepare)
+}
+
+/// The same `many` times.
+pub(crate) fn rounds_of(
+    many: u64,
+    kinds: &[ObjectKind],
     mut prepare: impl FnMut(&Context) -> Verdict<Box<dyn FnMut() -> Verdict>>,
 ) -> Verdict {
     let device = env::device();
@@ -43,7 +52,7 @@ pub(crate) fn rounds(
         let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
         let before = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
         let busy = device.resources()?;
-        for _ in 0..many() {
+        for _ in 0..many {
             round()?;
         }
         let after = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;

@@ -177,6 +177,7 @@ impl State {
         self.rings.get(&(handle, role)).cloned().expect("a queue of a live object")
     }
 
+    #[cfg(feature = "tokio")]
     pub(super) fn break_events(&self) {
         // Who turns away from a peer leaves it an error.
         let events = self.events.as_ref().expect("an event file");
