@@ -148,7 +148,7 @@ impl RecvRing {
 
 /// As [`scatter_any`] for a single piece; `false`, and nothing done, for all others.
 #[inline(always)]
-pub(super) fn scatter(units: &Units, at: u32, room: u32, sges: &[Sge]) -> bool {
+fn scatter(units: &Units, at: u32, room: u32, sges: &[Sge]) -> bool {
     let [sge] = sges else { return false };
     if sge.length as i32 <= 0 {
         return false;

@@ -7,7 +7,7 @@ use super::BenchArguments;
 use super::control;
 use super::rounds::{self, Side};
 use crate::progress;
-use crate::session::{Machine, Session};
+use crate::session::Session;
 use anyhow::Result;
 use lab_bench::control::{LIST, Thing};
 use serde::Serialize;
@@ -36,12 +36,7 @@ struct OfThing {
 pub(super) fn run(arguments: &BenchArguments) -> Result<Calls> {
     let session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
-    let mut vm = session.boot(&Machine {
-        programs: &programs,
-        peers: true,
-        ..Machine::new(arguments.kernel, arguments.device)
-    })?;
-    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let spinner = progress::spinner("system calls");
     let mut things = Vec::new();
     for (name, thing) in control::wanted(arguments)? {

@@ -8,7 +8,7 @@ use super::BenchArguments;
 use super::rounds::{self, Found, Side};
 use super::table::{Row, Table, Target, Value};
 use crate::progress;
-use crate::session::{Machine, Session};
+use crate::session::Session;
 use crate::vm::Vm;
 use anyhow::{Result, bail};
 use lab_bench::control::{LIST, PASSED, Thing, WORKED};
@@ -44,13 +44,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let things = wanted(arguments)?;
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
-    let machine = Machine {
-        programs: &programs,
-        peers: true,
-        ..Machine::new(arguments.kernel, arguments.device)
-    };
-    let mut vm = session.boot(&machine)?;
-    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let rounds = arguments.runs.div_ceil(IN_A_ROW);
     let spinner = progress::spinner("control path");
     let runs = IN_A_ROW.to_string();
@@ -83,7 +77,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     }
     vm.power_off()?;
     session.count_instructions();
-    let mut vm = session.boot(&machine)?;
+    let (mut vm, _) = rounds::boot(&session, arguments, &programs)?;
     let found = rounds::play(&mut vm, &words, rounds)?;
     vm.power_off()?;
     for &(name, _) in &things {

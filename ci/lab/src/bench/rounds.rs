@@ -1,5 +1,7 @@
 //! Both programs in one machine, in turns, and what they found.
 
+use super::BenchArguments;
+use crate::session::{Machine, Session};
 use crate::vm::{Event, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, anyhow, bail};
@@ -39,6 +41,18 @@ pub(super) fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> 
         (ours.to_owned(), workspace.static_program(PACKAGE, ours, Profile::Release)?),
         (theirs.to_owned(), workspace.dynamic_program(PACKAGE, theirs)?),
     ])
+}
+
+/// A machine with both programs in it, and the name of its first device.
+pub(super) fn boot(
+    session: &Session,
+    arguments: &BenchArguments,
+    programs: &[(String, PathBuf)],
+) -> Result<(Vm, String)> {
+    let machine = Machine::new(arguments.kernel, arguments.device);
+    let vm = session.boot(&Machine { programs, peers: true, ..machine })?;
+    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    Ok((vm, device))
 }
 
 /// What one program found in all of its rounds, or why it could not go on.

@@ -6,7 +6,7 @@
 use super::BenchArguments;
 use super::rounds::{self, Found, Side};
 use super::table::{Row, Table, Target, Value};
-use crate::session::{Machine, Session};
+use crate::session::Session;
 use anyhow::Result;
 use lab_bench::scale::Part;
 use std::time::Duration;
@@ -31,12 +31,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     for (name, _) in Part::ALL.into_iter().filter(|(name, _)| arguments.wants(name)) {
         for _ in 0..rounds {
             for (side, found) in Side::BOTH.into_iter().zip(&mut found) {
-                let mut vm = session.boot(&Machine {
-                    programs: &programs,
-                    peers: true,
-                    ..Machine::new(arguments.kernel, arguments.device)
-                })?;
-                let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+                let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
                 kernel = vm.greeting.release.clone();
                 let words = ["scale", &device, name];
                 match rounds::watch(&mut vm, side, &words, PATIENCE, found) {

@@ -3,7 +3,7 @@
 use super::BenchArguments;
 use super::rounds::{self, Side};
 use super::table::{Row, Table, Target, Value};
-use crate::session::{Machine, Session};
+use crate::session::Session;
 use crate::workspace::Profile;
 use anyhow::{Context, Result};
 use std::fs;
@@ -19,12 +19,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let workspace = &session.workspace;
     let whole = workspace.static_program("uverbs", "uverbs", Profile::Stripped)?;
     let minimal = workspace.static_program("lab-bench", "bench-first", Profile::Stripped)?;
-    let mut vm = session.boot(&Machine {
-        programs: &programs,
-        peers: true,
-        ..Machine::new(arguments.kernel, arguments.device)
-    })?;
-    let device = vm.greeting.devices.first().cloned().unwrap_or_default();
+    let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let mut counts = Vec::new();
     for side in Side::BOTH {
         counts.push(rounds::counts(&mut vm, &[side.program(), "first", &device])?);
