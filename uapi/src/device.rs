@@ -139,6 +139,7 @@ ids! {
         UVERBS_METHOD_QUERY_GID_TABLE = 5,
         UVERBS_METHOD_QUERY_GID_ENTRY = 6,
         UVERBS_METHOD_QUERY_PORT_SPEED = 7,
+        UVERBS_METHOD_QUERY_COMP_CNTR_CAPS = 8,
     }
 
     enum uverbs_attrs_invoke_write_cmd_attr_ids: u16 {

@@ -9,7 +9,7 @@
 pub type Version = (u32, u32);
 
 /// The newest kernel that this crate was compared with.
-pub const NEWEST: Version = (7, 2);
+pub const NEWEST: Version = (7, 3);
 
 /// Items that came between two kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +175,17 @@ pub const CHANGES: &[Change] = &[
             "RDMA_NLDEV_ATTR_FRMR_POOL_KEY_KERNEL_VENDOR_KEY",
             "RDMA_RENAME_EVENT",
             "RDMA_NETDEV_RENAME_EVENT",
+        ],
+    },
+    Change {
+        absent_in: (7, 2),
+        present_in: (7, 3),
+        items: &[
+            "UVERBS_ATTR_CREATE_SRQ_BUF_UMEM",
+            "UVERBS_OBJECT_COMP_CNTR",
+            "UVERBS_METHOD_QUERY_COMP_CNTR_CAPS",
+            "UVERBS_METHOD_QP_ATTACH_COMP_CNTR",
+            "RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_MAX",
         ],
     },
 ];

@@ -1,4 +1,4 @@
-//! RDMA netlink, complete up to Linux 7.2: `rdma/rdma_netlink.h`.
+//! RDMA netlink, complete up to Linux 7.3: `rdma/rdma_netlink.h`.
 //!
 //! The message type of a request is [`RDMA_NL_GET_TYPE`] of [`RDMA_NL_NLDEV`] and a command; its
 //! attributes are ordinary netlink attributes in host byte order. The kernel checks requests
@@ -371,6 +371,8 @@ ids! {
         RDMA_NLDEV_ATTR_FRMR_POOL_PINNED_HANDLES = 116,
         /// `u64`.
         RDMA_NLDEV_ATTR_FRMR_POOL_KEY_KERNEL_VENDOR_KEY = 117,
+        /// `u64`: how many of a kind the device takes.
+        RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_MAX = 118,
     }
 
     enum rdma_nldev_print_type: u8 {
@@ -402,5 +404,5 @@ ids! {
 }
 
 // One constant per enumerator of `rdma_nldev_attr` and no gap: the last one known is the highest.
-const _: () = assert!(RDMA_NLDEV_ATTR_FRMR_POOL_KEY_KERNEL_VENDOR_KEY == 117);
+const _: () = assert!(RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_MAX == 118);
 const _: () = assert!(RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET) == 0x1401);

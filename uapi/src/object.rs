@@ -27,6 +27,7 @@ ids! {
         UVERBS_OBJECT_ASYNC_EVENT = 16,
         UVERBS_OBJECT_DMAH = 17,
         UVERBS_OBJECT_DMABUF = 18,
+        UVERBS_OBJECT_COMP_CNTR = 19,
     }
 
     enum _: u16 {

@@ -246,6 +246,7 @@ ids! {
     enum uverbs_methods_qp: u16 {
         UVERBS_METHOD_QP_CREATE = 0,
         UVERBS_METHOD_QP_DESTROY = 1,
+        UVERBS_METHOD_QP_ATTACH_COMP_CNTR = 2,
     }
 
     enum uverbs_attrs_create_qp_cmd_attr_ids: u16 {

@@ -99,6 +99,7 @@ ids! {
         UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR = 11,
         UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE = 12,
         UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM = 13,
+        UVERBS_ATTR_CREATE_SRQ_BUF_UMEM = 14,
     }
 
     enum uverbs_attrs_destroy_srq_cmd_attr_ids: u16 {

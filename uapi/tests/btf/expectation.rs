@@ -193,4 +193,23 @@ pub(crate) const PINNED: &[Pinned] = &[
             ("rdma/rdma_user_rxe.h", 21, 2),
         ],
     },
+    Pinned {
+        series: (7, 3),
+        counts: &[
+            ("drivers/infiniband/sw/rxe/rxe_verbs.h", 0, 5),
+            ("linux/mlx5/cq.h", 0, 26),
+            ("linux/mlx5/device.h", 6, 21),
+            ("linux/mlx5/qp.h", 10, 14),
+            ("rdma/ib_user_ioctl_cmds.h", 0, 223),
+            ("rdma/ib_user_ioctl_verbs.h", 4, 96),
+            ("rdma/ib_user_verbs.h", 114, 129),
+            ("rdma/ib_verbs.h", 0, 196),
+            ("rdma/mlx5-abi.h", 33, 75),
+            ("rdma/mlx5_user_ioctl_cmds.h", 1, 153),
+            ("rdma/mlx5_user_ioctl_verbs.h", 4, 28),
+            ("rdma/rdma_netlink.h", 0, 171),
+            ("rdma/rdma_user_ioctl_cmds.h", 2, 2),
+            ("rdma/rdma_user_rxe.h", 21, 2),
+        ],
+    },
 ];
