@@ -123,6 +123,15 @@ impl<'a> Completion<'a> {
         Completion { wc }
     }
 
+    /// The same, made of what has to be at hand for it anyway.
+    #[inline(always)]
+    pub(crate) fn again(self) -> Self {
+        match self.wc {
+            Wc::Mlx5(wc) => Completion { wc: Wc::Mlx5(wc.again()) },
+            Wc::Rxe(_) => self,
+        }
+    }
+
     /// The number that the request was posted with.
     #[inline]
     pub fn wr_id(&self) -> u64 {

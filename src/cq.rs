@@ -35,7 +35,7 @@ pub(crate) struct CqInner {
     /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
     pub(crate) members: CqMembers,
     registration: Registration,
-    _channel: Option<Arc<ChannelInner>>,
+    channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
@@ -56,8 +56,8 @@ pub struct CompletionQueue {
     ring: CqRing,
     pub(crate) inner: Arc<CqInner>,
     epoch: Epoch,
-    /// The events that its channel announced, if it has one.
-    heard: Option<Heard>,
+    /// The events that its channel announced.
+    heard: Heard,
 }
 
 /// Which completions an armed queue announces.
@@ -172,7 +172,8 @@ impl CqBuilder {
         }
         let registration = file.register(VERB, Kind::Cq)?;
         let source = Source { verb: VERB, domain: domain.as_ref() };
-        let mut plan = CqPlan::new(&file.provider, CqAsk { cqe, cqe_size, pad }, source)?;
+        let ask = CqAsk { cqe, cqe_size, pad, heard: channel.is_some() };
+        let mut plan = CqPlan::new(&file.provider, ask, source)?;
         let mut granted = 0u32;
         let (told, bytes) = (plan.cqe(), plan.bytes());
         let command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
@@ -211,8 +212,8 @@ impl CqBuilder {
             .finish(file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         let (members, epoch) = (ring.members(), file.epoch);
-        let heard = channel.is_some().then(|| registration.heard().clone());
-        let inner = Arc::new(CqInner { object, members, registration, _channel: channel, domain });
+        let heard = registration.heard().clone();
+        let inner = Arc::new(CqInner { object, members, registration, channel, domain });
         Ok(CompletionQueue { inner, ring, epoch, heard })
     }
 }
@@ -253,6 +254,12 @@ impl CompletionQueue {
         self.ring.is_direct()
     }
 
+    /// What a test plays a device with that writes completions, which it must not have begun to.
+    #[cfg(test)]
+    pub(crate) fn played(&self) -> crate::provider::mlx5::played::Device {
+        self.ring.as_mlx5().expect("a queue of mlx5").device()
+    }
+
     /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
     /// compiled for those alone; `None` elsewhere.
     #[inline(always)]
@@ -260,7 +267,7 @@ impl CompletionQueue {
         if !self.ring.is_quiet() && !self.ring.listen(&self.epoch) {
             return Err(PollError::Forked);
         }
-        Ok(self.ring.as_direct().map(|ring| Direct { ring, consumed: false }))
+        Ok(self.ring.as_direct().map(|ring| Direct { from: ring.consumer(), ring }))
     }
 
     /// Gives back to the device what was consumed by polls that were forgotten.
@@ -291,10 +298,10 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         let solicited = notify == Notify::Solicited;
-        match &self.heard {
-            Some(heard) if self.ring.try_arm(solicited, heard.count()) => Ok(()),
-            _ => self.ask_to_notify(solicited),
+        if self.ring.try_arm(solicited, self.heard.placed()) {
+            return Ok(());
         }
+        self.ask_to_notify(solicited)
     }
 
     /// The same where the kernel is asked, where it cannot be, and where something else comes first.
@@ -302,14 +309,14 @@ impl CompletionQueue {
     #[inline(never)]
     fn ask_to_notify(&mut self, solicited: bool) -> Result<()> {
         const VERB: &str = "req_notify_cq";
-        let Some(heard) = &self.heard else {
+        if self.inner.channel.is_none() {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
-        };
+        }
         let file = self.inner.file();
         file.check_fork(VERB)?;
         if let Some(ring) = self.ring.as_direct() {
             ring.listen();
-            ring.arm(solicited, heard.count());
+            ring.arm(solicited, self.heard.placed());
             return Ok(());
         }
         let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
@@ -517,22 +524,23 @@ impl Drop for Completions<'_> {
 #[derive(Debug)]
 pub(crate) struct Direct<'q> {
     ring: &'q mut DirectRing,
-    consumed: bool,
+    /// How far what was consumed was given back.
+    from: u32,
 }
 
 impl Direct<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.ring.next()?;
-        self.consumed = true;
-        Some(Completion::new(Wc::Mlx5(wc)))
+        self.ring.next().map(|wc| Completion::new(Wc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.
     #[inline(always)]
-    pub(crate) fn give_back(&self) {
-        if self.consumed {
+    pub(crate) fn give_back(&mut self) {
+        let consumer = self.ring.consumer();
+        if self.from != consumer {
+            self.from = consumer;
             self.ring.release_here();
         }
     }

@@ -8,6 +8,7 @@ use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::register::Register;
 use crate::provider::mlx5::cq;
 use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::news::News;
 use crate::provider::mlx5::record::{Receives, Record};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
@@ -97,7 +98,9 @@ impl Sends {
         if !self.ring.try_publish(cursor, count == 1) {
             return Err(PostError::Forked);
         }
-        self.record.sends.complete(cursor.last);
+        // All of them are as long.
+        let each = cursor.at.wrapping_sub(cursor.first).checked_div(count).unwrap_or(0);
+        self.record.sends.complete(cursor.at.wrapping_sub(each));
         Ok(())
     }
 }
@@ -132,7 +135,7 @@ impl Recvs {
                 self.ring.push(&mut cursor, &recv)?;
             }
         }
-        self.ring.publish(RecvKind::Own, cursor);
+        self.ring.publish(RecvKind::Own, cursor, count);
         for at in 0..count {
             self.record.receives.own.complete(at);
         }
@@ -161,7 +164,8 @@ impl Completed {
         let record = record(slots, Receives::None)?;
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
-        let ring = CqRing::mlx5(cq::CqRing::new(elements, dbrec, gate, register(0)?, 1));
+        let ring =
+            CqRing::mlx5(cq::CqRing::new(elements, dbrec, News::new(gate), &register(0)?, 1));
         ring.members().attach(&crate::provider::Member::Mlx5(record.clone()));
         let epoch = Epoch::current()?;
         Ok(Completed { ring, epoch, device, record, slots, producer: 0 })

@@ -6,7 +6,6 @@
 use super::fork::Epoch;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 

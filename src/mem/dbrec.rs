@@ -184,6 +184,11 @@ unsafe impl<const N: usize> Send for RecordWord<N> {}
 unsafe impl<const N: usize> Sync for RecordWord<N> {}
 
 impl<const N: usize> RecordWord<N> {
+    #[cfg(test)]
+    pub(crate) fn record(&self) -> &Arc<DoorbellRecord> {
+        &self._record
+    }
+
     /// Tells the device. What the number announces must have been ordered before it.
     #[inline(always)]
     pub(crate) fn set(&self, value: u32) {

@@ -50,6 +50,11 @@ impl Elements {
         self.memory.epoch()
     }
 
+    #[cfg(test)]
+    pub(crate) fn memory(&self) -> &Arc<QueueMemory> {
+        &self.memory
+    }
+
     /// How many elements there are.
     #[inline(always)]
     pub(crate) fn count(&self) -> u32 {
@@ -100,7 +105,8 @@ pub(crate) struct Reader {
     end: *mut u8,
     /// Bytes of an element.
     stride: usize,
-    /// Elements consumed in all.
+    /// Elements consumed in all, above bits that are not used: so that 24 of it are left, and none has
+    /// to be masked.
     consumed: u32,
     /// The parity of the pass over the ring, as the lowest bit.
     parity: u8,
@@ -115,6 +121,8 @@ unsafe impl Sync for Reader {}
 const PARITY: u8 = 1;
 /// Elements that the device has not written have this in their last byte, or more.
 const UNWRITTEN: u8 = 0xf0;
+/// Bits below the count of consumed elements.
+const UNUSED: u32 = 8;
 
 impl Reader {
     /// Begins with the element `consumer`.
@@ -126,7 +134,7 @@ impl Reader {
             end: elements.base.wrapping_add(stride * elements.count() as usize),
             elements,
             stride,
-            consumed: consumer,
+            consumed: consumer << UNUSED,
             parity: (consumer >> log) as u8 & PARITY,
         }
     }
@@ -138,7 +146,7 @@ impl Reader {
     /// How many elements were consumed, as far as 24 bits say.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u32 {
-        self.consumed & 0xff_ffff
+        self.consumed >> UNUSED
     }
 
     /// The last byte of the next element if that is ours, loaded now.
@@ -159,13 +167,29 @@ impl Reader {
     /// Goes on to the element after it.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
-        self.consumed = self.consumed.wrapping_add(1);
+        self.advance_past(self.next);
+    }
+
+    /// As [`advance`](Self::advance), for who has the next element at hand.
+    #[inline(always)]
+    fn advance_past(&mut self, next: *mut u8) {
+        self.consumed = self.consumed.wrapping_add(1 << UNUSED);
         // Never beyond `end`, and not left there: `next` is always an element.
-        self.next = self.next.wrapping_add(self.stride);
-        if self.next == self.end {
+        let after = next.wrapping_add(self.stride);
+        self.next = after;
+        if after == self.end {
             self.next = self.elements.base;
             self.parity ^= PARITY;
         }
+    }
+
+    /// Shows `look` the next element, and goes on to the one after it if that answers something.
+    #[inline(always)]
+    pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Element<'_>) -> Option<T>) -> Option<T> {
+        let next = self.next;
+        let found = look(Element { core: next, ring: PhantomData })?;
+        self.advance_past(next);
+        Some(found)
     }
 
     /// The element before the next.
@@ -179,7 +203,7 @@ impl Reader {
     /// Elements from the next on that are ours, with their numbers.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
         let log = self.elements.count().trailing_zeros();
-        let first = self.consumed;
+        let first = self.consumer();
         (0..self.elements.count())
             .map(move |n| first.wrapping_add(n))
             .map(|at| (at, self.elements.at(at)))
@@ -245,6 +269,39 @@ impl Element<'_> {
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside, aligned and initialised; the device has finished with the element.
         unsafe { place.cast::<Be16>().read() }.get()
+    }
+
+    /// The number of 24 bits at `AT`, behind which there is one more byte.
+    #[inline(always)]
+    pub(crate) fn be24<const AT: usize>(&self) -> u32 {
+        const { assert!(AT + 4 <= CORE) };
+        // With that byte, which is shifted out: to mask one in front of it would cost more.
+        // SAFETY: inside, as asserted.
+        unsafe { self.unaligned(AT) >> 8 }
+    }
+
+    /// The number of 16 bits at `AT` as the lower half of the answer. In the upper half is what stands
+    /// before it, for those who mask both.
+    #[inline(always)]
+    pub(crate) fn low16<const AT: usize>(&self) -> u32 {
+        const { assert!(AT >= 2 && AT + 2 <= CORE) };
+        // SAFETY: inside, as asserted.
+        unsafe { self.unaligned(AT - 2) }
+    }
+
+    /// The number of 32 bits at `at`, wherever that is.
+    ///
+    /// # Safety
+    ///
+    /// `at` is four bytes or more before the end of the core.
+    #[inline(always)]
+    unsafe fn unaligned(&self, at: usize) -> u32 {
+        #[cfg(test)]
+        note(Step::Completion);
+        // SAFETY: inside, as the caller promises.
+        let place = unsafe { self.core.add(at) };
+        // SAFETY: inside and initialised; the device has finished with the element.
+        u32::from_be(unsafe { place.cast::<u32>().read_unaligned() })
     }
 
     /// The number of 32 bits at `AT`.

@@ -20,7 +20,7 @@ pub(crate) trait Mapper {
 /// A shared mapping. It stays mapped in a forked child, whose parent still uses it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    raw: ManuallyDrop<MmapRaw>,
+    raw: ManuallyDrop<Raw>,
     epoch: Epoch,
 }
 

@@ -41,7 +41,18 @@ impl<T> Masked<T> {
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> &T {
         // SAFETY: `new` made one value more than the mask.
-        let value = unsafe { self.base.add((index & self.mask) as usize) };
+        unsafe { self.get(index & self.mask) }
+    }
+
+    /// The value at `index`.
+    ///
+    /// # Safety
+    ///
+    /// There are more than `index`.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, index: u32) -> &T {
+        // SAFETY: the caller's promise.
+        let value = unsafe { self.base.add(index as usize) };
         // SAFETY: inside `values`, which `self` holds and never lends mutably.
         unsafe { &*value }
     }

@@ -9,7 +9,7 @@ use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::order::{Step, note};
-use super::queue::{BLOCK, Blocks, UNIT};
+use super::queue::{BLOCK, Block, Blocks, UNIT};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -122,27 +122,18 @@ impl Register {
         self.store(offset, word);
     }
 
-    /// Stores one word, given as it shall lie there, to a register without buffers. Nobody has to
-    /// be kept out: the store is one access, and there is no turn to take.
-    #[inline(always)]
-    pub(crate) fn word(&self, word: u64) {
-        const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
-        self.store(0, word);
+    /// Its first word, for who rings nothing else.
+    pub(crate) fn word(self: &Arc<Self>) -> RegisterWord {
+        RegisterWord { place: self.base, _register: self.clone() }
     }
 
     /// `offset` is that of a buffer.
     #[inline(always)]
     fn store(&self, offset: usize, word: u64) {
-        // Pairs with the device reading the doorbell record when the register tells it to.
-        mmio_wc_start();
-        #[cfg(test)]
-        note(Step::Doorbell);
         // SAFETY: `new` checked that both buffers, or one word, are inside.
         let place = unsafe { self.base.byte_add(offset) };
-        // SAFETY: inside and aligned; one volatile store of eight bytes is what a device expects.
-        unsafe { place.write_volatile(word) };
-        // Pairs with the device taking words in the order of the rings that they belong to.
-        mmio_flush();
+        // SAFETY: inside and aligned.
+        unsafe { store_word(place, word) };
     }
 
     /// Hands over a request of `count` units that begins at the block `index` of its queue; `false`,
@@ -161,26 +152,125 @@ impl Register {
         #[cfg(test)]
         note(Step::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
-        let mut place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
-        let (mut index, mut left) = (index, count);
+        let place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
         // One burst moves one block, and most requests are one.
-        loop {
-            let block = queue.at(index);
-            for unit in 0..BLOCK {
-                // SAFETY: at most `buffer` bytes from the buffer's start; aligned to a unit, as the
-                // buffers are to a burst.
-                unsafe { store_unit(place, block.read(unit)) };
-                // SAFETY: at most one past the end of the buffer.
-                place = unsafe { place.add(1) };
-            }
-            if left <= BLOCK {
-                break;
-            }
-            (index, left) = (index.wrapping_add(1), left - BLOCK);
+        // SAFETY: a buffer has room for a block, and is aligned to a burst.
+        unsafe { store_block(place, queue.at(index)) };
+        if count > BLOCK {
+            // SAFETY: a buffer is whole blocks, and takes as many units as there are.
+            unsafe { store_rest(place, queue, index, count) };
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
         true
+    }
+}
+
+/// The first word of a register.
+#[derive(Debug)]
+pub(crate) struct RegisterWord {
+    place: *mut u64,
+    _register: Arc<Register>,
+}
+
+// SAFETY: see `Register`.
+unsafe impl Send for RegisterWord {}
+// SAFETY: see `Register`.
+unsafe impl Sync for RegisterWord {}
+
+impl RegisterWord {
+    /// Rings, by a word given as it shall lie there. Nobody has to be kept out of a register without
+    /// buffers: the store is one access, and there is no turn to take.
+    #[inline(always)]
+    pub(crate) fn ring(&self, word: u64) {
+        const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
+        // SAFETY: inside and aligned since `Register::new`, in the mapping that the register keeps.
+        unsafe { store_word(self.place, word) };
+    }
+}
+
+/// Stores a word to a register.
+///
+/// # Safety
+///
+/// The place is inside a register, and aligned.
+#[inline(always)]
+unsafe fn store_word(place: *mut u64, word: u64) {
+    // Pairs with the device reading the doorbell record when the register tells it to.
+    mmio_wc_start();
+    #[cfg(test)]
+    note(Step::Doorbell);
+    // SAFETY: the caller's promise; one volatile store of eight bytes is what a device expects.
+    unsafe { place.write_volatile(word) };
+    // Pairs with the device taking words in the order of the rings that they belong to.
+    mmio_flush();
+}
+
+/// Stores all but the first block of a request of `count` units, more than one block, which begins at the
+/// block `index` of a queue, behind `place`.
+///
+/// # Safety
+///
+/// There is room for all of its blocks at `place` in a register's buffer, which is aligned to a unit.
+#[inline(always)]
+unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, index: u32, count: u32) {
+    let store = |nth: u32, block: Block<'_>| {
+        // SAFETY: within the room that the caller promises, as only blocks of the request are stored.
+        let place = unsafe { place.add((nth * BLOCK) as usize) };
+        // SAFETY: as above.
+        unsafe { store_block(place, block) };
+    };
+    let Some(row) = queue.row(index, count) else {
+        // SAFETY: the caller's promise.
+        return unsafe { store_from(1, place, queue, index, count) };
+    };
+    // One after the other, as long as buffers mostly are: a loop would cost as much again.
+    // SAFETY: the row has more than one block.
+    store(1, unsafe { row.get(1) });
+    if count <= 2 * BLOCK {
+        return;
+    }
+    // SAFETY: and more than two.
+    store(2, unsafe { row.get(2) });
+    if count <= 3 * BLOCK {
+        return;
+    }
+    // SAFETY: and more than three.
+    store(3, unsafe { row.get(3) });
+    if count > 4 * BLOCK {
+        // SAFETY: the caller's promise.
+        unsafe { store_from(4, place, queue, index, count) };
+    }
+}
+
+/// As [`store_rest`], from the block `first` of the request on, wherever they are.
+///
+/// # Safety
+///
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe fn store_from(first: u32, place: *mut [u64; 2], queue: &Blocks, index: u32, count: u32) {
+    for nth in first..count.div_ceil(BLOCK) {
+        // SAFETY: within the room that the caller promises.
+        let place = unsafe { place.add((nth * BLOCK) as usize) };
+        // SAFETY: as above.
+        unsafe { store_block(place, queue.at(index.wrapping_add(nth))) };
+    }
+}
+
+/// Stores a block to a register, unit by unit.
+///
+/// # Safety
+///
+/// There is room for it in a register's buffer, and the place is aligned to a unit.
+#[inline(always)]
+unsafe fn store_block(place: *mut [u64; 2], block: Block<'_>) {
+    for unit in 0..BLOCK {
+        // SAFETY: within the room that the caller promises.
+        let place = unsafe { place.add(unit as usize) };
+        // SAFETY: as above, and aligned as the block's place is.
+        unsafe { store_unit(place, block.read(unit)) };
     }
 }
 

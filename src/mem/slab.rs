@@ -375,7 +375,7 @@ mod tests {
             for id in 0..4u8 {
                 let slab = &slab;
                 scope.spawn(move || {
-                    for _ in 0..1000 {
+                    for _ in 0..ROUNDS {
                         let Some(mut piece) = slab.take() else { continue };
                         piece.bytes_mut().fill(id);
                         let shared = piece.share();

@@ -443,7 +443,14 @@ impl<P> Lending<'_, P> {
             ticket = found;
             slot = lender.slots.slot(ticket);
         }
-        Some(Vacancy { slot, ticket, ahead })
+        Some(Vacancy { lender, slot, ticket, ahead })
+    }
+
+    /// How much is lent: nothing, one, or more. It is one or less only if that is so: slots that were
+    /// skipped count as well, if something is lent before them.
+    #[inline(always)]
+    pub(crate) fn count(&self) -> u64 {
+        self.ahead / NEXT
     }
 
     /// The device knows of everything that is lent.
@@ -465,6 +472,7 @@ impl<P> Drop for Lending<'_, P> {
 
 /// A free slot, that what is to be lent may be told its ticket before.
 pub(crate) struct Vacancy<'l, P> {
+    lender: &'l Lender<P>,
     /// Free, and the lender's alone.
     slot: &'l Slot<P>,
     ticket: u64,
@@ -503,35 +511,56 @@ impl<P> Vacancy<'_, P> {
 }
 
 impl<'l, K, A, B> Vacancy<'l, Parcel<K, A, B>> {
-    /// Writes what is small, and nothing but that, before it is known whether it will be lent: who asks
-    /// for that need not hold it meanwhile.
+    /// Lends what is small, and writes nothing but that, before anybody is told of the ticket: who asks
+    /// for that need hold neither meanwhile.
     #[inline(always)]
     pub(crate) fn fill(self, key: K, small: A) -> Filled<'l, K, A, B> {
+        let Vacancy { lender, slot, ticket, ahead } = self;
         // SAFETY: as in `lend`.
-        let place = unsafe { &mut *self.slot.payload.place() };
+        let place = unsafe { &mut *slot.payload.place() };
         Parcel::put_small(place, key, small);
-        Filled { vacancy: self }
+        // As in `lent`.
+        slot.state.store(ticket, Ordering::Release);
+        Filled { lender, ahead }
     }
 }
 
-/// A slot that is free to all others, with what is perhaps lent in it. It is forgotten with this.
+/// What is lent under the next ticket, of which nobody was told but who writes the request.
 pub(crate) struct Filled<'l, K, A, B> {
-    vacancy: Vacancy<'l, Parcel<K, A, B>>,
+    lender: &'l Lender<Parcel<K, A, B>>,
+    /// The lender's.
+    ahead: &'l mut u64,
 }
 
 impl<K, A, B> Filled<'_, K, A, B> {
-    /// Lends it.
+    /// Somebody was told.
     #[inline(always)]
     pub(crate) fn lend(self) {
-        self.vacancy.lent();
+        *self.ahead = self.ahead.wrapping_add(NEXT);
     }
 
     /// Takes it out again.
+    #[inline(always)]
     pub(crate) fn empty(self) -> (K, A) {
-        let parcel = self.vacancy.slot.payload.place().cast_const().cast();
-        // SAFETY: `fill` wrote it, and nobody else knows: the slot is free, and only the lender, which is
-        // borrowed exclusively, changes that.
-        unsafe { Parcel::<K, A, B>::take_small(parcel) }
+        self.lender.take_back(*self.ahead)
+    }
+}
+
+impl<K, A, B> Lender<Parcel<K, A, B>> {
+    /// Takes back what is lent this far ahead, of which nobody was told but who writes the request.
+    #[cold]
+    #[inline(never)]
+    fn take_back(&self, ahead: u64) -> (K, A) {
+        let ticket = self.next.wrapping_add(ahead);
+        let slot = self.slots.slot(ticket);
+        // Not apart, as nothing small is.
+        debug_assert_eq!(slot.state.load(Ordering::Relaxed), ticket, "not what was lent last");
+        let parcel = slot.payload.place().cast_const().cast();
+        // SAFETY: `fill` wrote it, and nobody settled it, for nobody was told how but who wrote the
+        // request, which the device has not heard of.
+        let small = unsafe { Parcel::<K, A, B>::take_small(parcel) };
+        slot.state.store(FREE, Ordering::Release);
+        small
     }
 }
 

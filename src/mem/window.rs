@@ -100,9 +100,8 @@ mod tests {
         let window = window.unwrap();
         assert_eq!(window.store(4, &[1, 2, 3, 4, 5, 6, 7, 8]), Some(()));
         assert_eq!(window.store(16, &[9; 4]), Some(()));
-        let mut found = [0xff; 28];
-        pread(&file, &mut found, 60).unwrap();
-        let mut expected = [0; 28];
+        let found = file.read(60, 28);
+        let mut expected = [0u8; 28];
         expected[8..16].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
         expected[20..24].fill(9);
         assert_eq!(found, expected);

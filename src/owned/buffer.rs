@@ -43,11 +43,13 @@ type Pool = Slab<Registered, Near>;
 /// A piece of a pool, whatever part of it is used.
 pub(super) type Whole = Piece<Registered, Near>;
 
-/// Which part of a piece is used.
+/// Which part of a piece is used. Its length comes first, where a request's word for memory is made of it
+/// by a shift.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(super) struct Extent {
-    offset: u32,
     length: u32,
+    offset: u32,
 }
 
 /// Memory that is registered once and cut into buffers of one size.
@@ -207,10 +209,12 @@ impl fmt::Debug for BufferPool {
 /// A piece of a [`BufferPool`] that its holder has alone: a slice of registered memory.
 ///
 /// It goes back to the pool when it is dropped. While a request works on it the queue has it.
+#[repr(C)]
 pub struct Buffer {
     piece: Piece<Registered, Near>,
-    offset: u32,
+    // As an `Extent` has them.
     length: u32,
+    offset: u32,
 }
 
 impl Buffer {

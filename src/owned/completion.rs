@@ -40,6 +40,13 @@ enum End<'c> {
 }
 
 impl<'c, T> Settled<'c, T> {
+    /// Of a request that succeeded, as who calls has seen.
+    #[inline(always)]
+    pub(super) fn good(place: Settling<'c, Entry<T>>, completion: Completion<'c>) -> Self {
+        let (status, opcode) = (WcStatus::SUCCESS, completion.opcode());
+        Settled { place, status, opcode, end: End::Lent(completion) }
+    }
+
     #[inline(always)]
     pub(super) fn lent(place: Settling<'c, Entry<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (completion.status(), completion.opcode());

@@ -5,6 +5,7 @@ use super::desk::Desk;
 use super::queue::OwnedQueuePair;
 use super::route::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
+use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Notify, PollError};
 use crate::error::{Error, Result};
 use crate::mem::slots::Spare;
@@ -246,34 +247,31 @@ impl<T> OwnedCompletionQueue<T> {
         let OwnedCompletionQueue { cq, routes, slack, scoped, strays, .. } = self;
         let Some(mut completions) = cq.poll_direct()? else { return Ok(found) };
         let nobody = routes.nobody();
-        // Completions of one queue pair often follow one another.
-        let mut last = nobody;
-        while found < most && *slack > 0 {
-            let round = (*slack as usize).min(most - found);
-            let (mut left, mut others) = (round, 0);
-            while left > 0 {
-                let Some(completion) = completions.next() else {
-                    return Ok(found + (round - left) - others);
-                };
-                left -= 1;
+        // What may be visited yet, beyond what is left of a round.
+        let mut rest = most - found;
+        while rest > 0 && *slack > 0 {
+            let mut left = (*slack as usize).min(rest);
+            rest -= left;
+            loop {
+                let Some(completion) = completions.next() else { return Ok(most - rest - left) };
                 let (wr_id, number) = (completion.wr_id(), completion.number());
-                if !last.is(number) {
-                    last = routes.find(number).unwrap_or(nobody);
+                // First of all, so that whoever visits need not be asked about it.
+                let place = match completion.is_success() {
+                    true => routes.find(number).unwrap_or(nobody).settle_usual(wr_id),
+                    false => None,
+                };
+                match place {
+                    Some(place) => visit(Settled::good(place, completion)),
+                    None => rare(routes, completion.again(), scoped, strays, &mut rest, &mut visit),
                 }
-                match last.settle_usual(wr_id) {
-                    Some(place) => visit(Settled::lent(place, completion)),
-                    None => {
-                        others += 1;
-                        let (id, outcome) =
-                            ((completion.number(), wr_id), Outcome::of(&completion));
-                        set_aside(routes, id, outcome, scoped, strays);
-                    }
+                left -= 1;
+                if left == 0 {
+                    break;
                 }
             }
-            found += round - others;
             completions.give_back();
         }
-        Ok(found)
+        Ok(most - rest)
     }
 
     /// The same for what was found before, for a queue that has not a single entry to spare, and for one
@@ -359,6 +357,27 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("OwnedCompletionQueue").field(&self.cq).finish()
     }
+}
+
+/// Shows a completion to `visit` that is a failure, or takes note of one that gives nothing back to a
+/// poll: one more may be visited then.
+#[cold]
+#[inline(never)]
+fn rare<T>(
+    routes: &Routes<T>,
+    completion: Completion<'_>,
+    scoped: &mut Vec<(u64, Outcome)>,
+    strays: &mut u64,
+    rest: &mut usize,
+    visit: &mut dyn FnMut(Settled<'_, T>),
+) {
+    let (number, wr_id) = (completion.number(), completion.wr_id());
+    let known = routes.find(number);
+    if let Some(place) = known.and_then(|known| known.settle_usual(wr_id)) {
+        return visit(Settled::lent(place, completion));
+    }
+    set_aside(routes, (number, wr_id), Outcome::of(&completion), scoped, strays);
+    *rest += 1;
 }
 
 /// Takes note of a completion that gives nothing back to a poll.

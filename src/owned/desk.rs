@@ -112,6 +112,12 @@ impl<T> Draft<'_, T> {
         }
     }
 
+    /// How many requests it lends to: none, one, or at least two.
+    #[inline(always)]
+    pub(super) fn count(&self) -> u64 {
+        self.lending.count()
+    }
+
     /// The device has been told: what is lent stays lent until it completes.
     #[inline(always)]
     pub(super) fn rung(self) {
@@ -131,7 +137,7 @@ impl<'d, T> Place<'d, T> {
         self.vacancy.ticket()
     }
 
-    /// Puts a buffer where it will be lent if the request can be appended to the batch.
+    /// Lends a buffer to a request that is appended to the batch next, or it is [taken back](taken_back).
     #[inline(always)]
     pub(super) fn fill(self, buffer: Buffer, tag: T) -> Filled<'d, T> {
         let (piece, extent) = buffer.into_parts();
@@ -153,10 +159,10 @@ impl<'d, T> Place<'d, T> {
     }
 }
 
-/// A place with a buffer in it.
+/// A buffer that was lent, and whose request is not written yet.
 type Filled<'d, T> = slots::Filled<'d, Whole, (Extent, T), Rest<T>>;
 
-/// Takes a buffer out of its place again.
+/// Takes back a buffer whose request could not be appended.
 #[cold]
 pub(super) fn taken_back<T>(filled: Filled<'_, T>) -> (Buffer, T) {
     let (piece, (extent, tag)) = filled.empty();

@@ -124,7 +124,7 @@ fn deposit<L: Lend, T, P: Post>(
     }
 }
 
-/// It is put into its place before the request is written, so that it need not be held meanwhile.
+/// It is lent before the request is written, so that neither it nor its place need be held meanwhile.
 impl Deposit for Buffer {
     #[inline(always)]
     fn deposit<T, P: Post>(

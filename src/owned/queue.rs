@@ -230,7 +230,8 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     #[inline(always)]
     pub fn ring(self) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
-        told(draft, batch.ring_lent())
+        let count = draft.count();
+        told(draft, batch.ring_lent(count))
     }
 }
 
@@ -246,7 +247,8 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     #[inline(always)]
     pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
         let OwnedSendBatch { draft, batch } = self;
-        told(draft, batch.ring_lent(td))
+        let count = draft.count();
+        told(draft, batch.ring_lent(td, count))
     }
 }
 
@@ -376,7 +378,9 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     #[inline(always)]
     pub fn ring(self) {
         let OwnedRecvBatch { draft, batch } = self;
-        batch.ring_lent();
+        if draft.count() > 0 {
+            batch.ring_lent();
+        }
         draft.rung();
     }
 }

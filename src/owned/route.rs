@@ -106,12 +106,6 @@ impl<T> Known<T> {
         Known { number: NOBODY, lent: [empty.clone(), empty.clone()], route: None }
     }
 
-    /// Whether it is the queue pair of that number.
-    #[inline(always)]
-    pub(super) fn is(&self, number: u32) -> bool {
-        self.number == number
-    }
-
     pub(super) fn settle(&self, wr_id: u64) -> Option<Settling<'_, Entry<T>>> {
         let [send, recv] = &self.lent;
         if wr_id & RECV == 0 { send.settle(wr_id) } else { recv.settle(wr_id) }
@@ -173,6 +167,7 @@ impl<T> Routes<T> {
     }
 
     /// As [`find`](Self::find), where another is in the first place.
+    #[cold]
     #[inline(never)]
     fn search(&self, number: u32) -> Option<&Known<T>> {
         let mut at = number;

@@ -40,6 +40,8 @@ pub(crate) struct CqAsk {
     pub(crate) cqe_size: u32,
     /// Whether the device shall write all of it.
     pub(crate) pad: bool,
+    /// Whether it has a channel, where somebody hears of completions.
+    pub(crate) heard: bool,
 }
 
 /// A completion queue in the making.

@@ -3,7 +3,7 @@
 //! A ring of [`mlx5`](super::mlx5) stands behind its gate, one look at which says that it is there and may
 //! be used; one of [`rxe`](super::rxe), which asks the kernel for much of what it does, stands beside.
 
-use super::mlx5::news::QUIET;
+use super::mlx5::news::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::completion::Wc;
@@ -14,6 +14,7 @@ use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;
 use std::sync::Arc;
+use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
 #[derive(Clone, Debug)]
@@ -138,11 +139,16 @@ impl CqRing {
     /// `fresh`.
     #[inline(always)]
     pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
-        match (self.mlx5.any_mut(), &mut self.rxe) {
-            (Some(ring), _) => ring.next().map(Wc::Mlx5),
-            (None, Some(poller)) => poller.next(fresh).map(Wc::Rxe),
-            (None, None) => None,
+        if self.mlx5.any().is_none() {
+            return self.next_rxe(fresh).map(Wc::Rxe);
         }
+        self.mlx5.any_mut()?.next().map(Wc::Mlx5)
+    }
+
+    /// Apart, so that no way to what is looked at here is kept at hand elsewhere.
+    #[inline(never)]
+    fn next_rxe(&mut self, fresh: bool) -> Option<&ib_uverbs_wc> {
+        self.rxe.as_mut()?.next(fresh)
     }
 
     /// Gives consumed entries back to the device; nothing in a forked child.
@@ -165,11 +171,11 @@ impl CqRing {
         }
     }
 
-    /// Asks for an event as [`mlx5`] does; `false`, and nothing done, elsewhere, and where the gate
-    /// is not quiet.
+    /// Asks for an event as [`mlx5`] does; `false`, and nothing done, elsewhere, where nobody hears of
+    /// events, and where the gate is not quiet.
     #[inline(always)]
     pub(crate) fn try_arm(&mut self, solicited: bool, heard: u32) -> bool {
-        match self.mlx5.enter(QUIET) {
+        match self.mlx5.enter(HEARD) {
             Ok(ring) => {
                 ring.arm(solicited, heard);
                 true
@@ -246,8 +252,8 @@ pub(crate) struct Cursor {
     pub(crate) room: u32,
     /// The number of the next request, where slots are not requests.
     pub(crate) head: u32,
-    /// Where the newest request begins.
-    pub(crate) last: u32,
+    /// Where the first request of the batch begins.
+    pub(crate) first: u32,
     /// The first word of the newest request.
     pub(crate) word: u64,
     /// Flags of the next request, as they lie there.
@@ -282,6 +288,12 @@ impl SendRing {
     pub(crate) fn mlx5(ring: mlx5::sq::SendRing) -> SendRing {
         let gate = ring.gate().clone();
         SendRing { mlx5: Gated::new(ring, &gate), rxe: None }
+    }
+
+    /// Whether a request may name memory. Where it may not, [`try_push`](Self::try_push) is not to be
+    /// called with a request that does.
+    pub(crate) fn takes_pieces(&self) -> bool {
+        self.mlx5.any().is_none_or(mlx5::sq::SendRing::takes_pieces)
     }
 
     /// As [`cursor`](Self::cursor) where the ring's gate says `least` or more; `None` where it does
@@ -477,10 +489,10 @@ impl RecvRing {
         }
     }
 
-    /// Takes over where a cursor ended, and shows its requests to the device; nothing in a forked
+    /// Takes over where a cursor ended, and shows its `count` requests to the device; nothing in a forked
     /// child.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, kind: RecvKind, cursor: RecvCursor) {
+    pub(crate) fn publish(&mut self, kind: RecvKind, cursor: RecvCursor, count: u32) {
         match kind {
             RecvKind::Own => {
                 if let Some(ring) = self.mlx5.here_mut() {
@@ -489,7 +501,7 @@ impl RecvRing {
             }
             RecvKind::Shared => {
                 if let Some(ring) = self.mlx5_shared.here_mut() {
-                    return ring.publish(cursor);
+                    return ring.publish(cursor, count);
                 }
             }
         }

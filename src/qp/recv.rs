@@ -144,15 +144,15 @@ impl<'q> RecvBatch<'q> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) {
-        self.ring_lent();
+        if self.count > 0 {
+            self.ring_lent();
+        }
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned).
+    /// [`owned`](crate::owned). Who calls has pushed some.
     #[inline(always)]
     pub(crate) fn ring_lent(self) {
-        if self.count > 0 {
-            self.ring.publish(self.kind, self.cursor);
-        }
+        self.ring.publish(self.kind, self.cursor, self.count);
     }
 }

@@ -20,9 +20,12 @@ pub struct SendQueue<S: Sharing = Shared> {
     pub(super) qp: Arc<QpInner>,
     ring: SendRing,
     epoch: Epoch,
-    /// Operations that exist here and need no look at anything but the request.
+    /// Operations that exist here and need no look at anything but the request, if it has one piece of
+    /// memory or as many as are allowed.
     plain: u32,
-    /// The same of requests with a destination of the queue pair's own domain.
+    /// The same of requests with their data inside.
+    inline: u32,
+    /// The same of requests with a destination of the queue pair's own domain, whatever they carry.
     addressed: u32,
     /// Which domain that is, to the kernel.
     domain: Identity,
@@ -33,13 +36,17 @@ pub struct SendQueue<S: Sharing = Shared> {
 
 impl<S: Sharing> SendQueue<S> {
     pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
-        let (epoch, plain) = (qp.file().epoch, plain(qp.qp_type));
+        let (epoch, all) = (qp.file().epoch, plain(qp.qp_type));
         let datagrams = SendOp::Send.bit() | SendOp::SendImm(0).bit();
-        let addressed = if qp.qp_type == QpType::UD { datagrams } else { 0 };
+        // A piece is one too many for a queue that takes none, which is looked at here and not again.
+        let takes = |ops| if ring.takes_pieces() { ops } else { 0 };
+        let (plain, inline) = (takes(all), all & SendOp::INLINE);
+        let addressed = if qp.qp_type == QpType::UD { takes(datagrams) } else { 0 };
         let pd = qp.pd();
         let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
-        SendQueue { qp, ring, epoch, plain, addressed, domain, thread, sharing: PhantomData }
+        let sharing = PhantomData;
+        SendQueue { qp, ring, epoch, plain, inline, addressed, domain, thread, sharing }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -128,27 +135,35 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// the request.
     #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        if self.try_push(&wr) { Ok(()) } else { self.push_otherwise(wr) }
+        if !self.try_push(&wr) {
+            self.push_checked(wr)?;
+        }
+        // Behind both ways: a loop around this would test what it answers where it begins again.
+        self.count += 1;
+        Ok(())
     }
 
     /// As [`try_push`](Self::try_push), of a request that has its data inline, or works on a piece of
     /// memory, which is no slice anywhere but here.
     #[inline(always)]
     pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, memory: Option<Sge>) -> bool {
-        match wr.payload {
+        let pushed = match wr.payload {
             Payload::Inline(_) => self.try_push(wr),
             Payload::Sges([]) => {
                 self.try_push(&SendWr { payload: Payload::Sges(memory.as_slice()), ..*wr })
             }
             Payload::Sges(_) => false,
-        }
+        };
+        self.count += u32::from(pushed);
+        pushed
     }
 
     /// Writes a usual request that nothing is wrong with; `false`, and nothing done, for all others.
+    /// Who calls counts it.
     #[inline(always)]
     fn try_push(&mut self, wr: &SendWr<'_>) -> bool {
         let inline = matches!(wr.payload, Payload::Inline(_));
-        let known = if inline { self.queue.plain & SendOp::INLINE } else { self.queue.plain };
+        let known = if inline { self.queue.inline } else { self.queue.plain };
         let known = match &wr.destination {
             None => known,
             // A foreign address is refused below.
@@ -158,17 +173,23 @@ impl<S: Sharing> SendBatch<'_, S> {
         if wr.op.bit() & known == 0 || !self.queue.ring.try_push(&mut self.cursor, wr) {
             return false;
         }
-        self.count += 1;
         true
+    }
+
+    /// Writes a request that has to be looked at first. Who calls counts it.
+    #[inline(always)]
+    fn push_checked(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        // Copies, lest all others are kept in memory for this.
+        let mut cursor = self.cursor;
+        self.queue.push_checked(&mut cursor, wr)?;
+        self.cursor = cursor;
+        Ok(())
     }
 
     /// Writes a request that has to be looked at first.
     #[inline(always)]
     pub(crate) fn push_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        // Copies, lest all others are kept in memory for this.
-        let mut cursor = self.cursor;
-        self.queue.push_checked(&mut cursor, wr)?;
-        self.cursor = cursor;
+        self.push_checked(wr)?;
         self.count += 1;
         Ok(())
     }
@@ -206,17 +227,18 @@ impl SendBatch<'_, Shared> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) -> Result<(), PostError> {
-        self.ring_lent()
+        let count = self.count.into();
+        self.ring_lent(count)
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned).
+    /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
     #[inline(always)]
-    pub(crate) fn ring_lent(self) -> Result<(), PostError> {
-        if self.count == 0 {
+    pub(crate) fn ring_lent(self, count: u64) -> Result<(), PostError> {
+        if count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor, self.count == 1)
+        self.queue.ring(self.cursor, count == 1)
     }
 }
 
@@ -239,20 +261,21 @@ impl SendBatch<'_, Exclusive> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
-        self.ring_lent(td)
+        let count = self.count.into();
+        self.ring_lent(td, count)
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned).
+    /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
     #[inline(always)]
-    pub(crate) fn ring_lent(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+    pub(crate) fn ring_lent(self, td: &mut ThreadDomain, count: u64) -> Result<(), PostError> {
         if self.queue.thread != Identity::of(&td.inner) {
             return Err(PostError::ForeignThreadDomain);
         }
-        if self.count == 0 {
+        if count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor, self.count == 1)
+        self.queue.ring(self.cursor, count == 1)
     }
 }
 

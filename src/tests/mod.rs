@@ -1,5 +1,6 @@
 //! What the library promises where no device is needed, on a kernel that the test plays.
 
+mod abandon;
 mod control;
 mod creation;
 mod destroy;
@@ -16,6 +17,8 @@ mod room;
 mod scope;
 mod sharing;
 mod stale;
+mod usual;
+mod visits;
 mod xrc;
 
 use crate::uverbs::scripted::Script;

@@ -76,7 +76,7 @@ fn posting_during_a_poll_overflows_nothing() {
             let mut posts = 0;
             look(&mut cq, &mut || {
                 posts += 1;
-                if posts < 1000 {
+                if posts < POSTS {
                     fill(script, &mut qp, handle);
                 }
             });

@@ -17,6 +17,7 @@ mod attrs;
 mod dm;
 mod mlx5;
 mod ring;
+mod socket;
 mod state;
 mod write;
 mod xrcd;
@@ -422,11 +423,11 @@ impl Kernel for ScriptedKernel {
 impl Mapper for ScriptedKernel {
     fn map(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
         let ring = self.script.state().claim(offset, length)?;
-        Mapping::of_fd(ring.fd(), 0, length, self.epoch)
+        ring.file().map(length, self.epoch)
     }
 
     fn map_read_only(&self, offset: u64, length: usize) -> std::result::Result<Mapping, Errno> {
         let ring = self.script.state().claim(offset, length)?;
-        Mapping::read_only(ring.fd(), 0, length, self.epoch)
+        ring.file().map_read_only(length, self.epoch)
     }
 }

@@ -1,6 +1,7 @@
 //! One thread's view of a table.
 
 use super::*;
+use crate::mem::parcel::Content;
 use std::sync::Arc;
 
 #[test]
@@ -84,7 +85,7 @@ fn a_full_table_is_found_full_at_once() {
     for count in [4096, 5000] {
         let mut lender = Lender::new(count, 0);
         let tickets: Vec<u64> = (0..count).map(|n| lender.lend(n).unwrap()).collect();
-        for (n, ticket) in (0..count).zip(&tickets).take(100) {
+        for (n, ticket) in (0..count).zip(&tickets).take(40) {
             let before = looks(&lender);
             assert_eq!(lender.lend(n), Err(n));
             assert_eq!(looks(&lender) - before, 1, "of {count}");
@@ -92,8 +93,8 @@ fn a_full_table_is_found_full_at_once() {
             lender.lend(n).unwrap();
         }
         // What somebody took and forgot is lost, and nothing behind it.
-        std::mem::forget(lender.slots().settle(tickets[100]));
-        lender.slots().give(tickets[101]).unwrap();
+        std::mem::forget(lender.slots().settle(tickets[40]));
+        lender.slots().give(tickets[41]).unwrap();
         lender.lend(0).unwrap();
         assert_eq!(lender.lend(0), Err(0));
     }
@@ -219,4 +220,59 @@ fn dropping_the_table_drops_what_is_lent() {
     lender.lend(payload.clone()).unwrap();
     drop(lender);
     assert_eq!(Arc::strong_count(&payload), 1);
+}
+
+type Small = Parcel<Box<u8>, u16, ()>;
+
+/// What somebody settled although the device had not heard of it is not read a second time.
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "not what was lent last")]
+fn what_was_settled_is_not_taken_back() {
+    let mut lender = Lender::<Parcel<u8, u16, ()>>::new(4, 0);
+    let slots = lender.slots().clone();
+    let mut lending = lender.begin();
+    let vacancy = lending.vacancy().expect("a slot");
+    let ticket = vacancy.ticket();
+    let filled = vacancy.fill(1, 2);
+    assert_eq!(slots.give(ticket).map(Parcel::open), Some(Content::Small(1, 2)));
+    filled.empty();
+}
+
+/// What was lent to a request that could not be posted: its slot is the next again, whatever was lent
+/// before it and skipped in between.
+#[test]
+fn what_was_lent_in_vain_is_taken_back() {
+    let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
+    let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
+    let early = [0, 1, 2].map(|n| lender.lend(Parcel::new(small(n))).ok().unwrap());
+    let slots = lender.slots().clone();
+    assert_eq!(slots.give(early[0]).map(Parcel::open), Some(small(0)));
+    assert_eq!(slots.give(early[2]).map(Parcel::open), Some(small(2)));
+    let mut lending = lender.begin();
+    let mut lend = |n: u8, in_vain: bool| {
+        let vacancy = lending.vacancy().expect("a slot");
+        let ticket = vacancy.ticket();
+        let filled = vacancy.fill(Box::new(n), n.into());
+        match in_vain {
+            true => assert_eq!(filled.empty(), (Box::new(n), n.into())),
+            false => filled.lend(),
+        }
+        (ticket, lending.count())
+    };
+    // The last slot, the first, and that behind the one which is lent.
+    assert_eq!(lend(3, true).1, 0);
+    let (first, one) = lend(4, false);
+    assert_eq!((first, one), (early[2] + NEXT, 1));
+    assert_eq!(lend(5, true), (first + NEXT, 1));
+    let (second, two) = lend(6, false);
+    assert_eq!((second, two), (first + NEXT, 2));
+    let (third, more) = lend(7, true);
+    assert_eq!((third, more), (second + 2 * NEXT, 3));
+    assert_eq!(lend(8, false), (third, 4));
+    lending.hand_over();
+    for (ticket, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
+        assert_eq!(slots.give(ticket).map(Parcel::open), Some(small(n)));
+    }
+    assert_eq!(lender.room(), 4);
 }

@@ -4,7 +4,7 @@
 //! ring. Arming is the one thing that rings.
 
 use super::book::{Book, Estate, Members};
-use super::cqe::{COUNTER, INDEX, INVALID, Wc, is_receive, number_of, opcode_of, received};
+use super::cqe::{COUNTER, INDEX, INVALID, Wc, behind, is_receive, number_of, opcode_of, received};
 use super::news::News;
 use super::record::Record;
 use super::wqe::pair;
@@ -14,7 +14,7 @@ use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::element::{Elements, Reader};
 use crate::mem::fork::Epoch;
 use crate::mem::queue::QueueMemory;
-use crate::mem::register::Register;
+use crate::mem::register::{Register, RegisterWord};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{
     MLX5_CQ_DB_REQ_NOT, MLX5_CQ_DB_REQ_NOT_SOL, MLX5_CQE_OWNER_MASK, mlx5_cqe_opcode as opcode,
@@ -43,7 +43,7 @@ pub(crate) struct CqRing {
     epoch: Epoch,
     /// The queue's number, as it lies in the second half of a word of the register.
     cqn: u64,
-    arming: Arc<Register>,
+    arming: RegisterWord,
     members: Arc<Members>,
     book: Book,
 }
@@ -64,22 +64,21 @@ enum Found {
 }
 
 impl CqRing {
-    /// Takes what [`prepare`] made, and a gate that is shut.
+    /// Takes what [`prepare`] made.
     pub(crate) fn new(
         elements: Elements,
         dbrec: Arc<DoorbellRecord>,
-        gate: Gate,
-        arming: Arc<Register>,
+        news: News,
+        arming: &Arc<Register>,
         cqn: u32,
     ) -> CqRing {
-        let news = News::new(gate);
         CqRing {
             epoch: elements.epoch(),
             reader: Reader::new(elements, 0),
             cqn: pair(0, cqn),
             consumed: dbrec.word(),
             armed: dbrec.word(),
-            arming,
+            arming: arming.word(),
             members: Members::new(news),
             book: Book::default(),
         }
@@ -96,6 +95,12 @@ impl CqRing {
         if !self.epoch.is_over() {
             self.members.tidy(|| self.reader.ready().is_none());
         }
+    }
+
+    /// How many completions were consumed, as far as 24 bits say.
+    #[inline(always)]
+    pub(crate) fn consumer(&self) -> u32 {
+        self.reader.consumer()
     }
 
     /// Bytes of an element.
@@ -167,28 +172,33 @@ impl CqRing {
 
     #[inline(always)]
     fn step(&mut self) -> Found {
-        let element = self.reader.next();
         let Some(owner) = self.reader.ready() else { return Found::Nothing };
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
-        let number = number_of(element);
-        let at = u32::from(element.be16::<COUNTER>());
-        if let Some(record) = self.book.get(number) {
-            if opcode_of(owner) == opcode::MLX5_CQE_REQ {
+        let book = &self.book;
+        let found = self.reader.consume(|element| {
+            let number = number_of(element);
+            let record = book.get(number)?;
+            // Records have no more places than these bits name.
+            let at = element.low16::<COUNTER>();
+            // Opcodes are compared where they stand, so that nothing is shifted.
+            if owner < behind(opcode::MLX5_CQE_REQ) {
                 let sent = record.sends.complete(at);
-                self.reader.advance();
                 // Said as it was compared, so that who asks for the status need not compare again.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                return Found::Completion { number, wr_id, kind, owner };
-            }
-            if opcode_of(owner).0 <= opcode::MLX5_CQE_RESP_SEND_INV.0 {
+                Some(Found::Completion { number, wr_id, kind, owner })
+            } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
                 let wr_id = record.receives.complete(at);
-                self.reader.advance();
-                return Found::Completion { number, wr_id, kind: received(owner), owner };
+                Some(Found::Completion { number, wr_id, kind: received(owner), owner })
+            } else {
+                None
             }
+        });
+        match found {
+            Some(found) => found,
+            None => self.rare(owner),
         }
-        self.rare(owner)
     }
 
     /// Looks at the next element, which is an error, or of nobody in the book, or no completion.
@@ -245,23 +255,28 @@ impl CqRing {
     }
 
     /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts
-    /// the events of this queue that were taken out of its channel.
+    /// the events of this queue that were taken out of its channel, in bits 28 and 29.
     #[inline(always)]
     pub(crate) fn arm(&mut self, solicited: bool, heard: u32) {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
-        let word = (heard & 3) << 28 | command | self.reader.consumer();
+        let word = heard | command | self.reader.consumer();
         self.armed.set(word);
         // The record stands before the register, which begins with a barrier of that meaning.
-        self.arming.word(pair(word, 0) | self.cqn);
+        self.arming.ring(pair(word, 0) | self.cqn);
     }
 
     /// Pretends to be another queue, of which `consumer` completions were consumed.
     #[cfg(test)]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
         self.cqn = pair(0, cqn);
-        for _ in 0..consumer {
-            self.reader.advance();
-        }
+        self.reader = Reader::new(self.reader.elements().clone(), consumer);
+    }
+
+    /// For a test to write completions to, where nothing was written before.
+    #[cfg(test)]
+    pub(crate) fn device(&self) -> super::played::Device {
+        let (elements, dbrec) = (self.reader.elements(), self.consumed.record().clone());
+        super::played::Device::new(elements.memory(), elements.count(), elements.size(), dbrec)
     }
 
     /// Completions that are there to be consumed.

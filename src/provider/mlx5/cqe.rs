@@ -41,10 +41,17 @@ pub(crate) const fn opcode_of(owner: u8) -> opcode {
     opcode(owner >> 4)
 }
 
+/// The least last byte of elements whose opcode is greater.
+#[inline(always)]
+pub(crate) const fn behind(code: opcode) -> u8 {
+    (code.0 + 1) << 4
+}
+
 /// The user index that an element bears, in as many bits as it has.
 #[inline(always)]
 pub(crate) fn number_of(element: Element<'_>) -> u32 {
-    element.be32::<INDEX>() & 0xff_ffff
+    // Its first byte says something else.
+    element.be24::<{ INDEX + 1 }>()
 }
 
 /// Whether it tells of a receive.
@@ -87,6 +94,12 @@ impl<'r> Wc<'r> {
     #[inline(always)]
     fn element(&self) -> Element<'r> {
         self.reader.last()
+    }
+
+    /// The same, with what its element says looked up again.
+    #[inline(always)]
+    pub(crate) fn again(self) -> Self {
+        Wc { owner: self.element().owner(), ..self }
     }
 
     #[inline(always)]

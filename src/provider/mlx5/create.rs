@@ -6,18 +6,19 @@
 use super::cq::CqRing;
 use super::hold::Hold;
 use super::index::Index;
+use super::news::News;
 use super::record::{Receives, Record};
 use super::rq::{self, RecvRing};
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
 use super::sq::{Frames, SendRing, Setup};
-use super::srq::SrqRing;
+use super::srq::{Prepared, SrqRing};
 use super::uar::Lease;
 use super::{Mlx5, cq, srq};
 use crate::error::{Error, Result};
 use crate::mem::allocator::{ResourceType, Source};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RECORD};
 use crate::mem::element::Elements;
-use crate::mem::queue::{Pairs, QueueMemory};
+use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use crate::provider::plan::{CqAsk, QpAsk, Queues, SharedSlots, SrqAsk};
 use crate::provider::{Member, SendLimits, ThreadRegister};
@@ -98,6 +99,8 @@ pub(crate) struct CqPlan {
     memory: Arc<QueueMemory>,
     elements: Elements,
     arming: Arc<Register>,
+    /// Whether somebody hears of completions.
+    heard: bool,
     /// The device's number of the page where it is armed.
     page_id: u32,
     buffers: [Option<ib_uverbs_buffer_desc>; 2],
@@ -142,6 +145,7 @@ impl CqPlan {
             record,
             gate,
             arming,
+            heard: ask.heard,
             page_id,
             buffers,
             request,
@@ -180,7 +184,8 @@ impl CqPlan {
     }
 
     pub(crate) fn finish(self) -> CqRing {
-        CqRing::new(self.elements, self.record, self.gate, self.arming, self.response.cqn)
+        let news = if self.heard { News::heard(self.gate) } else { News::new(self.gate) };
+        CqRing::new(self.elements, self.record, news, &self.arming, self.response.cqn)
     }
 }
 
@@ -493,7 +498,7 @@ pub(crate) struct SrqPlan {
     record: Arc<DoorbellRecord>,
     gate: Gate,
     memory: Arc<QueueMemory>,
-    pairs: Pairs,
+    prepared: Prepared,
     /// Of a queue of an XRC domain, whose completions bear it.
     index: Option<Arc<Index>>,
     request: abi::mlx5_ib_create_srq,
@@ -511,8 +516,8 @@ impl SrqPlan {
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         let memory = source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?;
         let memory = Arc::new(memory);
-        let pairs = srq::prepare(&memory, size.entries, 1 << size.stride_log);
-        let pairs = pairs.ok_or_else(|| misfit(source.verb))?;
+        let prepared = srq::prepare(&memory, size.entries, 1 << size.stride_log);
+        let prepared = prepared.ok_or_else(|| misfit(source.verb))?;
         let record = record(context, &source)?;
         let gate = gate(context, &record, source.verb)?;
         let index = if xrc { Some(take_index(context, source.verb)?) } else { None };
@@ -524,7 +529,7 @@ impl SrqPlan {
             ..Default::default()
         };
         let response = Default::default();
-        Ok(SrqPlan { size, memory, pairs, record, gate, index, request, response })
+        Ok(SrqPlan { size, memory, prepared, record, gate, index, request, response })
     }
 
     pub(crate) fn told(&self) -> SrqAsk {
@@ -548,9 +553,7 @@ impl SrqPlan {
 
     /// The ring, and what a completion queue knows the queue by, if it is of an XRC domain.
     pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
-        let stride = 1 << self.size.stride_log;
-        let sge = self.size.max_sge;
-        let ring = SrqRing::new(self.pairs, self.size.entries, stride, sge, self.record, self.gate);
+        let ring = SrqRing::new(self.prepared, self.size.max_sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
         let record = self.index.map(|index| Record::new(number, index, None, receives));
         (ring, record)

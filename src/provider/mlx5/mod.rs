@@ -17,6 +17,8 @@ pub(crate) mod hold;
 pub(crate) mod index;
 pub(crate) mod news;
 pub(crate) mod pd;
+#[cfg(test)]
+pub(crate) mod played;
 pub(crate) mod record;
 pub(crate) mod rq;
 pub(crate) mod size;

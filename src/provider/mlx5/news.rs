@@ -12,11 +12,15 @@ use std::num::NonZeroU8;
 const NEWS: u8 = 1;
 /// What a gate says where there is nothing to learn.
 pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
+/// The same where somebody hears of completions, so that it makes sense to ask for events.
+pub(crate) const HEARD: NonZeroU8 = NonZeroU8::new(3).unwrap();
 
 /// What says so to the poller of one queue.
 #[derive(Debug)]
 pub(crate) struct News {
     gate: Gate,
+    /// What it says when there is nothing: one of the two above.
+    quiet: NonZeroU8,
     /// Stands in for it.
     #[cfg(loom)]
     word: AtomicU8,
@@ -24,8 +28,18 @@ pub(crate) struct News {
 
 impl News {
     pub(crate) fn new(gate: Gate) -> News {
+        News::with(gate, QUIET)
+    }
+
+    /// Of a queue that announces completions.
+    pub(crate) fn heard(gate: Gate) -> News {
+        News::with(gate, HEARD)
+    }
+
+    fn with(gate: Gate, quiet: NonZeroU8) -> News {
         let news = News {
             gate,
+            quiet,
             #[cfg(loom)]
             word: AtomicU8::new(0),
         };
@@ -55,11 +69,11 @@ impl News {
     pub(crate) fn hush(&self) {
         // If it takes an announcement back, what was announced is seen by who looks now; if it does
         // not, the announcement is yet to come and stays.
-        self.word().swap(QUIET.get(), Ordering::AcqRel);
+        self.word().swap(self.quiet.get(), Ordering::AcqRel);
     }
 
     /// Whether there is nothing to learn.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.word().load(Ordering::Acquire) == QUIET.get()
+        self.word().load(Ordering::Acquire) == self.quiet.get()
     }
 }

@@ -49,8 +49,12 @@ impl Source {
     }
 }
 
+/// Places of a queue that completions tell apart.
+pub(crate) const PLACES: u32 = 1 << 16;
+
 impl Record {
-    /// `blocks` is the size of the send queue in blocks of 64 bytes.
+    /// `blocks` is the size of the send queue in blocks of 64 bytes. Of more than [`PLACES`] there are
+    /// no notes.
     pub(crate) fn new(
         qpn: u32,
         index: Arc<Index>,
@@ -84,22 +88,22 @@ impl Record {
 #[derive(Debug, Default)]
 pub(crate) struct Send {
     wr_id: AtomicU64,
-    /// The request's number.
-    head: AtomicU32,
+    /// The number of the request behind it.
+    next: AtomicU32,
     /// What its completion reports it as.
     kind: AtomicU32,
 }
 
-impl Masked<Send> {
-    /// Notes a request that begins at the block `at`, before the device hears of it.
+impl Send {
+    /// Notes a request that begins here, and the number `next` of the one behind it, before the device
+    /// hears of it.
     #[inline(always)]
-    pub(crate) fn note(&self, at: u32, wr_id: u64, number: u32, kind: u32) {
+    pub(crate) fn set(&self, wr_id: u64, next: u32, kind: u32) {
         // The device orders what is noted here before the completion that makes a poller look; the
         // Acquire of `tail` ordered what the poller saw here before.
-        let posted = self.at(at);
-        posted.wr_id.store(wr_id, Ordering::Relaxed);
-        posted.head.store(number, Ordering::Relaxed);
-        posted.kind.store(kind, Ordering::Relaxed);
+        self.wr_id.store(wr_id, Ordering::Relaxed);
+        self.next.store(next, Ordering::Relaxed);
+        self.kind.store(kind, Ordering::Relaxed);
     }
 }
 
@@ -120,7 +124,7 @@ pub(crate) struct Sent {
 
 impl Sends {
     fn new(blocks: u32) -> Sends {
-        Sends { posted: Masked::new(blocks), tail: AtomicU32::new(0) }
+        Sends { posted: Masked::new(blocks.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
     /// Forgets all: the device begins anew.
@@ -140,15 +144,16 @@ impl Sends {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Takes note that the request at the block `at`, and with it all before, has completed.
+    /// Takes note that the request at the block `at`, and with it all before, has completed. What
+    /// stands above [`PLACES`] is of no matter.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> Sent {
         let posted = self.posted.at(at);
         let wr_id = posted.wr_id.load(Ordering::Relaxed);
         let kind = posted.kind.load(Ordering::Relaxed);
-        let head = posted.head.load(Ordering::Relaxed);
+        let next = posted.next.load(Ordering::Relaxed);
         // Release: what was read is read before the place is given to who posts.
-        self.tail.store(head.wrapping_add(1), Ordering::Release);
+        self.tail.store(next, Ordering::Release);
         Sent { wr_id, kind }
     }
 }
@@ -163,7 +168,7 @@ pub(crate) struct Posted {
 
 impl Posted {
     fn new(entries: u32) -> Posted {
-        Posted { wr_ids: Masked::new(entries), tail: AtomicU32::new(0) }
+        Posted { wr_ids: Masked::new(entries.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
     /// Forgets all: the device begins anew.
@@ -183,7 +188,7 @@ impl Posted {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Takes note that the receive at `at` has completed.
+    /// Takes note that the receive at `at` has completed. What stands above [`PLACES`] is of no matter.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         let wr_id = self.wr_ids.at(at).load(Ordering::Relaxed);
@@ -202,7 +207,7 @@ mod tests {
     fn a_completion_retires_what_came_before_it() {
         let sends = Sends::new(8);
         for number in 0..3 {
-            sends.posted.note(2 * number, u64::from(number) + 10, number, 7);
+            sends.posted.at(2 * number).set(u64::from(number) + 10, number + 1, 7);
         }
         assert_eq!(sends.complete(4), Sent { wr_id: 12, kind: 7 });
         assert_eq!(sends.tail(), 3);
@@ -212,7 +217,7 @@ mod tests {
     #[test]
     fn counts_wrap() {
         let sends = Sends::new(4);
-        sends.posted.note(0x1_0002, u64::MAX, u32::MAX, 0);
+        sends.posted.at(0x1_0002).set(u64::MAX, 0, 0);
         assert_eq!(sends.complete(0x0002).wr_id, u64::MAX);
         assert_eq!(sends.tail(), 0);
         let receives = Posted::new(4);
@@ -239,13 +244,13 @@ mod model {
             let held = Arc::new(Touched::new());
             // What the device was told, and what it completed: its doorbells are barriers.
             let rung = Arc::new(AtomicU32::new(1));
-            sends.posted.note(0, 100, 0, 0);
+            sends.posted.at(0).set(100, 1, 0);
             let poster = {
                 let (sends, rung, held) = (sends.clone(), rung.clone(), held.clone());
                 thread::spawn(move || {
                     if sends.tail() == 1 {
                         held.write();
-                        sends.posted.note(1, 101, 1, 0);
+                        sends.posted.at(1).set(101, 2, 0);
                         rung.store(2, Ordering::Release);
                     }
                 })

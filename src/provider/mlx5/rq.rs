@@ -5,7 +5,7 @@ use super::record::Record;
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::masked::Masked;
+use crate::mem::noted::Entries;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::sync::{AtomicU64, Ordering};
 use crate::provider::RecvCursor;
@@ -17,16 +17,11 @@ use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
 pub(crate) struct RecvRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<MLX5_RCV_DBR>,
-    units: Units,
+    ring: Entries<AtomicU64, 1>,
     entries: u32,
-    /// Units of an entry, as a shift.
-    stride: u8,
-    /// Units of an entry.
-    room: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
-    notes: Masked<AtomicU64>,
     gate: Gate,
     record: Arc<Record>,
 }
@@ -53,8 +48,7 @@ impl RecvRing {
     ) -> Option<RecvRing> {
         let Place { offset, entries, stride, max_sge } = place;
         let units = stride / UNIT as u32;
-        if !entries.is_power_of_two() || !units.is_power_of_two() || !(1..=units).contains(&max_sge)
-        {
+        if !(1..=units).contains(&max_sge) {
             return None;
         }
         if record.slots().is_some() {
@@ -62,13 +56,10 @@ impl RecvRing {
         }
         let notes = record.receives.own.notes();
         Some(RecvRing {
-            units: Units::new(memory, offset, entries.checked_mul(units)?)?,
+            ring: Entries::new(memory, offset, entries, units, notes)?,
             entries,
-            stride: units.trailing_zeros() as u8,
-            room: units,
             max_sge,
             head: 0,
-            notes,
             word: dbrec.word(),
             gate,
             record,
@@ -99,11 +90,15 @@ impl RecvRing {
         if cursor.room == 0 {
             return false;
         }
-        let at = cursor.at << self.stride;
-        if !scatter(&self.units, at, self.room, recv.sges) {
+        let [sge] = recv.sges else { return false };
+        if sge.length as i32 <= 0 {
             return false;
         }
-        self.noted(cursor, recv.wr_id);
+        let (entry, note) = self.ring.at(cursor.at);
+        // First, or whether there is room for it would be kept at hand meanwhile.
+        entry.write_behind(TERMINATOR);
+        entry.write::<0>(data(sge));
+        noted(cursor, note, recv.wr_id);
         true
     }
 
@@ -116,16 +111,10 @@ impl RecvRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        scatter_any(&self.units, cursor.at << self.stride, self.room, self.max_sge, recv.sges)?;
-        self.noted(cursor, recv.wr_id);
+        let (first, room) = (self.ring.first(cursor.at), self.ring.each());
+        scatter_any(self.ring.units(), first, room, self.max_sge, recv.sges)?;
+        noted(cursor, self.ring.note(cursor.at), recv.wr_id);
         Ok(())
-    }
-
-    #[inline(always)]
-    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64) {
-        self.notes.at(cursor.at).store(wr_id, Ordering::Relaxed);
-        cursor.at = cursor.at.wrapping_add(1);
-        cursor.room -= 1;
     }
 
     /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
@@ -146,18 +135,12 @@ impl RecvRing {
     }
 }
 
-/// As [`scatter_any`] for a single piece; `false`, and nothing done, for all others.
+/// Moves on behind an entry, of which the number of its request is noted.
 #[inline(always)]
-fn scatter(units: &Units, at: u32, room: u32, sges: &[Sge]) -> bool {
-    let [sge] = sges else { return false };
-    if sge.length as i32 <= 0 {
-        return false;
-    }
-    units.write(at, data(sge));
-    if room > 1 {
-        units.write(at.wrapping_add(1), TERMINATOR);
-    }
-    true
+fn noted(cursor: &mut RecvCursor, note: &AtomicU64, wr_id: u64) {
+    note.store(wr_id, Ordering::Relaxed);
+    cursor.at = cursor.at.wrapping_add(1);
+    cursor.room -= 1;
 }
 
 /// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is

@@ -13,7 +13,7 @@ use super::wqe::{
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::masked::Masked;
+use crate::mem::noted::Noted;
 use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
 use crate::mem::register::Register;
 use crate::provider::{Address, Cursor, SendLimits};
@@ -59,7 +59,7 @@ pub(crate) struct Setup {
 pub(crate) struct SendRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<MLX5_SND_DBR>,
-    blocks: Blocks,
+    blocks: Noted<Send>,
     gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
@@ -72,8 +72,8 @@ pub(crate) struct SendRing {
     /// Requests posted in all.
     head: u32,
     max_post: u32,
-    limits: SendLimits,
-    notes: Masked<Send>,
+    max_sge: u32,
+    max_inline: usize,
     register: Arc<Register>,
     alone: bool,
     /// The greatest request, in units.
@@ -88,7 +88,10 @@ impl SendRing {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
         Some(SendRing {
-            blocks: Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
+            blocks: Noted::new(
+                Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
+                setup.record.sends.notes(),
+            )?,
             gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
@@ -96,8 +99,8 @@ impl SendRing {
             at: 0,
             head: 0,
             max_post: setup.max_post,
-            limits: setup.limits,
-            notes: setup.record.sends.notes(),
+            max_sge: setup.limits.max_sge,
+            max_inline: setup.limits.max_inline as usize,
             word: setup.dbrec.word(),
             register: setup.register,
             alone: setup.alone,
@@ -113,11 +116,18 @@ impl SendRing {
         &self.gate
     }
 
+    /// Whether a request may name memory; else [`try_push`](Self::try_push) is not to be called with one
+    /// that does.
+    pub(crate) fn takes_pieces(&self) -> bool {
+        self.max_sge > 0
+    }
+
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.head.wrapping_sub(self.record.sends.tail());
         Cursor {
             at: self.at,
+            first: self.at,
             room: self.max_post.wrapping_sub(used),
             head: self.head,
             flags: self.flags,
@@ -126,7 +136,8 @@ impl SendRing {
     }
 
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and
-    /// nothing done, for all others. So there is one way out of what is inlined. Who calls has seen the gate open.
+    /// nothing done, for all others. So there is one way out of what is inlined. Who calls has seen the
+    /// gate open.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
         // A lone piece of no bytes, or too many, would be all that keeps the size of a request from
@@ -139,8 +150,8 @@ impl SendRing {
             return false;
         }
         match &wr.destination {
-            None => self.write(cursor, wr).is_ok(),
-            Some(to) => self.datagram(cursor, to, wr).is_ok(),
+            None => self.write(cursor, wr, true).is_ok(),
+            Some(to) => self.datagram(cursor, to, wr, true).is_ok(),
         }
     }
 
@@ -149,6 +160,15 @@ impl SendRing {
     #[cold]
     #[inline(never)]
     pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.check(cursor)?;
+        match &wr.destination {
+            None => self.write(cursor, wr, false),
+            Some(to) => self.datagram(cursor, to, wr, false),
+        }
+    }
+
+    /// What a usual request is looked at for before it is written.
+    fn check(&self, cursor: &Cursor) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);
@@ -156,19 +176,17 @@ impl SendRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        match &wr.destination {
-            None => self.write(cursor, wr),
-            Some(to) => self.datagram(cursor, to, wr),
-        }
+        Ok(())
     }
 
-    /// Writes a message that says itself where it goes.
+    /// Writes a message that says itself where it goes; `usual` as for [`write`](Self::write).
     #[inline(always)]
     fn datagram(
         &self,
         cursor: &mut Cursor,
         to: &Destination<'_>,
         wr: &SendWr<'_>,
+        usual: bool,
     ) -> Result<(), PostError> {
         let (code, immediate) = match wr.op {
             SendOp::Send => (opcode::MLX5_OPCODE_SEND, 0),
@@ -176,7 +194,7 @@ impl SendRing {
             _ => return Err(PostError::Unsupported),
         };
         let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
-        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+        let request = Request::new(self, cursor.at, usual);
         let mut size = 1;
         for unit in vector(av, to.qkey.0, to.qpn.0) {
             request.append(&mut size, unit);
@@ -198,10 +216,10 @@ impl SendRing {
         pair(bits.into(), immediate) | waits
     }
 
-    /// Writes any request but a datagram.
+    /// Writes any request but a datagram; `usual` if a lone piece of memory was looked at before.
     #[inline(always)]
-    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>, usual: bool) -> Result<(), PostError> {
+        let request = Request::new(self, cursor.at, usual);
         // Units written so far. The first is written last, when the size is known.
         let mut size = 1;
         if let Some(srq) = wr.srq {
@@ -297,12 +315,11 @@ impl SendRing {
         kind: WcOpcode,
     ) {
         request.block.write(0, control);
-        self.notes.note(cursor.at, wr_id, cursor.head, kind.0);
-        cursor.last = cursor.at;
         cursor.word = control[0];
         cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
+        request.note.set(wr_id, cursor.head, kind.0);
     }
 
     /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
@@ -327,7 +344,9 @@ impl SendRing {
     #[inline(always)]
     fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it.
-        if !(single && self.register.blueflame(&self.blocks, cursor.last, units(cursor.word))) {
+        if !(single
+            && self.register.blueflame(self.blocks.blocks(), cursor.first, units(cursor.word)))
+        {
             self.register.doorbell(cursor.word);
         }
     }
@@ -361,6 +380,17 @@ struct Request<'r> {
     ring: &'r SendRing,
     at: u32,
     block: Block<'r>,
+    note: &'r Send,
+    /// Whether a lone piece of memory was looked at before.
+    usual: bool,
+}
+
+impl<'r> Request<'r> {
+    #[inline(always)]
+    fn new(ring: &'r SendRing, at: u32, usual: bool) -> Self {
+        let (block, note) = ring.blocks.at(at);
+        Request { ring, at, block, note, usual }
+    }
 }
 
 impl Request<'_> {
@@ -370,7 +400,7 @@ impl Request<'_> {
             self.block.write(*size, unit);
         } else {
             let first = self.at.wrapping_mul(BLOCK);
-            self.ring.blocks.units().write(first.wrapping_add(*size), unit);
+            self.ring.blocks.blocks().units().write(first.wrapping_add(*size), unit);
         }
         *size += 1;
     }
@@ -386,22 +416,20 @@ impl Request<'_> {
     /// Appends pieces of memory, and those of no bytes not at all.
     #[inline(always)]
     fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
-        let max = self.ring.limits.max_sge;
+        if let ([sge], true) = (sges, self.usual) {
+            self.append(size, data(sge));
+            return Ok(());
+        }
+        let max = self.ring.max_sge;
         if sges.len() > max as usize {
             return Err(PostError::TooManySge { max });
-        }
-        if let [sge] = sges {
-            if sge.length as i32 > 0 {
-                self.append(size, data(sge));
-                return Ok(());
-            }
         }
         let first = self.at.wrapping_mul(BLOCK);
         let mut length = 0u64;
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.ring.blocks.units().write(first.wrapping_add(*size), data(sge));
+                self.ring.blocks.blocks().units().write(first.wrapping_add(*size), data(sge));
                 *size += 1;
             }
         }
@@ -422,7 +450,7 @@ impl Request<'_> {
             return Err(PostError::Unaligned);
         }
         let Payload::Sges(sges) = payload else { return Err(PostError::NoInline) };
-        let max = self.ring.limits.max_sge;
+        let max = self.ring.max_sge;
         if sges.len() > max as usize {
             return Err(PostError::TooManySge { max });
         }
@@ -485,15 +513,12 @@ impl Request<'_> {
     /// Appends the data itself, filled up to whole units with what was there.
     #[inline(always)]
     fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
-        let max = self.ring.limits.max_inline;
-        if bytes.len() > max as usize {
-            return Err(PostError::InlineTooLong { max });
+        let max = self.ring.max_inline;
+        if bytes.len() > max {
+            return Err(PostError::InlineTooLong { max: max as u32 });
         }
-        if !bytes.is_empty() {
-            let length = bytes.len() as u32;
-            self.ring.blocks.inline(self.at, *size, inline_length(length), bytes);
-            *size += (length + size_of::<u32>() as u32).div_ceil(UNIT as u32);
-        }
+        let length = inline_length(bytes.len() as u32);
+        *size += self.ring.blocks.blocks().inline(self.at, *size, length, bytes);
         Ok(())
     }
 }

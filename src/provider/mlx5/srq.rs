@@ -10,7 +10,8 @@ use super::wqe::{TERMINATOR, data, link};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::masked::Masked;
-use crate::mem::queue::{Pairs, QueueMemory, UNIT};
+use crate::mem::noted::Entries;
+use crate::mem::queue::{QueueMemory, UNIT};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
@@ -102,18 +103,32 @@ impl Slots {
     }
 }
 
+/// Entries, which begin with a link and a piece of memory.
+type Linked = Entries<Slot, 2>;
+
+/// A queue that the device does not know yet.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    ring: Linked,
+    slots: Arc<Slots>,
+    entries: u32,
+}
+
 /// Links `entries` of `stride` bytes, both powers of two, from the first to the last; `None` if
 /// they do not fit into `memory`. To be done before the device knows them.
-pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> Option<Pairs> {
-    let shift = stride / UNIT as u32;
-    if !entries.is_power_of_two() || entries > 1 << 16 || !shift.is_power_of_two() || shift < 2 {
+pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> Option<Prepared> {
+    if !entries.is_power_of_two() || entries > 1 << 16 {
         return None;
     }
-    let pairs = Pairs::new(memory.clone(), 0, entries.checked_mul(shift)? / 2)?;
-    for entry in 0..entries {
-        pairs.write(entry * shift, link((entry + 1) & (entries - 1)), [0; 2]);
+    let slots = Arc::new(Slots::new(entries));
+    let units = stride / UNIT as u32;
+    let ring = Linked::new(memory.clone(), 0, entries, units, slots.slots.clone())?;
+    for at in 0..entries {
+        let (entry, slot) = ring.at(at);
+        entry.write_half::<0>(link((at + 1) & (entries - 1)));
+        slot.next.store(at + 1, Ordering::Relaxed);
     }
-    Some(pairs)
+    Some(Prepared { ring, slots, entries })
 }
 
 /// The poster's side of a shared receive queue.
@@ -121,11 +136,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
 pub(crate) struct SrqRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<0>,
-    pairs: Pairs,
-    /// Units of an entry, as a shift.
-    stride: u8,
-    /// Units of an entry after its link.
-    room: u32,
+    ring: Linked,
     max_sge: u32,
     /// One less than the entries.
     capacity: u32,
@@ -133,7 +144,6 @@ pub(crate) struct SrqRing {
     next: RecvCursor,
     /// Receives posted in all.
     posted: u32,
-    notes: Masked<Slot>,
     gate: Gate,
     slots: Arc<Slots>,
 }
@@ -141,31 +151,22 @@ pub(crate) struct SrqRing {
 impl SrqRing {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
-        pairs: Pairs,
-        entries: u32,
-        stride: u32,
+        prepared: Prepared,
         max_sge: u32,
         dbrec: Arc<DoorbellRecord>,
         gate: Gate,
     ) -> SrqRing {
-        let stride = stride / UNIT as u32;
-        let slots = Arc::new(Slots::new(entries));
-        for entry in 0..entries {
-            slots.slots.at(entry).next.store(entry + 1, Ordering::Relaxed);
-        }
+        let Prepared { ring, slots, entries } = prepared;
         // There are no states to wait for.
         gate.word().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
-            pairs,
-            stride: stride.trailing_zeros() as u8,
-            room: stride - 1,
             // The first unit of an entry is its link.
-            max_sge: max_sge.min(stride - 1),
+            max_sge: max_sge.min(ring.each() - 1),
+            ring,
             capacity: entries - 1,
             next: RecvCursor { at: 0, free: 1, room: entries - 1 },
             posted: 0,
             word: dbrec.word(),
-            notes: slots.slots.clone(),
             gate,
             slots,
         }
@@ -200,19 +201,16 @@ impl SrqRing {
     /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> bool {
-        if cursor.room == 0 {
-            return false;
-        }
         let [sge] = recv.sges else { return false };
-        if sge.length as i32 <= 0 {
+        if sge.length as i32 <= 0 || cursor.room == 0 {
             return false;
         }
-        let unit = cursor.at << self.stride;
-        self.pairs.write(unit, link(cursor.free), data(sge));
-        if self.room > 1 {
-            self.pairs.units().write(unit.wrapping_add(2), TERMINATOR);
-        }
-        self.noted(cursor, recv.wr_id);
+        let (entry, slot) = self.ring.at(cursor.at);
+        // First, as in the queue of a queue pair.
+        entry.write_behind(TERMINATOR);
+        entry.write_half::<0>(link(cursor.free));
+        entry.write::<1>(data(sge));
+        self.noted(cursor, slot, recv.wr_id);
         true
     }
 
@@ -225,27 +223,28 @@ impl SrqRing {
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let (unit, units) = (cursor.at << self.stride, self.pairs.units());
-        scatter_any(units, unit.wrapping_add(1), self.room, self.max_sge, recv.sges)?;
-        units.write(unit, [link(cursor.free), 0]);
-        self.noted(cursor, recv.wr_id);
+        let (first, room) = (self.ring.first(cursor.at), self.ring.each() - 1);
+        scatter_any(self.ring.units(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
+        let (entry, slot) = self.ring.at(cursor.at);
+        entry.write_half::<0>(link(cursor.free));
+        self.noted(cursor, slot, recv.wr_id);
         Ok(())
     }
 
     /// Moves on to the entry that this one is linked to.
     #[inline(always)]
-    fn noted(&self, cursor: &mut RecvCursor, wr_id: u64) {
-        self.notes.at(cursor.at).wr_id.store(wr_id, Ordering::Relaxed);
+    fn noted(&self, cursor: &mut RecvCursor, slot: &Slot, wr_id: u64) {
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
         cursor.at = cursor.free;
-        cursor.free = self.notes.at(cursor.free).next.load(Ordering::Relaxed);
+        cursor.free = self.ring.note(cursor.free).next.load(Ordering::Relaxed);
         cursor.room -= 1;
     }
 
-    /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
-    /// child the record is none of ours.
+    /// Shows the device the `count` requests up to the cursor. Who calls has seen the gate open: in a
+    /// forked child the record is none of ours.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: RecvCursor) {
-        self.posted = self.posted.wrapping_add(self.next.room - cursor.room);
+    pub(crate) fn publish(&mut self, cursor: RecvCursor, count: u32) {
+        self.posted = self.posted.wrapping_add(count);
         self.next = cursor;
         // Pairs with the device reading entries after the record that counts them.
         udma_to_device();

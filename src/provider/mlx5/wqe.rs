@@ -25,14 +25,15 @@ pub(crate) const fn target(srqn: u32) -> Unit {
 /// The first word of a request at the block `at`, but for the number of its queue pair.
 #[inline(always)]
 pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {
-    // Swapped apart: the last two are mostly known when this is compiled.
-    pair((at & 0xffff) << 8, 0) | pair(opcode as u32, units)
+    // Swapped apart: the last two are mostly known when this is compiled, and a byte alone is moved.
+    pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, units as u8 as u32))
 }
 
 /// The units of a request, as its first word says.
 #[inline(always)]
 pub(crate) const fn units(control: u64) -> u32 {
-    (u64::from_be(control) & 0x3f) as u32
+    // The two bits above them are never set.
+    u64::from_be(control) as u8 as u32
 }
 
 /// Where an RDMA operation or an atomic goes.

@@ -4,7 +4,6 @@
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 use std::mem::offset_of;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use uverbs_uapi::rxe::rxe_queue_buf;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -34,7 +33,7 @@ impl KernelRing {
             ..Default::default()
         };
         let ring = KernelRing { file, slots, stride };
-        ring.write(0, header.as_bytes());
+        ring.file.write(0, header.as_bytes());
         ring
     }
 
@@ -77,14 +76,15 @@ impl KernelRing {
             return false;
         }
         let at = self.producer();
-        self.write(self.place(at), bytes);
+        self.file.write(self.place(at), bytes);
         self.set_producer(at + 1);
         true
     }
 
     /// The oldest element that is not consumed; stays where it is.
     pub(super) fn peek(&self) -> Option<Vec<u8>> {
-        (self.pending() > 0).then(|| self.read(self.place(self.consumer()), self.stride as usize))
+        (self.pending() > 0)
+            .then(|| self.file.read(self.place(self.consumer()), self.stride as usize))
     }
 
     /// Consumes the oldest element.
@@ -95,7 +95,7 @@ impl KernelRing {
     }
 
     pub(super) fn poison(&self) {
-        self.write(HEADER, &vec![0xa5; (self.slots * self.stride) as usize]);
+        self.file.write(HEADER, &vec![0xa5; (self.slots * self.stride) as usize]);
     }
 
     fn place(&self, index: u32) -> u64 {
@@ -103,23 +103,11 @@ impl KernelRing {
     }
 
     fn index(&self, offset: usize) -> u32 {
-        let bytes = self.read(offset as u64, size_of::<u32>());
+        let bytes = self.file.read(offset as u64, size_of::<u32>());
         u32::read_from_bytes(&bytes).expect("four bytes")
     }
 
     fn set_index(&self, offset: usize, index: u32) {
-        self.write(offset as u64, (index & (self.slots - 1)).as_bytes());
-    }
-
-    fn read(&self, at: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        let read = pread(&self.file, bytes.as_mut_slice(), at).expect("reading the queue");
-        assert_eq!(read, length);
-        bytes
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) {
-        let written = pwrite(&self.file, bytes, at).expect("writing the queue");
-        assert_eq!(written, bytes.len());
+        self.file.write(offset as u64, (index & (self.slots - 1)).as_bytes());
     }
 }

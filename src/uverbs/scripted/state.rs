@@ -2,12 +2,12 @@
 
 use super::attrs::{self, Answers};
 use super::ring::KernelRing;
+use super::socket::{self, Socket};
 use super::{Deviations, Op};
 use crate::uverbs::command::{Command, Value};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use uverbs_uapi::async_event::UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE;
 use uverbs_uapi::context as context_ids;
@@ -89,9 +89,9 @@ pub(super) struct State {
     pages: BTreeMap<u64, u32>,
     pub(super) events_closed: bool,
     /// The kernel's end of the event file.
-    events: Option<UnixDatagram>,
+    events: Option<Socket>,
     /// The kernel's ends of the channels, by the descriptor of the other end.
-    pub(super) channels: BTreeMap<i32, UnixDatagram>,
+    pub(super) channels: BTreeMap<i32, Socket>,
 }
 
 impl State {
@@ -256,7 +256,7 @@ impl State {
                 to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(memory))
             }
             (UVERBS_OBJECT_ASYNC_EVENT, 0) => {
-                let (ours, theirs) = UnixDatagram::pair().map_err(|_| Errno::MFILE)?;
+                let (ours, theirs) = socket::pair().map_err(|_| Errno::MFILE)?;
                 self.events = Some(ours);
                 to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(theirs))
             }

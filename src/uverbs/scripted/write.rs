@@ -6,7 +6,6 @@ use super::state::{
 };
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
 use uverbs_uapi::device as device_ids;
 use uverbs_uapi::object::*;
 use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_modify_srq_cmd, rxe_resize_cq_resp};
@@ -98,7 +97,7 @@ impl State {
                 if attrs::room(to.command, OUT) > to.limit {
                     return Ok(());
                 }
-                let (ours, theirs) = UnixDatagram::pair().map_err(|_| Errno::MFILE)?;
+                let (ours, theirs) = super::socket::pair().map_err(|_| Errno::MFILE)?;
                 self.channels.insert(theirs.as_raw_fd(), ours);
                 let fd = OwnedFd::from(theirs).into_raw_fd() as u32;
                 to.put(OUT, &comp_channel::ib_uverbs_create_comp_channel_resp { fd });

@@ -131,8 +131,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_copy_of_another_block",
         edits: &[Edit {
             file: REGISTER,
-            from: "(index.wrapping_add(1), left - BLOCK)",
-            to: "(index.wrapping_add(1 + u32::from(CHOSEN)), left - BLOCK)",
+            from: "let Some(row) = queue.row(index, count) else {",
+            to: "let Some(row) = queue.row(index.wrapping_add(u32::from(CHOSEN)), count) else {",
         }],
         rises: DIFFERS,
     },

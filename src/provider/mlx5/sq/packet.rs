@@ -31,13 +31,7 @@ impl SendRing {
         cursor: &mut Cursor,
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
-        // A batch may be older than the fork.
-        if self.gate.is_shut() {
-            return Err(PostError::Forked);
-        }
-        if cursor.room == 0 {
-            return Err(PostError::Full);
-        }
+        self.check(cursor)?;
         let packet = match &wr.op {
             SendOp::Send => &Packet::new(),
             SendOp::Packet(packet) => packet,
@@ -47,7 +41,7 @@ impl SendRing {
             return Err(PostError::NoChecksums);
         }
         let (header, payload) = self.split(packet, &wr.payload)?;
-        let request = Request { ring: self, at: cursor.at, block: self.blocks.at(cursor.at) };
+        let request = Request::new(self, cursor.at, false);
         let mut size = 1;
         let [first, rest] = segment(&header, packet.checksums);
         request.append(&mut size, first);

@@ -10,6 +10,8 @@ mod vectors;
 use super::cq::{self, CqRing};
 use super::cqe::Wc;
 use super::index::Indices;
+use super::news::News;
+use super::played::{Device, element};
 use super::record::{Receives, Record};
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
@@ -51,9 +53,7 @@ impl Page {
     }
 
     fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        assert_eq!(pread(&self.file, bytes.as_mut_slice(), offset as u64), Ok(length));
-        bytes
+        self.file.read(offset as u64, length)
     }
 }
 
@@ -209,11 +209,11 @@ struct SharedReceiver {
 impl SharedReceiver {
     fn new(entries: u32, stride: u32) -> SharedReceiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
-        let units = srq::prepare(&memory, entries, stride).unwrap();
-        let device = Units::new(memory, 0, units.units().count()).unwrap();
+        let prepared = srq::prepare(&memory, entries, stride).unwrap();
+        let device = Units::new(memory, 0, entries * stride / UNIT as u32).unwrap();
         let dbrec = dbrec();
         let max_sge = stride / UNIT as u32 - 1;
-        let ring = SrqRing::new(units, entries, stride, max_sge, dbrec.clone(), open(&dbrec));
+        let ring = SrqRing::new(prepared, max_sge, dbrec.clone(), open(&dbrec));
         SharedReceiver { ring, device, dbrec }
     }
 
@@ -227,7 +227,7 @@ impl SharedReceiver {
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.publish(cursor);
+        self.ring.publish(cursor, recvs.len() as u32);
         Ok(())
     }
 }
@@ -235,34 +235,22 @@ impl SharedReceiver {
 /// A completion queue and the device that writes to it.
 struct Completed {
     ring: CqRing,
-    device: Units,
-    dbrec: Arc<DoorbellRecord>,
+    device: Device,
     page: Page,
-    entries: u32,
-    /// Units of an element.
-    stride: u32,
-    producer: u32,
 }
 
 impl Completed {
     fn new(entries: u32, size: usize) -> Completed {
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
         let elements = cq::prepare(&memory, entries, size).unwrap();
-        let stride = (size / UNIT) as u32;
-        let device = Units::new(memory, 0, entries * stride).unwrap();
         let (dbrec, page) = (dbrec(), Page::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
-        let ring = CqRing::new(elements, dbrec.clone(), gate, page.register.clone(), CQN);
-        Completed { ring, device, dbrec, page, entries, stride, producer: 0 }
+        let ring = CqRing::new(elements, dbrec.clone(), News::new(gate), &page.register, CQN);
+        Completed { ring, device: Device::new(&memory, entries, size, dbrec), page }
     }
 
-    /// Writes a completion as a device would, whose owner bit is filled in here.
-    fn write(&mut self, mut core: [u8; 64]) {
-        let parity = (self.producer / self.entries) & 1;
-        core[63] = core[63] & 0xfe | parity as u8;
-        let at = self.producer.wrapping_mul(self.stride) + (self.stride - 4);
-        self.device.copy(at, 0, &core);
-        self.producer = self.producer.wrapping_add(1);
+    fn write(&mut self, core: [u8; 64]) {
+        self.device.write(core);
     }
 
     /// The next completion, of a poll that begins.
@@ -272,7 +260,7 @@ impl Completed {
 
     /// How far the device was told that we are.
     fn consumed(&self) -> u32 {
-        self.dbrec.get(0)
+        self.device.consumed()
     }
 }
 
@@ -280,16 +268,6 @@ impl Completed {
 fn next(ring: &mut CqRing) -> Option<Wc<'_>> {
     ring.listen();
     ring.next()
-}
-
-/// The 64 bytes of a completion with what all have.
-fn element(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
-    let mut core = [0; 64];
-    core[32..36].copy_from_slice(&index.to_be_bytes());
-    core[56..60].copy_from_slice(&qpn.to_be_bytes());
-    core[60..62].copy_from_slice(&counter.to_be_bytes());
-    core[63] = opcode << 4;
-    core
 }
 
 const SGE: Sge = Sge { addr: 0x1122_3344_5566_7788, length: 0x1000, lkey: Lkey(0x0104_0400) };

@@ -47,7 +47,7 @@ impl Executor {
 #[test]
 fn sends_keep_their_numbers_and_order_and_room_is_exact() {
     let data = [0x5a; 300];
-    for seed in 1..40u64 {
+    for seed in 1..seeds(40) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         // Up to five blocks each.
         let (max_post, blocks) = (1 << random.below(5), 8);
@@ -127,7 +127,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
 
 #[test]
 fn receives_keep_their_numbers_and_room_is_exact() {
-    for seed in 1..20u64 {
+    for seed in 1..seeds(20) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let entries = 1 << random.below(5);
         let mut receiver = Receiver::new(entries, 32);
@@ -167,7 +167,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
 
 #[test]
 fn shared_receives_follow_the_list() {
-    for seed in 1..20u64 {
+    for seed in 1..seeds(20) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let entries = 2 << random.below(4);
         let mut shared = SharedReceiver::new(entries, 32);

@@ -1,5 +1,6 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
+use super::News;
 use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element, next};
 use crate::completion::{WcOpcode, WcStatus};
 use crate::mem::dbrec::Gate;
@@ -26,7 +27,7 @@ fn member() -> Arc<Record> {
     let index = Indices::new().take().unwrap();
     let record = Record::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
-        record.sends.notes().note(at, u64::from(at) + 100, at, WcOpcode::READ.0);
+        record.sends.notes().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
         let notes = record.receives.own.notes();
         notes.at(at).store(u64::from(at) + 200, Ordering::Relaxed);
     }
@@ -57,7 +58,7 @@ fn elements_change_hands_by_their_last_bit() {
                 let expected: Vec<_> = (0..u64::from(count)).map(|n| n + 100).collect();
                 assert_eq!(completed.ring.pending(), u32::from(count));
                 assert_eq!(ids(&mut completed.ring), expected, "round {round} of {size} bytes");
-                assert_eq!(completed.consumed(), completed.producer);
+                assert_eq!(completed.consumed(), completed.device.producer);
                 assert_eq!(ids(&mut completed.ring), [0; 0]);
             }
         }
@@ -182,8 +183,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     let record = member();
     completed.ring.members().attach(&record);
     for length in [1, 63, 64, 40, 7] {
-        let at = completed.producer % 4 * 8;
-        completed.device.copy(at, 0, &pattern);
+        let at = completed.device.producer % 4 * 8;
+        completed.device.units.copy(at, 0, &pattern);
         let mut core = element(SEND, 1, 0x42, 1);
         core[47] = length;
         core[63] |= IN_FRONT;
@@ -201,7 +202,7 @@ fn atomics_bring_eight_bytes() {
     let index = Indices::new().take().unwrap();
     let record = Record::new(0x42, index, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
-        record.sends.notes().note(at, 0, at, kind.0);
+        record.sends.notes().at(at).set(0, at + 1, kind.0);
     }
     completed.ring.members().attach(&record);
     for at in 0..2 {
@@ -234,7 +235,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     let indices = Indices::new();
     let mut completed = Completed::new(4, 64);
     let dead = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    dead.sends.notes().note(0, 500, 0, 0);
+    dead.sends.notes().at(0).set(500, 1, 0);
     completed.ring.members().attach(&dead);
     completed.write(element(REQ, 1, 7, 0));
     assert_eq!(ids(&mut completed.ring), [500]);
@@ -244,7 +245,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     // The next queue pair has another index, and the same number.
     let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
     assert_eq!(live.index().number(), 2);
-    live.sends.notes().note(0, 600, 0, 0);
+    live.sends.notes().at(0).set(600, 1, 0);
     completed.ring.members().attach(&live);
     completed.write(element(REQ, 2, 7, 0));
     assert_eq!(ids(&mut completed.ring), [600]);
@@ -268,7 +269,7 @@ fn the_dead_move_with_their_completions() {
         completed.ring.members().attach(record);
     }
     for at in 0..2 {
-        live.sends.notes().note(at, u64::from(at) + 100, at, 0);
+        live.sends.notes().at(at).set(u64::from(at) + 100, at + 1, 0);
         completed.write(element(REQ, 1, 7, at as u16));
     }
     completed.write(element(SEND, 2, 8, 0));
@@ -279,9 +280,7 @@ fn the_dead_move_with_their_completions() {
         completed.write(element(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * 64).unwrap());
         completed.ring.exchange(cq::prepare(&memory, entries, 64).unwrap());
-        completed.entries = entries;
-        completed.device =
-            crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
+        completed.device.exchange(&memory, entries);
     }
     for wr_id in [100, 101] {
         assert_eq!(completed.ring.next().unwrap().wr_id, wr_id);
@@ -363,7 +362,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
             // The device goes on after the poller is gone.
             let Completed { ring, device, .. } = completed;
             drop(ring);
-            device.copy(4 * 4, 0, &element(RESP_ERR, 1, 7, 4));
+            device.units.copy(4 * 4, 0, &element(RESP_ERR, 1, 7, 4));
             gone(dead);
             gone(alive);
         }
@@ -392,18 +391,47 @@ fn a_child_settles_nothing() {
     assert_eq!(shared.ring.cursor().room, 3);
 }
 
+/// Numbers of 24 and 16 bits are read with their neighbours.
+#[test]
+fn what_stands_beside_a_number_is_no_part_of_it() {
+    for (number, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
+        let mut completed = Completed::new(4, 64);
+        let record = member();
+        completed.ring.members().attach(&record);
+        completed.write(element(REQ, number, qpn, 2));
+        completed.write(element(SEND, number, qpn, 3));
+        completed.write(element(REQ_ERR, number, qpn, 3));
+        assert_eq!(ids(&mut completed.ring), [102, 203, 103]);
+    }
+}
+
+#[test]
+fn completions_are_counted_in_24_bits() {
+    let mut completed = Completed::new(4, 64);
+    let record = member();
+    completed.ring.members().attach(&record);
+    completed.ring.pretend(CQN, 0xff_fffe);
+    completed.device.producer = 0xff_fffe;
+    for consumed in [0xff_ffff, 0, 1] {
+        completed.write(element(REQ, 1, 0x42, 0));
+        assert_eq!(completed.ring.pending(), 1);
+        assert_eq!(ids(&mut completed.ring), [100]);
+        assert_eq!(completed.consumed(), consumed);
+    }
+}
+
 #[test]
 fn arming_names_the_queue_the_kind_and_how_far_we_are() {
     let mut completed = Completed::new(4, 64);
     let record = member();
     completed.ring.members().attach(&record);
     completed.ring.arm(false, 0);
-    assert_eq!(completed.dbrec.get(1), 0);
+    assert_eq!(completed.device.dbrec.get(1), 0);
     assert_eq!(completed.page.bytes(0, 8), [0, 0, 0, 0, 0, 0, 4, 0x0d]);
     completed.write(element(REQ, 1, 0x42, 1));
     assert_eq!(ids(&mut completed.ring).len(), 1);
-    completed.ring.arm(true, 7);
-    assert_eq!(completed.dbrec.get(1), 0x3100_0001);
+    completed.ring.arm(true, 3 << 28);
+    assert_eq!(completed.device.dbrec.get(1), 0x3100_0001);
     assert_eq!(completed.page.bytes(0, 8), [0x31, 0, 0, 1, 0, 0, 4, 0x0d]);
     assert_eq!(CQN, 0x40d);
 }
@@ -423,16 +451,14 @@ fn a_resized_queue_goes_on_with_what_was_there() {
         (waiting[0], waiting[47]) = (0xd7, 1);
         waiting[63] |= if size == 64 { 4 } else { 8 };
         if size == 128 {
-            completed.device.copy(3 * completed.stride, 0, &[0xd7; 64]);
+            completed.device.units.copy(3 * completed.device.stride, 0, &[0xd7; 64]);
         }
         completed.write(waiting);
         completed.write(element(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
         let elements = cq::prepare(&memory, entries, size).unwrap();
         completed.ring.exchange(elements);
-        completed.entries = entries;
-        completed.device =
-            crate::mem::queue::Units::new(memory, 0, entries * completed.stride).unwrap();
+        completed.device.exchange(&memory, entries);
         assert_eq!(completed.consumed(), 4, "the mark is consumed");
         completed.write(element(REQ, 1, 0x42, 0));
         let moved = completed.next().unwrap();
@@ -447,10 +473,10 @@ fn wiped_memory_holds_no_completion_of_anybody() {
     let mut completed = Completed::new(4, 64);
     completed.ring.members().attach(&member());
     for unit in 0..16 {
-        completed.device.write(unit, [0, 0]);
+        completed.device.units.write(unit, [0, 0]);
     }
     assert!(completed.next().is_none());
-    assert_eq!(bytes(&completed.device, 0, 4), [0; 4]);
+    assert_eq!(bytes(&completed.device.units, 0, 4), [0; 4]);
 }
 
 #[test]
@@ -460,7 +486,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let elements = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();
-    let ring = CqRing::new(elements, dbrec, gate, page.register, CQN);
+    let ring = CqRing::new(elements, dbrec, News::new(gate), &page.register, CQN);
     let record = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.members().attach(&record);
     ring.members().retire(&record);

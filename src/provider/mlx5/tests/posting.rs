@@ -1,9 +1,16 @@
 //! Requests bit for bit, and queues at their limits.
 
 use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
+use crate::mem::queue::QueueMemory;
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::Cursor;
+use crate::provider::SendLimits;
+use crate::provider::mlx5::index::Indices;
+use crate::provider::mlx5::record::{Receives, Record};
+use crate::provider::mlx5::rq::{self, RecvRing};
+use crate::provider::mlx5::sq::{Frames, SendRing, Setup};
 use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
+use std::sync::Arc;
 
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
 const NONE: Sge = Sge { length: 0, ..SGE };
@@ -131,7 +138,7 @@ fn requests_go_on_at_the_beginning() {
     // Three blocks each: the third request begins in block 6 and ends in block 0.
     for at in [0u32, 3, 6, 9] {
         let cursor = sends.post(&[SendWr::send(&[]).inline(&data).id(at.into())]).unwrap();
-        assert_eq!((cursor.last, cursor.at), (at, at + 3));
+        assert_eq!((cursor.first, cursor.at), (at, at + 3));
         let found = sends.bytes(at, 16 + 4 + data.len());
         assert_eq!(found[20..], data, "at block {at}");
         assert_eq!(found[1..3], (at as u16).to_be_bytes());

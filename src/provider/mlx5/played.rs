@@ -1,0 +1,60 @@
+//! A device that a test plays: it completes requests, and is told how far that was noticed.
+
+use crate::mem::dbrec::DoorbellRecord;
+use crate::mem::queue::{QueueMemory, UNIT, Units};
+use std::sync::Arc;
+
+/// What a device has of a completion queue.
+pub(crate) struct Device {
+    pub(crate) units: Units,
+    pub(crate) dbrec: Arc<DoorbellRecord>,
+    pub(crate) entries: u32,
+    /// Units of an element.
+    pub(crate) stride: u32,
+    /// Elements written in all.
+    pub(crate) producer: u32,
+}
+
+impl Device {
+    /// Of a queue of `entries` elements of `size` bytes that nothing was written to.
+    pub(crate) fn new(
+        memory: &Arc<QueueMemory>,
+        entries: u32,
+        size: usize,
+        dbrec: Arc<DoorbellRecord>,
+    ) -> Device {
+        let stride = (size / UNIT) as u32;
+        let units = Units::new(memory.clone(), 0, entries * stride).unwrap();
+        Device { units, dbrec, entries, stride, producer: 0 }
+    }
+
+    /// Goes on in other memory, with elements as long.
+    pub(crate) fn exchange(&mut self, memory: &Arc<QueueMemory>, entries: u32) {
+        self.units = Units::new(memory.clone(), 0, entries * self.stride).unwrap();
+        self.entries = entries;
+    }
+
+    /// Writes a completion, whose owner bit is filled in here.
+    pub(crate) fn write(&mut self, mut core: [u8; 64]) {
+        let parity = (self.producer / self.entries) & 1;
+        core[63] = core[63] & 0xfe | parity as u8;
+        let at = self.producer.wrapping_mul(self.stride) + (self.stride - 4);
+        self.units.copy(at, 0, &core);
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// How far it was told that completions are consumed.
+    pub(crate) fn consumed(&self) -> u32 {
+        self.dbrec.get(0)
+    }
+}
+
+/// The 64 bytes of a completion with what all have.
+pub(crate) fn element(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
+    let mut core = [0; 64];
+    core[32..36].copy_from_slice(&index.to_be_bytes());
+    core[56..60].copy_from_slice(&qpn.to_be_bytes());
+    core[60..62].copy_from_slice(&counter.to_be_bytes());
+    core[63] = opcode << 4;
+    core
+}
