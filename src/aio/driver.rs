@@ -35,8 +35,8 @@ pub trait Watch {
     /// that it was *before* that call: if more becomes readable during or after it, that counts. Else
     /// lets `cx` be woken when the file becomes readable or is in error.
     ///
-    /// The driver does not depend on how many events there are: after each it looks at all
-    /// completions, then arms, and then looks again. It ends with `EIO` if the file turns out to be in
+    /// The driver does not depend on how many events there are: after each it arms, and then looks at
+    /// all completions. It ends with `EIO` if the file turns out to be in
     /// error, or is said to be readable a thousand times in a row and never holds anything.
     ///
     /// # Errors
@@ -122,8 +122,8 @@ pub struct CompletionQueue {
 /// queue any more, or with the error that made it give up.
 ///
 /// While completions keep coming it looks for more without a system call, giving way to other tasks
-/// in between. When there are none it arms the queue, looks once more, and sleeps until its event
-/// loop finds the channel readable. Wakers are called after all locks are released, and each of
+/// in between. When there are none it takes what events there are out of the channel, arms the queue,
+/// looks once more, and sleeps until its event loop finds the channel readable. Wakers are called after all locks are released, and each of
 /// them even if another one panics. When it is over or dropped, all futures of the queue end with
 /// [`Cause::Undriven`](super::Cause::Undriven).
 #[must_use = "nothing happens unless it is polled"]
@@ -131,6 +131,8 @@ pub struct Driver<W> {
     core: Arc<Core>,
     hub: Weak<Hub>,
     waker: Arc<std::sync::Mutex<Option<Waker>>>,
+    /// What is there, to be looked at without the lock.
+    told: Option<Waker>,
     watch: W,
     turn: Turn,
     later: Later,
@@ -158,7 +160,8 @@ impl CompletionQueue {
         let waker = Arc::<std::sync::Mutex<Option<Waker>>>::default();
         let hub = Arc::new(Hub { core: core.clone(), waker: waker.clone() });
         let (turn, later) = (Turn::default(), Later::with_capacity(ROUND));
-        let driver = Driver { core, hub: Arc::downgrade(&hub), waker, watch, turn, later };
+        let (weak, told) = (Arc::downgrade(&hub), None);
+        let driver = Driver { core, hub: weak, waker, told, watch, turn, later };
         Ok((CompletionQueue { hub }, driver))
     }
 
@@ -368,16 +371,15 @@ impl<W: Watch + Unpin> Future for Driver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let Driver { core, hub, waker, watch, turn, later } = &mut *self;
+        let Driver { core, hub, waker, told, watch, turn, later } = &mut *self;
         // Before anything else, so that the last user's farewell is not missed.
-        let mut known = waker.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut old = None;
-        if !known.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
-            old = known.replace(cx.waker().clone());
+        if !told.as_ref().is_some_and(|told| told.will_wake(cx.waker())) {
+            let mut known = waker.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = known.replace(cx.waker().clone());
+            drop(known);
+            // Not under the lock: it may be the last that holds a user of this queue.
+            drop((old, told.replace(cx.waker().clone())));
         }
-        drop(known);
-        // Not under the lock: it may be the last that holds a user of this queue.
-        drop(old);
         let end = turn.poll(&mut Outside { core, hub, watch, later }, cx);
         if end.is_ready() {
             // Whoever keeps a driver that is over keeps nobody waiting.

@@ -4,6 +4,7 @@ use super::op::{Cause, Finished, Op, OpError};
 use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
+use crate::wr::PostError;
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -69,25 +70,43 @@ impl<S: Doorbell> Inbox<S> {
         if self.ended.is_some() {
             return;
         }
-        // Those that stand in line first: nobody else polls them before it is their turn to end.
-        let waiting = self.posted.partition_point(|op| !op.is_new());
-        for op in self.posted.iter_mut().skip(waiting) {
-            if op.poll_post(cx).is_pending() {
+        if self.has_waiting() {
+            self.post_waiting(cx);
+        }
+        while self.posted.len() < self.depth && !self.has_waiting() {
+            let Some(buffer) = self.pool.take() else { break };
+            self.posted.push_back(match &self.source {
+                Source::Own(qp) => qp.recv(buffer),
+                Source::Shared(srq) => srq.recv(buffer),
+            });
+            // What is over at once failed, and is found by the next look.
+            let posted = self.posted.back_mut().is_some_and(|op| {
+                let _ = op.poll_post(cx);
+                op.is_posted()
+            });
+            if !posted {
                 break;
             }
         }
-        let full = self.posted.back().is_some_and(Op::is_new);
-        while !full && self.posted.len() < self.depth {
-            let Some(buffer) = self.pool.take() else { break };
-            let mut op = match &self.source {
-                Source::Own(qp) => qp.recv(buffer),
-                Source::Shared(srq) => srq.recv(buffer),
-            };
-            // What is over at once failed, and is found by the next look.
-            let _ = op.poll_post(cx);
-            let posted = op.is_posted();
-            self.posted.push_back(op);
-            if !posted {
+    }
+
+    /// Whether no message comes any more, which was told.
+    #[cfg(feature = "stream")]
+    pub(super) fn is_over(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Whether some stand in line for room: they are the last.
+    fn has_waiting(&self) -> bool {
+        self.posted.back().is_some_and(Op::is_new)
+    }
+
+    /// Nobody else polls those who stand in line before it is their turn to end.
+    #[cold]
+    fn post_waiting(&mut self, cx: &mut Context<'_>) {
+        let waiting = self.posted.partition_point(|op| !op.is_new());
+        for op in self.posted.iter_mut().skip(waiting) {
+            if op.poll_post(cx).is_pending() {
                 break;
             }
         }
@@ -118,7 +137,10 @@ impl<S: Doorbell> Inbox<S> {
             }
         };
         let Poll::Ready((at, end)) = ended else { return Poll::Pending };
-        self.posted.remove(at);
+        match at {
+            0 => drop(self.posted.pop_front()),
+            _ => drop(self.posted.remove(at)),
+        }
         if let Err(OpError { cause, .. }) = &end {
             self.note(*cause);
         }
@@ -132,7 +154,8 @@ impl<S: Doorbell> Inbox<S> {
     /// Whether the connection is broken; then what is posted is only flushed, and of no interest.
     fn note(&mut self, cause: Cause) {
         self.ended = match (cause, &self.source) {
-            (Cause::Undriven, _) => Some(cause),
+            // Neither driver nor connection come back, and a child of `fork` has neither.
+            (Cause::Undriven | Cause::Post(PostError::Forked), _) => Some(cause),
             (Cause::Status(status) | Cause::Earlier(status), Source::Own(_)) => {
                 Some(Cause::Earlier(status))
             }

@@ -41,9 +41,17 @@ impl Later {
     /// Does everything, and only then lets the first panic go on: one task must not cost another
     /// one its wake-up.
     pub(super) fn run(&mut self) {
+        // As most looks at a queue end.
+        if self.is_empty() {
+            return;
+        }
         if let Some(panic) = self.run_all() {
             resume_unwind(panic);
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.failed.is_empty() && self.wakers.is_empty() && self.memory.is_empty()
     }
 
     /// Does everything, and says nothing of panics.
@@ -64,16 +72,21 @@ impl Later {
                 }
             }
         };
-        for qp in self.failed.drain(..) {
-            attempt(&mut || drop(flush(Some(&qp))));
+        // Rare, both this and the last.
+        if !self.failed.is_empty() {
+            for qp in self.failed.drain(..) {
+                attempt(&mut || drop(flush(Some(&qp))));
+            }
         }
         for waker in self.wakers.drain(..) {
             let mut waker = Some(waker);
             attempt(&mut || waker.take().into_iter().for_each(Waker::wake));
         }
-        for memory in self.memory.drain(..) {
-            let mut memory = Some(memory);
-            attempt(&mut || drop(memory.take()));
+        if !self.memory.is_empty() {
+            for memory in self.memory.drain(..) {
+                let mut memory = Some(memory);
+                attempt(&mut || drop(memory.take()));
+            }
         }
         first
     }

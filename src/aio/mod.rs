@@ -10,6 +10,8 @@
 //!   request goes on, and its memory returns to its pool when it is over.
 //! - **Deadlines** are futures that are dropped: put them into the event loop's timeout. The
 //!   connection is as it was, and so is the request: [`QueuePair::abort`] ends both.
+//! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. They have a
+//!   `next` of their own, and with the feature `stream` they are what the `futures` crates call one.
 //! - **A request that fails** breaks its connection. What was posted is flushed, what was not fails
 //!   with the first one's status.
 #![deny(unsafe_code)]
@@ -19,6 +21,8 @@ mod inbox;
 mod later;
 mod op;
 mod queue;
+#[cfg(feature = "stream")]
+mod stream;
 mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;

@@ -166,22 +166,21 @@ impl<'a, L: Lend> Op<'a, L> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn fail(&mut self, memory: Option<Memory>, cause: Cause) -> Poll<End<L>> {
-        self.stage = Stage::Over;
+    fn fail(memory: Option<Memory>, cause: Cause) -> Poll<End<L>> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), cause }))
     }
 
-    /// Tries to post the request.
+    /// Tries to post the request. It is over unless the stage says otherwise.
     fn start(&mut self, memory: Memory, mut number: Option<u64>, waker: &Waker) -> Poll<End<L>> {
         let side = self.request.side();
-        let table = self.queue.table().clone();
+        let table = self.queue.table();
         let cell = match table.admit(side, &mut number, waker) {
             Admission::Open(cell) => cell,
             Admission::Wait => {
                 self.stage = Stage::New(memory, number);
                 return Poll::Pending;
             }
-            Admission::Broken(broken) => return self.fail(Some(memory), broken.into()),
+            Admission::Broken(broken) => return Self::fail(Some(memory), broken.into()),
         };
         let tag = || Tag { table: table.clone(), cell, side };
         let mut posted = self.queue.post(&self.request, memory, tag());
@@ -209,7 +208,7 @@ impl<'a, L: Lend> Op<'a, L> {
             Err((memory, error)) => {
                 table.dismiss(cell);
                 table.leave(side, &mut number);
-                self.fail(memory, Cause::Post(error))
+                Self::fail(memory, Cause::Post(error))
             }
         }
     }
@@ -230,14 +229,14 @@ impl<L: Lend> Future for Op<'_, L> {
                 Progress::Over(memory, outcome) => match (outcome.is_success(), memory) {
                     (true, memory) => match L::back(memory) {
                         Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
-                        None => this.fail(None, Cause::Undriven),
+                        None => Self::fail(None, Cause::Undriven),
                     },
-                    (false, memory) => this.fail(Some(memory), Cause::Status(outcome.status)),
+                    (false, memory) => Self::fail(Some(memory), Cause::Status(outcome.status)),
                 },
-                Progress::Lost(broken) => this.fail(None, broken.into()),
+                Progress::Lost(broken) => Self::fail(None, broken.into()),
             },
-            Stage::Failed(memory, cause) => this.fail(memory, cause),
-            Stage::Over => this.fail(None, Cause::Over),
+            Stage::Failed(memory, cause) => Self::fail(memory, cause),
+            Stage::Over => Self::fail(None, Cause::Over),
         }
     }
 }

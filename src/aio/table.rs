@@ -422,6 +422,27 @@ mod tests {
         }
     }
 
+    /// A task that waits for many requests is woken when all that completed are noted.
+    #[test]
+    fn wake_ups_come_after_a_whole_look() {
+        let table = Table::new(None);
+        let (count, waker) = waker();
+        let mut later = Later::default();
+        let cells = [(); 3].map(|()| match table.admit(Side::Send, &mut None, &waker) {
+            Admission::Open(cell) => cell,
+            admission => panic!("{admission:?}"),
+        });
+        for cell in cells {
+            table.complete(cell, Side::Send, Memory::None, outcome(), &mut later);
+            assert_eq!(count.0.load(Ordering::Relaxed), 0, "others are not noted yet");
+        }
+        later.run();
+        assert_eq!(count.0.load(Ordering::Relaxed), 3);
+        assert!(
+            cells.iter().all(|&cell| matches!(table.progress(cell, &waker), Progress::Over(..)))
+        );
+    }
+
     #[test]
     fn nobody_is_told_of_an_abandoned_request() {
         let table = Table::new(None);

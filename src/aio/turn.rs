@@ -49,33 +49,34 @@ impl Turn {
             if !ends.is_wanted() {
                 return Poll::Ready(Ok(()));
             }
-            if !self.armed {
-                ends.arm()?;
-                self.armed = true;
-                // What completed before causes no event.
-                continue;
-            }
-            match ends.poll_event(cx, self.doubt) {
-                Poll::Ready(Ok(heard)) => {
-                    // A queue that was asked once causes one event, so that the channel is empty now,
-                    // unless the event loop was wrong before, or somebody else reads the file.
-                    self.doubt = !heard;
-                    self.armed = false;
-                    self.vain = if heard { 0 } else { self.vain + 1 };
-                    if self.vain > DEAF {
-                        return Poll::Ready(Err(Error::new("poll", Errno::IO).detail(format!(
-                            "the channel was announced {DEAF} times, and nothing was there"
-                        ))));
+            if self.armed {
+                match ends.poll_event(cx, self.doubt) {
+                    Poll::Ready(Ok(heard)) => {
+                        // A queue that was asked once causes one event, so that the channel is empty
+                        // now, unless the event loop was wrong before, or somebody else reads the file.
+                        self.doubt = !heard;
+                        self.armed = false;
+                        self.vain = if heard { 0 } else { self.vain + 1 };
+                        if self.vain > DEAF {
+                            return Poll::Ready(Err(Error::new("poll", Errno::IO).detail(
+                                format!(
+                                    "the channel was announced {DEAF} times, and nothing was there"
+                                ),
+                            )));
+                        }
+                        if !heard {
+                            // Others have their turn, should it go on like this.
+                            cx.waker().wake_by_ref();
+                            return Poll::Pending;
+                        }
                     }
-                    if !heard {
-                        // Others have their turn, should it go on like this.
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
-                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => return Poll::Pending,
                 }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
             }
+            ends.arm()?;
+            self.armed = true;
+            // What completed before causes no event.
         }
     }
 }

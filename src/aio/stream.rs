@@ -1,0 +1,54 @@
+//! Messages and asynchronous events as streams of the `futures` crates, for `StreamExt` and its like.
+//! Pairs with `inbox` and `tokio`, which do the work and need none of this.
+
+use super::inbox::{Inbox, Message};
+use super::op::OpError;
+use super::queue::Doorbell;
+use crate::owned::Buffer;
+use futures_core::{FusedStream, Stream};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Ends after the error that says that no message comes any more.
+impl<S: Doorbell> Stream for Inbox<S> {
+    type Item = Result<Message, OpError<Buffer>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over() {
+            return Poll::Ready(None);
+        }
+        Inbox::poll_next(&mut self, cx).map(Some)
+    }
+}
+
+impl<S: Doorbell> FusedStream for Inbox<S> {
+    fn is_terminated(&self) -> bool {
+        self.is_over()
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod events {
+    use super::*;
+    use crate::aio::tokio::Events;
+    use crate::error::Result;
+    use crate::events::async_event::AsyncEvent;
+
+    /// Ends after the first error, such as `EIO` of a device that is gone.
+    impl Stream for Events {
+        type Item = Result<AsyncEvent>;
+
+        fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            if self.is_over() {
+                return Poll::Ready(None);
+            }
+            Events::poll_next(&mut self, cx).map(Some)
+        }
+    }
+
+    impl FusedStream for Events {
+        fn is_terminated(&self) -> bool {
+            self.is_over()
+        }
+    }
+}
