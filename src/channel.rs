@@ -4,6 +4,7 @@
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::events::file::set_nonblocking;
 use crate::events::keys::{ObjectKey, Resolved};
 use crate::events::wait::{Read, read_record, wait_readable};
 use crate::file::File;
@@ -62,7 +63,7 @@ impl Context {
         self.file.check_fork(VERB)?;
         let fd = crate::uverbs::fd::create_comp_channel(&*self.file.kernel)
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
-        rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| Error::new(VERB, errno))?;
+        set_nonblocking(fd.as_fd(), true).map_err(|errno| Error::new(VERB, errno))?;
         let blocking = AtomicBool::new(false);
         let inner = ChannelInner { file: self.file.clone(), fd, blocking };
         Ok(CompletionChannel { inner: Arc::new(inner) })
@@ -83,7 +84,7 @@ impl CompletionChannel {
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<()> {
         const VERB: &str = "set_nonblocking";
         self.inner.file.check_fork(VERB)?;
-        rustix::io::ioctl_fionbio(&self.inner.fd, nonblocking)
+        set_nonblocking(self.inner.fd.as_fd(), nonblocking)
             .map_err(|errno| Error::new(VERB, errno))?;
         self.inner.blocking.store(!nonblocking, Ordering::Relaxed);
         Ok(())

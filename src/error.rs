@@ -70,6 +70,8 @@ impl Error {
     pub(crate) fn pinning(self, bytes: usize) -> Self {
         match bytes {
             0 => self,
+            // Miri knows no limits.
+            _ if cfg!(miri) => self.detail(out_of_memory(bytes, None)),
             _ => self.detail(out_of_memory(bytes, getrlimit(Resource::Memlock).current)),
         }
     }

@@ -407,6 +407,7 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
 
     #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
     fn a_file_in_error_is_told_from_one_that_is_silent() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         assert!(check(&reader).is_ok() && check(&writer).is_ok());

@@ -296,6 +296,7 @@ mod tests {
 
     /// As a channel of a device that is gone: in error, and not readable.
     #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
     fn a_file_in_error_is_told() {
         block_on(async {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
@@ -317,6 +318,7 @@ mod tests {
 
     /// When the device goes away its event file may be in error, and never be readable again.
     #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
     fn an_event_file_in_error_is_told() {
         block_on(async {
             let script = Script::new();

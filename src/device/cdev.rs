@@ -225,6 +225,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn the_right_device_opens_closed_on_exec() {
         let dev = Scratch::new("cdev-right");
         dev.link("infiniband/uverbs0", "/dev/null");
@@ -235,6 +236,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_stale_node_is_passed_over_for_the_numbered_one() {
         let dev = Scratch::new("cdev-stale");
         dev.link("infiniband/uverbs0", "/dev/null");
@@ -244,6 +246,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_stale_node_alone_is_an_error_that_says_so() {
         let dev = Scratch::new("cdev-only-stale");
         dev.link("infiniband/uverbs0", "/dev/null");
@@ -254,6 +257,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn files_and_pipes_are_not_devices() {
         let dev = Scratch::new("cdev-file");
         dev.file("infiniband/uverbs0", "");
@@ -263,6 +267,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn an_absent_node_is_enoent_without_udev_at_once() {
         let dev = Scratch::new("cdev-absent");
         let start = Instant::now();
@@ -273,6 +278,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_node_that_udev_makes_late_is_waited_for() {
         let dev = Scratch::new("cdev-late");
         let node = node("uverbs0", NULL);
@@ -286,6 +292,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn waiting_ends() {
         let dev = Scratch::new("cdev-never");
         let patience = Duration::from_millis(60);
@@ -295,6 +302,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_node_name_does_not_leave_its_directory() {
         let dev = Scratch::new("cdev-traversal");
         dev.link("null", "/dev/null");

@@ -305,6 +305,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_tree_of_two_devices_is_read_in_node_order() {
         let tree = Scratch::new("sysfs-two");
         plant_rxe(&tree);
@@ -351,12 +352,14 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_system_without_rdma_has_no_devices() {
         let tree = Scratch::new("sysfs-none");
         assert_eq!(Sysfs::at(tree.path()).list().unwrap(), []);
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn devices_that_are_gone_or_elsewhere_are_left_out() {
         let tree = Scratch::new("sysfs-gone");
         plant_rxe(&tree);
@@ -377,6 +380,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn rxe_above_a_connectx_is_rxe() {
         let tree = Scratch::new("sysfs-rxe-on-mlx5");
         plant_rxe(&tree);
@@ -385,6 +389,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn names_do_not_leave_the_tree() {
         let tree = Scratch::new("sysfs-traversal");
         tree.file("class/infiniband/rxe0/node_type", "1: CA\n");

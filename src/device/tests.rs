@@ -57,6 +57,7 @@ fn only(attributes: &[u8]) -> Device {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it makes files and directories")]
 fn netlink_and_sysfs_are_joined_in_index_order() {
     let tree = Scratch::new("device-join");
     let dir = "class/infiniband/mlx5_0/device/";
@@ -95,6 +96,7 @@ fn netlink_and_sysfs_are_joined_in_index_order() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads directories")]
 fn a_device_without_provider_names_its_driver() {
     for (driver, name) in
         [(Some(18), "siw"), (Some(99), "driver 99"), (Some(0), "unknown"), (None, "unknown")]
@@ -109,6 +111,7 @@ fn a_device_without_provider_names_its_driver() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads directories")]
 fn an_abi_out_of_range_names_the_range() {
     let error = only(&node("uverbs0", 192, 3, Some(14))).provider().unwrap_err();
     assert!(error.is_unsupported());
@@ -117,6 +120,7 @@ fn an_abi_out_of_range_names_the_range() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it makes files and directories")]
 fn a_driver_without_id_is_known_by_its_pci_function() {
     let tree = Scratch::new("device-no-id");
     tree.file("class/infiniband/dev0/device/modalias", "pci:v000015B3d00001019sv0\n");
@@ -143,6 +147,7 @@ fn plant(tree: &Scratch) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it makes files and directories")]
 fn without_netlink_sysfs_is_read() {
     let tree = Scratch::new("device-fallback");
     plant(&tree);
@@ -157,6 +162,7 @@ fn without_netlink_sysfs_is_read() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it makes files and directories")]
 fn a_system_without_rdma_has_no_devices_and_no_error() {
     let tree = Scratch::new("device-none");
     let none = |errno| {
@@ -169,6 +175,7 @@ fn a_system_without_rdma_has_no_devices_and_no_error() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads directories")]
 fn a_device_that_is_not_there_names_those_that_are() {
     let device = only(&node("uverbs0", 192, 2, Some(14)));
     let error = absent("mlx5_9", &[device]);
@@ -178,6 +185,7 @@ fn a_device_that_is_not_there_names_those_that_are() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads directories")]
 fn ports_out_of_range_name_the_range() {
     let device = Device::planted("rxe0", DriverId::RXE);
     for port in [0, 2] {
@@ -188,6 +196,7 @@ fn ports_out_of_range_name_the_range() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads directories")]
 fn a_node_that_passed_to_another_device_is_refused() {
     let device = only(&node("uverbs0", 192, 2, Some(14)));
     let own = device.node.clone().unwrap();
@@ -206,6 +215,7 @@ fn a_node_that_passed_to_another_device_is_refused() {
 /// On a machine with devices this compares both ways of listing them and opens each; on one
 /// without it still proves that asking is no error.
 #[test]
+#[cfg_attr(miri, ignore = "it makes files and directories")]
 fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
     let devices = devices().unwrap();
     let with_node: Vec<_> =

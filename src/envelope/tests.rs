@@ -103,6 +103,7 @@ fn an_unknown_origin_fits_all() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn every_damaged_bit_is_noticed() {
     let (_context, envelope) = sealed(&Script::new());
     let sound = envelope.to_bytes();
@@ -165,6 +166,7 @@ impl Dice {
 /// Whatever is received: no panic, no command to the kernel, and what is accepted is what its own
 /// bytes say. Half of it has a right check value, so that what lies behind is reached.
 #[test]
+#[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn made_up_bytes_reach_no_object() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);

@@ -236,6 +236,7 @@ mod tests {
 
     /// The lock may be held by a thread that the child does not have.
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_forked_child_does_not_wait_for_a_lock() {
         let keys = Keys::new(Epoch::current().unwrap(), 7);
         let mut registration = keys.register(Kind::Cq);

@@ -12,7 +12,7 @@ use super::order::{Step, note};
 /// Whether this architecture's device barriers are known here.
 pub(crate) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! instruction {
     (store) => {
         // Stores to ordinary memory leave an x86 processor in order; only the compiler is held.
@@ -32,7 +32,7 @@ macro_rules! instruction {
     };
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 macro_rules! instruction {
     (store) => {
         // SAFETY: an instruction without operands that orders stores and changes nothing.
@@ -53,7 +53,22 @@ macro_rules! instruction {
     };
 }
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+// Miri interprets no instructions. There a device is another thread, and a barrier orders no more
+// than it says.
+#[cfg(miri)]
+macro_rules! instruction {
+    (load) => {
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire)
+    };
+    (done) => {
+        core::sync::atomic::fence(core::sync::atomic::Ordering::AcqRel)
+    };
+    ($store:ident) => {
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Release)
+    };
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", miri)))]
 macro_rules! instruction {
     ($any:ident) => {
         core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst)

@@ -3,7 +3,7 @@
 //! Pairs with [`queue`](super::queue), whose memory it is. As there, pages are zero when they are
 //! taken, and the kernel wipes them in a forked child.
 
-use super::fork::Epoch;
+use super::fork::{Epoch, wipe_in_children};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,8 +61,7 @@ pub(super) fn map(length: usize) -> Result<MmapRaw, Errno> {
         .map_anon()
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
     let pages = MmapRaw::from(pages);
-    // SAFETY: the range is the mapping made above, which nobody else uses yet.
-    unsafe { madvise(pages.as_mut_ptr().cast(), length, Advice::LinuxWipeOnFork) }?;
+    wipe_in_children(&pages)?;
     Ok(pages)
 }
 

@@ -247,6 +247,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_gate_is_shut_in_a_child() {
         let pages = DoorbellPages::new().unwrap();
         let record = Arc::new(pages.alloc().unwrap());
@@ -266,6 +267,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_drops_records_without_a_trace() {
         let pages = DoorbellPages::new().unwrap();
         let mut record = Some(pages.alloc().unwrap());

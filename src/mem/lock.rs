@@ -39,6 +39,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_does_not_wait_for_a_thread_that_it_has_not() {
         let lock = Lock::new(7);
         let (locked, is_locked) = mpsc::channel();

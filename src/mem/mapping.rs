@@ -17,6 +17,30 @@ pub(crate) trait Mapper {
     fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 }
 
+#[cfg(not(miri))]
+type Raw = MmapRaw;
+#[cfg(miri)]
+type Raw = Shown;
+
+/// Miri maps no files: there a mapping is one of several holders of a test's memory.
+#[cfg(miri)]
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) pages: std::sync::Arc<MmapRaw>,
+    pub(super) length: usize,
+}
+
+#[cfg(miri)]
+impl Shown {
+    fn as_mut_ptr(&self) -> *mut u8 {
+        self.pages.as_mut_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.length
+    }
+}
+
 /// A shared mapping. It stays mapped in a forked child, whose parent still uses it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -50,7 +74,15 @@ impl Mapping {
     /// Takes over a mapping that was just made, of this process's own memory for one.
     pub(crate) fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
+        #[cfg(miri)]
+        let raw = Shown { length: raw.len(), pages: raw.into() };
         Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
+    }
+
+    /// What stands for a mapping of a test's file.
+    #[cfg(all(test, miri))]
+    pub(super) fn of_shared(raw: Shown, epoch: Epoch) -> Mapping {
+        Mapping { raw: ManuallyDrop::new(raw), epoch }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {

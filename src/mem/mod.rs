@@ -18,6 +18,9 @@ pub(crate) mod lock;
 pub(crate) mod mapping;
 pub(crate) mod masked;
 #[cfg(test)]
+pub(crate) mod memfile;
+pub(crate) mod noted;
+#[cfg(test)]
 pub(crate) mod order;
 pub(crate) mod page;
 pub(crate) mod parcel;

@@ -79,15 +79,12 @@ impl Page {
 mod tests {
     use super::*;
     use crate::mem::fork::Epoch;
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use std::os::fd::AsFd;
+    use crate::mem::memfile::MemFile;
 
     #[test]
     fn words_are_inside_and_aligned() {
-        let file = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, 4096).unwrap();
         let epoch = Epoch::current().unwrap();
-        let page = Page::new(Mapping::of_fd(file.as_fd(), 0, 4096, epoch).unwrap());
+        let page = Page::new(MemFile::new("page", 4096).map(4096, epoch).unwrap());
         assert_eq!(page.store(4088, 0x0102_0304_0506_0708_u64.to_be()), Some(()));
         assert_eq!(page.load::<u32>(4092), Some(0x0506_0708_u32.to_be()));
         assert_eq!(page.store(0, 7u16), Some(()));

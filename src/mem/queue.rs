@@ -516,6 +516,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it counts page faults")]
     fn first_writes_do_not_fault() {
         use nix::sys::resource::{UsageWho, getrusage};
         let faults = || getrusage(UsageWho::RUSAGE_THREAD).unwrap().minor_page_faults();
@@ -609,6 +610,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {
         let memory = page();
         let units = Units::new(memory.clone(), 0, 4).unwrap();

@@ -370,6 +370,7 @@ mod tests {
 
     #[test]
     fn many_threads_take_and_give() {
+        const ROUNDS: u32 = if cfg!(miri) { 20 } else { 1000 };
         let slab = slab(8, 4);
         std::thread::scope(|scope| {
             for id in 0..4u8 {

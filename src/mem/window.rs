@@ -82,14 +82,11 @@ impl Window {
 mod tests {
     use super::*;
     use crate::mem::fork::Epoch;
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use rustix::io::pread;
-    use std::os::fd::{AsFd, OwnedFd};
+    use crate::mem::memfile::MemFile;
 
-    fn window(start: usize, length: usize) -> (OwnedFd, Option<Window>) {
-        let file = memfd_create("window", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, 4096).unwrap();
-        let mapping = Mapping::of_fd(file.as_fd(), 0, 4096, Epoch::current().unwrap()).unwrap();
+    fn window(start: usize, length: usize) -> (MemFile, Option<Window>) {
+        let file = MemFile::new("window", 4096);
+        let mapping = file.map(4096, Epoch::current().unwrap()).unwrap();
         let window = Window::new(mapping, start, length);
         (file, window)
     }

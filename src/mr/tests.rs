@@ -279,6 +279,7 @@ fn an_exchange_that_fails_loses_no_memory() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
 fn what_a_kernel_does_not_know_is_unsupported() {
     let Bench { pd, .. } = &Bench::new();
     let file = std::fs::File::open("/dev/null").unwrap();

@@ -196,6 +196,7 @@ fn a_device_that_is_going_is_not_gone() {
 
 /// All objects of a file wait for the kernel together, however many there are.
 #[test]
+#[cfg_attr(miri, ignore = "it measures time")]
 fn what_goes_with_its_device_waits_no_longer_for_being_many() {
     const REGIONS: usize = 500;
     let bench = Bench::new();
@@ -302,7 +303,8 @@ fn all_is_gone(script: &Script, order: &[usize]) {
 #[test]
 fn everything_may_be_dropped_in_any_order() {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    for round in 0..400 {
+    const ROUNDS: u32 = if cfg!(miri) { 8 } else { 400 };
+    for round in 0..ROUNDS {
         let script = Script::new();
         let mut all = one_of_everything(&script);
         let mut numbers: Vec<usize> = (0..all.len()).collect();
@@ -339,6 +341,10 @@ fn a_queue_pair_and_what_it_stands_on_in_every_order() {
     }
     let mut orders = 0;
     permute(&mut (0..6).collect(), &mut Vec::new(), &mut |order| {
+        orders += 1;
+        if cfg!(miri) && orders % 45 != 0 {
+            return;
+        }
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits for a file")]
 fn events_name_the_objects_that_they_are_about() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
@@ -56,6 +57,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits for a file")]
 fn waiting_for_an_event_ends() {
     let bench = Bench::new();
     let started = Instant::now();
@@ -72,6 +74,7 @@ fn waiting_for_an_event_ends() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
 fn a_device_that_is_gone_says_so_once_and_is_an_error_then() {
     let script = Script::new();
     script.close_events();
@@ -128,6 +131,7 @@ fn event_names_are_the_kernels() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits for a file")]
 fn a_channel_names_the_queue_that_has_completions() {
     let bench = Bench::new();
     let Bench { script, context, .. } = &bench;

@@ -13,6 +13,7 @@ fn address() -> AddressVector {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
     let mut bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
@@ -104,6 +105,7 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
 
 /// Guards are older than the fork and hold no answer to ask for: they do nothing.
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
@@ -149,6 +151,7 @@ fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn a_child_makes_a_context_of_its_own() {
     let bench = Bench::new();
     let error = bench.context.reimport().unwrap_err();

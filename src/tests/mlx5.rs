@@ -241,6 +241,7 @@ fn memory_of_a_device_that_is_gone_is_freed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn a_child_frees_nothing() {
     let bench = Bench::new();
     let made = bench.make().unwrap();
@@ -255,6 +256,7 @@ fn a_child_frees_nothing() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn a_guard_over_a_fork_finds_nothing() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
@@ -279,6 +281,7 @@ fn a_guard_over_a_fork_finds_nothing() {
 /// An allocator is of the process that made it: whatever another thread was in the middle of when the
 /// child was forked off, nobody there waits for it.
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 #[allow(unsafe_code, reason = "memory is given back by hand")]
 fn a_child_gets_nothing_from_its_parents_allocators() {
     use crate::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
@@ -554,6 +557,7 @@ unsafe impl QueueAllocator for Parts {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
 fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");

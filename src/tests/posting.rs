@@ -336,7 +336,8 @@ fn resizing_keeps_completions() {
     assert_eq!(cq.capacity(), 31);
     assert!(bench.script.complete(cq.handle(), wc(99, 6)));
     assert_eq!(poll_ids(&mut cq), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(bench.script.mappings(), 2, "the old ring is unmapped");
+    let mappings = if cfg!(miri) { 0 } else { 2 };
+    assert_eq!(bench.script.mappings(), mappings, "the old ring is unmapped");
     // Refused or not mapped: nothing is invented.
     bench.script.fail_step(1, Errno::NOMEM);
     assert_eq!(cq.resize(40).unwrap_err().errno(), Errno::NOMEM);

@@ -386,6 +386,7 @@ fn a_region_that_counts_from_nothing_is_taken_over() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn nothing_is_exported_in_a_forked_child() {
     let bench = Bench::new();
     bench.script.allow_xrc();
@@ -412,6 +413,7 @@ fn nothing_is_exported_in_a_forked_child() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn imports_of_a_forked_parent_are_left_alone() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();

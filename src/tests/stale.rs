@@ -69,6 +69,7 @@ fn init() -> QpAttr {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
 fn a_reset_that_cannot_be_finished_is_not_begun() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
@@ -81,6 +82,7 @@ fn a_reset_that_cannot_be_finished_is_not_begun() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
 fn what_was_revoked_is_used_only_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();

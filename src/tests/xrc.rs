@@ -35,6 +35,7 @@ fn private_domains_are_always_new() {
 
 /// Every row of the table for a file that has no domain, and for one that has.
 #[test]
+#[cfg_attr(miri, ignore = "it looks into /proc")]
 fn files_name_domains() {
     let (script, context) = device();
     let file = file();
@@ -64,6 +65,7 @@ fn files_name_domains() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it looks into /proc")]
 fn what_cannot_be_opened_says_why() {
     let (script, context) = device();
     let path = rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
@@ -80,6 +82,7 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it looks into /proc")]
 fn closing_destroys_or_gives_the_domain_back() {
     let (script, context) = device();
     let domain = context.open_xrcd().open().unwrap();

@@ -16,6 +16,7 @@ mod exec;
 mod fetch;
 mod initramfs;
 mod kernel;
+mod miri;
 mod module;
 mod monitor;
 mod outcome;
@@ -66,6 +67,8 @@ enum Verb {
     Bench(bench::BenchArguments),
     /// Run host checks and the device suites, and summarise
     Test(test::TestArguments),
+    /// Run the tests that need no kernel under Miri, if it is installed
+    Miri(miri::MiriArguments),
     /// Make one static test binary for machines without Rust
     Bundle(test::BundleArguments),
     /// Become a program that ends with the lab
@@ -100,6 +103,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Test(arguments) => test::test(&arguments),
+        Verb::Miri(arguments) => miri::miri(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {
             tie::become_tied(parent, &command)?;

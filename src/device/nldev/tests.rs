@@ -208,6 +208,7 @@ impl Random {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn no_bytes_make_the_reader_panic() {
     let table = [entry("pd", 1), entry("qp", 2)].concat();
     let listed = [

@@ -65,6 +65,10 @@ pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
 
 fn unshared(raw: std::io::Result<MmapRaw>, advice: Advice) -> Result<Mapping, Errno> {
     let mapping = Mapping::of_raw(raw, Epoch::current()?)?;
+    if cfg!(miri) {
+        // It knows no such advice, and forks nothing.
+        return Ok(mapping);
+    }
     // SAFETY: the range is the mapping made above, which nobody else uses yet.
     unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), advice) }?;
     Ok(mapping)

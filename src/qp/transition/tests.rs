@@ -93,6 +93,7 @@ fn mask(words: &str) -> Mask {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn the_table_is_the_kernel_s() {
     let states: Vec<QpState> = (0..=6).map(QpState).collect();
     let mut found = 0;

@@ -88,6 +88,7 @@ fn registers_are_given_back_where_a_mapping_outlives_the_context() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn registers_of_a_forked_parent_are_left_alone() {
     let script = Script::mlx5();
     let mut context = Some(script.open("mlx5_0"));
@@ -266,6 +267,7 @@ fn a_region_of_device_memory_is_not_changed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn device_memory_says_that_it_is_the_parents() {
     let (_script, exporter, _importer) = shared();
     let memory = exporter.alloc_dm(64, 8).unwrap();

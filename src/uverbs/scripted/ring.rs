@@ -1,8 +1,7 @@
 //! The kernel's end of a queue that a test plays: a file in memory, which the library maps as it
 //! would map rxe's queue, and which is read and written from here by system call.
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::{pread, pwrite};
+use crate::mem::memfile::MemFile;
 use std::mem::offset_of;
 use uverbs_uapi::rxe::rxe_queue_buf;
 use zerocopy::{FromBytes, IntoBytes};
@@ -14,7 +13,7 @@ const MIN_STRIDE: usize = 64;
 /// A queue as rxe lays one out.
 #[derive(Debug)]
 pub(super) struct KernelRing {
-    file: OwnedFd,
+    file: MemFile,
     slots: u32,
     stride: u32,
 }
@@ -25,8 +24,7 @@ impl KernelRing {
     pub(super) fn new(name: &str, entries: u32, size: usize) -> KernelRing {
         let slots = (entries + 1).next_power_of_two();
         let stride = size.max(MIN_STRIDE).next_power_of_two() as u32;
-        let file = memfd_create(name, MemfdFlags::CLOEXEC).expect("a file in memory");
-        ftruncate(&file, HEADER + u64::from(slots) * u64::from(stride)).expect("room for a queue");
+        let file = MemFile::new(name, HEADER as usize + slots as usize * stride as usize);
         let header = rxe_queue_buf {
             log2_elem_size: stride.trailing_zeros(),
             index_mask: slots - 1,
@@ -37,8 +35,8 @@ impl KernelRing {
         ring
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    pub(super) fn file(&self) -> &MemFile {
+        &self.file
     }
 
     pub(super) fn size(&self) -> u32 {

@@ -18,15 +18,12 @@ use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
 use crate::mem::fork::Epoch;
-use crate::mem::mapping::Mapping;
+use crate::mem::memfile::MemFile;
 use crate::mem::queue::{QueueMemory, UNIT, Units};
 use crate::mem::register::Register;
 use crate::number::Lkey;
 use crate::provider::{Cursor, RecvCursor, SendLimits};
 use crate::wr::{PostError, Recv, SendWr, Sge};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::pread;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -38,16 +35,14 @@ const CQN: u32 = 0x40d;
 
 /// A register in memory that can be looked at.
 struct Page {
-    file: OwnedFd,
+    file: MemFile,
     register: Arc<Register>,
 }
 
 impl Page {
     fn new(buffer: usize) -> Page {
-        let file = memfd_create("register", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, 4096).unwrap();
-        let epoch = Epoch::current().unwrap();
-        let mapping = Mapping::of_fd(file.as_fd(), 0, 4096, epoch).unwrap();
+        let file = MemFile::new("register", 4096);
+        let mapping = file.map(4096, Epoch::current().unwrap()).unwrap();
         let register = Arc::new(Register::new(Arc::new(mapping), 0, buffer).unwrap());
         Page { file, register }
     }

@@ -20,6 +20,11 @@ impl Random {
     }
 }
 
+/// So many, but where each takes long.
+fn seeds(many: u64) -> u64 {
+    if cfg!(miri) { 3 } else { many }
+}
+
 const REMOTE: Remote = Remote { addr: 0x1000, rkey: Rkey(1) };
 
 /// The device's end of a send queue.

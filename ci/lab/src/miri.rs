@@ -1,0 +1,175 @@
+//! `cargo ci miri`: the tests that need neither a kernel nor a device, in an interpreter that knows
+//! what undefined behaviour is.
+//!
+//! Miri is in nightly toolchains only, so nothing else of the lab asks for it.
+
+use crate::outcome::{self, Outcome, Report};
+use crate::progress;
+use crate::summary::{Place, Summary};
+use crate::watch::{self, Watched};
+use crate::workspace::Workspace;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long one package may take under one set of rules.
+const PATIENCE: Duration = Duration::from_secs(90 * 60);
+/// Lines of what Miri says of an error.
+const SHOWN: usize = 40;
+/// What is run: a package, and the features that it is built with.
+const PACKAGES: [(&str, &[&str]); 2] = [("uverbs-uapi", &[]), ("uverbs", &["--features", "tokio"])];
+
+/// What Miri takes for aliasing that is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Rules {
+    /// Stacked borrows, the stricter ones
+    Stacked,
+    /// Tree borrows
+    Tree,
+}
+
+impl Rules {
+    const ALL: [Rules; 2] = [Rules::Stacked, Rules::Tree];
+
+    fn name(self) -> &'static str {
+        match self {
+            Rules::Stacked => "stacked borrows",
+            Rules::Tree => "tree borrows",
+        }
+    }
+
+    fn flags(self) -> &'static str {
+        // Addresses go to the kernel as numbers, which the kernel that tests play uses as such.
+        match self {
+            // What the kernel does not confirm to be gone is leaked on purpose, and tested.
+            Rules::Stacked => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks",
+            Rules::Tree => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks -Zmiri-tree-borrows",
+        }
+    }
+}
+
+/// `cargo ci miri`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MiriArguments {
+    /// Rules of aliasing [default: both]
+    #[arg(long, value_enum)]
+    rules: Option<Rules>,
+    /// The toolchain that has Miri
+    #[arg(long, default_value = "nightly")]
+    toolchain: String,
+    /// Run only tests whose names contain one of these
+    filters: Vec<String>,
+}
+
+/// Runs the tests under Miri, prints the summary, and answers success only if nothing failed.
+pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    let toolchain = &arguments.toolchain;
+    if !installed(&workspace, toolchain) {
+        bail!(
+            "there is no Miri here, and nothing was checked: \
+             rustup toolchain install {toolchain} --component miri --component rust-src"
+        );
+    }
+    let mut summary = Summary::default();
+    for rules in Rules::ALL {
+        if arguments.rules.is_some_and(|only| only != rules) {
+            continue;
+        }
+        for (package, features) in PACKAGES {
+            let mut command = cargo(&workspace, toolchain);
+            command.args(["test", "--quiet", "--package", package, "--lib"]).args(features);
+            // Its flags are not those of other builds.
+            command.arg("--target-dir").arg(workspace.lab_directory()?.join("miri"));
+            command.env("MIRIFLAGS", rules.flags()).env("RUST_BACKTRACE", "0");
+            command.args(["--", "--format", "pretty", "--color", "never"]);
+            command.args(&arguments.filters);
+            let name = format!("{package}, {}", rules.name());
+            let start = Instant::now();
+            let spinner = progress::spinner(&name);
+            let run = watch::run(command, PATIENCE)?;
+            spinner.finish_and_clear();
+            let note = format!("{} s", start.elapsed().as_secs());
+            summary.places.push(Place { name, reports: reports(&run), note });
+        }
+    }
+    println!("\n{summary}");
+    Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
+    // The `cargo` that runs the lab is of one toolchain; rustup's own knows the others.
+    let mut command = Command::new("cargo");
+    command.arg(format!("+{toolchain}")).arg("miri").current_dir(workspace.root());
+    // What cargo tells the programs that it runs is of the other toolchain.
+    for name in ["CARGO", "RUSTUP_TOOLCHAIN"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn installed(workspace: &Workspace, toolchain: &str) -> bool {
+    cargo(workspace, toolchain)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// What a run said. Miri ends with the first error that it finds, in the middle of a test.
+fn reports(run: &Watched) -> Vec<Report> {
+    let mut reports = outcome::parse(&run.stdout);
+    let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let unfinished = outcome::unfinished(&run.stdout);
+    let problem = match run.status {
+        None => Some(format!("given up after {} s", PATIENCE.as_secs())),
+        Some(status) if !status.success() && !failed => Some(finding(&run.stderr)),
+        Some(_) => None,
+    };
+    if let Some(problem) = problem {
+        let name = unfinished.unwrap_or_else(|| "miri".into());
+        reports.push(Report { name, outcome: Outcome::Failed(problem) });
+    }
+    reports
+}
+
+/// The first error of what Miri printed, or the end of it.
+fn finding(stderr: &str) -> String {
+    let lines: Vec<&str> = stderr.lines().collect();
+    let first = lines.iter().position(|line| line.starts_with("error"));
+    let from = first.unwrap_or(lines.len().saturating_sub(SHOWN));
+    lines[from..].iter().take(SHOWN).copied().collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    #[test]
+    fn the_test_in_which_miri_stopped_is_named_with_what_it_said() {
+        let run = Watched {
+            status: Some(ExitStatus::from_raw(1 << 8)),
+            stdout: "test a ... ok\ntest b ... ignored, it forks\ntest c ... ".into(),
+            stderr: "warning: x\nerror: Undefined Behavior: boom\n  --> src/a.rs\n".into(),
+        };
+        let reports = reports(&run);
+        assert_eq!(reports.len(), 3);
+        assert_eq!(reports[1].outcome, Outcome::Skipped("it forks".into()));
+        assert_eq!(reports[2].name, "c");
+        let Outcome::Failed(message) = &reports[2].outcome else { panic!("{reports:?}") };
+        assert!(message.starts_with("error: Undefined Behavior: boom\n"), "{message}");
+    }
+
+    #[test]
+    fn success_is_what_the_tests_said() {
+        let stdout = "test a ... ok\n".into();
+        let run = Watched { status: Some(ExitStatus::from_raw(0)), stdout, stderr: String::new() };
+        let passed = Report { name: "a".into(), outcome: Outcome::Passed };
+        assert_eq!(reports(&run), [passed]);
+    }
+}
