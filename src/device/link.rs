@@ -53,8 +53,9 @@ pub fn add_link(name: &str, kind: &str, netdev: &str) -> Result<()> {
 
 /// Removes the software device `name`. The same as `rdma link delete NAME`.
 ///
-/// A driver that cannot let go of open contexts (rxe, siw) keeps the caller waiting until the last
-/// of them is closed.
+/// A driver that cannot let go of open contexts keeps the caller waiting until the last of them is
+/// closed: siw, and rxe before Linux 7.3. Others take the device away, and every call on what is open
+/// answers `EIO` from then on.
 ///
 /// # Errors
 ///

@@ -18,7 +18,7 @@ use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// An event loop in which the file is readable when the test says so.
-struct Watched(Arc<AtomicBool>);
+pub(super) struct Watched(Arc<AtomicBool>);
 
 impl Watch for Watched {
     fn poll_read(
@@ -30,22 +30,22 @@ impl Watch for Watched {
     }
 }
 
-struct Futures {
-    bench: Bench,
-    pool: BufferPool,
-    driver: Driver<Watched>,
-    cq: CompletionQueue,
-    qp: QueuePair,
+pub(super) struct Futures {
+    pub(super) bench: Bench,
+    pub(super) pool: BufferPool,
+    pub(super) driver: Driver<Watched>,
+    pub(super) cq: CompletionQueue,
+    pub(super) qp: QueuePair,
     /// The kernel's completion queue.
     handle: u32,
 }
 
-fn cx() -> Context<'static> {
+pub(super) fn cx() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
 impl Futures {
-    fn new() -> Futures {
+    pub(super) fn new() -> Futures {
         let bench = Bench::new();
         let pool = bench.pd.buffer_pool(64).count(64).build().unwrap();
         let (cq, driver) =
@@ -60,7 +60,7 @@ impl Futures {
     }
 
     /// Completes the oldest request of a queue, and lets the driver find that.
-    fn complete(&mut self, role: Role, status: WcStatus) {
+    pub(super) fn complete(&mut self, role: Role, status: WcStatus) {
         let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
         let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
         let wc = ib_uverbs_wc { status: status.0, ..wc(self.qp.qpn().0, wr_id) };

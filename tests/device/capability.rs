@@ -33,6 +33,8 @@ capabilities! {
     CqResize = "cq_resize";
     /// Memory on the device itself.
     DeviceMemory = "device_memory";
+    /// A device that goes while files of it are open.
+    Disassociate = "disassociate";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
     /// Rules for packets that nobody else takes.

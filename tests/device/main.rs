@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+mod allocations;
 #[cfg(feature = "tokio")]
 mod r#async;
 mod atomics;
@@ -55,6 +56,8 @@ mod share;
 mod sharing;
 mod srq;
 mod station;
+#[cfg(all(feature = "tokio", feature = "stream"))]
+mod stream;
 #[cfg(feature = "tokio")]
 mod tasks;
 mod uc;
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         }
     }
     let modules = [
+        allocations::trials(),
         #[cfg(feature = "tokio")]
         r#async::trials(),
         #[cfg(feature = "tokio")]
@@ -96,6 +100,8 @@ fn main() -> ExitCode {
         device::trials(),
         #[cfg(feature = "tokio")]
         epoll::trials(),
+        #[cfg(all(feature = "tokio", feature = "stream"))]
+        stream::trials(),
         errors::trials(),
         events::trials(),
         fork::trials(),

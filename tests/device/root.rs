@@ -8,11 +8,12 @@ use crate::capability::Capability;
 use crate::env;
 use crate::helper::{Helper, config, receive_from, send_to};
 use crate::pair::{Config, PATIENCE, PORT, Pair, Side};
+use crate::unplug;
 use crate::verdict::{Stop, Verdict, require, trials};
 use std::fs;
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs::device::{DriverId, link};
 use uverbs::{Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
 
@@ -21,6 +22,7 @@ trials![
     wrong_links_are_refused,
     device_does_not_open_its_successor,
     removal_waits_for_the_last_file_or_takes_the_device_away,
+    what_is_lent_comes_back_when_the_link_goes,
     port_events_follow_the_link,
     two_network_namespaces,
 ];
@@ -132,6 +134,9 @@ fn device_does_not_open_its_successor() -> Verdict {
     Ok(())
 }
 
+/// What a removal that does not wait for files may take; who waits for them waits for longer.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
 fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt1", "10.77.1.1/24")?;
@@ -144,7 +149,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     let remover = std::thread::spawn(move || {
         let _ = sender.send(link::remove_link("uvt_rxe"));
     });
-    let early = removed.recv_timeout(Duration::from_millis(700));
+    let early = removed.recv_timeout(AT_ONCE);
     if let Ok(answer) = early {
         // Since Linux 7.3 the driver takes the device away from whoever has it open.
         answer?;
@@ -163,6 +168,35 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     removed.recv_timeout(PATIENCE)??;
     remover.join().expect("it does not panic");
     assert!(Device::by_name("uvt_rxe").is_err());
+    Err(Stop::Skip(Capability::Disassociate, "the removal waits for the last file".into()))
+}
+
+/// Whether links of software go while files of them are open; else their removal waits.
+fn links_go_at_once(interface: &str) -> Verdict<bool> {
+    let _link = Link::add("uvt_rxe", interface)?;
+    let context = Context::open(&Device::by_name("uvt_rxe")?)?;
+    let remover = std::thread::spawn(|| link::remove_link("uvt_rxe"));
+    let deadline = Instant::now() + AT_ONCE;
+    while !remover.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let at_once = remover.is_finished();
+    drop(context);
+    remover.join().expect("it does not panic")?;
+    Ok(at_once)
+}
+
+/// As on a device that is pulled out: everything ends, and what was lent is back.
+fn what_is_lent_comes_back_when_the_link_goes() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt5", "10.77.5.1/24")?;
+    let why = "the removal waits for the last file";
+    require(links_go_at_once("uvt5")?, Capability::Disassociate, why)?;
+    for _ in 0..3 {
+        let _link = Link::add("uvt_rxe", "uvt5")?;
+        let device = Device::by_name("uvt_rxe")?;
+        unplug::lent_meanwhile(&device, || Ok(link::remove_link("uvt_rxe")?))?;
+    }
     Ok(())
 }
 

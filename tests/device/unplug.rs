@@ -2,7 +2,8 @@
 //! everything at the same time, says so, waits until it is told that the device is gone, and looks
 //! at what every call answers then.
 //!
-//! Pairs with the lab, which takes the device away: a test cannot pull its own.
+//! Pairs with the lab, which takes the device away: a test cannot pull its own, unless it is a link of
+//! software.
 
 mod lending;
 #[cfg(feature = "tokio")]
@@ -97,26 +98,62 @@ fn work(name: &str) -> Verdict {
         };
         #[cfg(not(feature = "tokio"))]
         let futures = [];
-        let deadline = Instant::now() + START;
-        while awaited.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
+        begun(&awaited);
         println!("at work");
         let mut line = String::new();
         stdin().read_line(&mut line)?;
         over.store(true, Ordering::Relaxed);
-        for (what, thread) in threads.into_iter().chain(futures) {
-            match thread.join() {
-                Ok(verdict) => verdict.map_err(|stop| Stop::fail(format!("{what}: {stop:?}")))?,
-                Err(_) => return Err(Stop::fail(format!("{what}: a panic"))),
-            }
-        }
-        Ok(())
+        joined(threads.into_iter().chain(futures))
     })?;
     look()?;
     let error = Context::open(&device).err().map(|error| error.errno());
     if !matches!(error, Some(Errno::NODEV | Errno::NOENT | Errno::NXIO)) {
         return Err(Stop::fail(format!("opened again: {error:?}")));
+    }
+    Ok(())
+}
+
+/// What is lent on any driver's device, to requests, to scopes and to futures, while `remove` takes the
+/// device away.
+pub(crate) fn lent_meanwhile(device: &Device, remove: impl FnOnce() -> Verdict) -> Verdict {
+    let awaited = Arc::new(AtomicUsize::new(0));
+    let who = || Awaited::new(&awaited);
+    thread::scope(|scope| {
+        let (one, two) = (who(), who());
+        let threads: [(&str, ScopedJoinHandle<'_, Verdict>); 2] = [
+            ("owned", scope.spawn(|| lending::owned(device, one))),
+            ("scope", scope.spawn(|| lending::scope(device, two))),
+        ];
+        #[cfg(feature = "tokio")]
+        let futures = {
+            let three = who();
+            [("futures", scope.spawn(|| waiting::futures(device, three)))]
+        };
+        #[cfg(not(feature = "tokio"))]
+        let futures = [];
+        begun(&awaited);
+        remove()?;
+        joined(threads.into_iter().chain(futures))
+    })
+}
+
+/// Waits until everybody has begun, or is late.
+fn begun(awaited: &AtomicUsize) {
+    let deadline = Instant::now() + START;
+    while awaited.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What came of them all.
+fn joined<'s>(
+    threads: impl IntoIterator<Item = (&'static str, ScopedJoinHandle<'s, Verdict>)>,
+) -> Verdict {
+    for (what, thread) in threads {
+        match thread.join() {
+            Ok(verdict) => verdict.map_err(|stop| Stop::fail(format!("{what}: {stop:?}")))?,
+            Err(_) => return Err(Stop::fail(format!("{what}: a panic"))),
+        }
     }
     Ok(())
 }

@@ -62,8 +62,9 @@ const TABLE: &[(&str, Has, Has)] = &[
     ("huge_pages", Has::Always, Has::Always),
     // Memory to share between devices: the kernel's, whatever the RDMA device.
     ("udmabuf", Has::Since(KernelName::V6_12), Has::Since(KernelName::V6_12)),
+    // A device goes while files of it are open.
+    ("disassociate", Has::Since(KernelName::Newest), Has::Always),
     // Only hardware, or what emulates it.
-    ("disassociate", Has::Never, Has::Always),
     ("import", Has::Never, Has::Always),
     ("relaxed_ordering", Has::Always, Has::Always),
     ("mlx5", Has::Never, Has::Always),

@@ -3,17 +3,25 @@
 
 use super::Awaited;
 use crate::lent::{Half, pair_of};
-use crate::pair::PORT;
+use crate::pair::{PATIENCE, PORT};
 use crate::verdict::{Stop, Verdict};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs::owned::{BufferPool, Ending, ScopeError};
 use uverbs::{Context, Device, Errno, PostError, SendWr, WcStatus};
 
 /// Whether the kernel began to take the device away: from then on it answers `EIO` to this, which no
 /// driver has a part in, and has yet to walk what there is. Any other answer is one of its tables,
 /// from which addresses are taken a while before.
-fn is_taken(context: &Context) -> bool {
-    context.query_gid(PORT, 0).is_err_and(|error| error.errno() == Errno::IO)
+fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
+    if Instant::now() > deadline {
+        return Err(Stop::fail("nobody took the device away"));
+    }
+    Ok(context.query_gid(PORT, 0).is_err_and(|error| error.errno() == Errno::IO))
+}
+
+/// When nobody waits any more for the device to be taken away.
+fn deadline() -> Instant {
+    Instant::now() + 3 * PATIENCE
 }
 
 /// Whether all of the pool is back, and nothing was given up.
@@ -40,7 +48,8 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     batch.ring();
     let mut awaited = Some(awaited);
     let mut completed = 0;
-    while !is_taken(&a.context) {
+    let deadline = deadline();
+    while !is_taken(&a.context, deadline)? {
         let mut batch = a.qp.send_batch()?;
         while let Some(buffer) = a.pool.take() {
             match batch.push(SendWr::write(remote, &[]), buffer, 0).map_err(|refused| refused.error)
@@ -81,7 +90,8 @@ pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
         assert_eq!(outcome.status, WcStatus::SUCCESS);
         let _ = scope.recv(&mut inbox)?;
         drop(awaited);
-        while !is_taken(&context) {
+        let deadline = deadline();
+        while !is_taken(&context, deadline)? {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

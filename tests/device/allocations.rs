@@ -1,0 +1,134 @@
+//! Messages cost no allocation: neither by the verbs, nor in buffers that are lent, nor as futures. Each
+//! test sends a few first, in which tables and lists reach their sizes.
+#![allow(unsafe_code, reason = "counting what the program's allocator is asked for")]
+
+use crate::lent;
+use crate::pair::{Config, Pair};
+use crate::verdict::{Verdict, trials};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use uverbs::{SendWr, WcOpcode};
+
+#[cfg(not(feature = "tokio"))]
+trials![by_number, in_buffers];
+#[cfg(feature = "tokio")]
+trials![by_number, in_buffers, as_futures];
+
+thread_local! {
+    /// What this thread asked for. Other threads are the harness's.
+    static ASKED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, and how often it is asked.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn count() {
+    ASKED.set(ASKED.get() + 1);
+}
+
+// SAFETY: it is the system's, and what is counted needs no memory of its own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(start, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+/// Messages that are sent first, and then while it is counted.
+const BEFORE: u64 = 100;
+const COUNTED: u64 = 300;
+
+/// What `message` asked for after it was warm.
+fn asked(mut message: impl FnMut(u64) -> Verdict) -> Verdict<u64> {
+    for n in 0..BEFORE {
+        message(n)?;
+    }
+    let before = ASKED.get();
+    for n in 0..COUNTED {
+        message(n)?;
+    }
+    Ok(ASKED.get() - before)
+}
+
+fn by_number() -> Verdict {
+    let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
+    let asked = asked(|n| {
+        b.recv(n, 0..64)?;
+        a.send(SendWr::send(&[a.sge(0..64)]).id(n).signaled())?;
+        a.expect(n, WcOpcode::SEND)?;
+        b.expect(n, WcOpcode::RECV).map(drop)
+    })?;
+    assert_eq!(asked, 0, "allocations of {COUNTED} messages");
+    Ok(())
+}
+
+fn in_buffers() -> Verdict {
+    let (mut a, mut b) = lent::pair()?;
+    let asked = asked(|n| {
+        let mut batch = b.qp.recv_batch()?;
+        batch.push(b.pool.take().expect("a buffer"), n)?;
+        batch.ring();
+        let mut batch = a.qp.send_batch()?;
+        // Alone, and read by several.
+        let text = a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
+        match n % 2 {
+            0 => batch.push(SendWr::send(&[]), text, n)?,
+            _ => {
+                let part = text.share().slice(..4).expect("it is that long");
+                batch.push(SendWr::send(&[]), part, n)?;
+            }
+        }
+        batch.ring()?;
+        let (sent, received) = (a.wait()?, b.wait()?);
+        assert!(sent.outcome.is_success() && received.outcome.is_success());
+        Ok(())
+    })?;
+    assert_eq!(asked, 0, "allocations of {COUNTED} messages");
+    Ok(())
+}
+
+#[cfg(feature = "tokio")]
+fn as_futures() -> Verdict {
+    use crate::tasks::{both, pair, run};
+    run(0, async {
+        let (a, b) = pair()?;
+        let mut inbox = b.qp.inbox(&b.pool, 8);
+        let mut before = 0;
+        for n in 0..BEFORE + COUNTED {
+            if n == BEFORE {
+                before = ASKED.get();
+            }
+            let text = a.pool.copy(&n.to_ne_bytes()).expect("a buffer");
+            let send = async { Ok(a.qp.send(text).await.map(drop)?) };
+            // The drivers are tasks of the same thread, and counted with them.
+            let receive = async {
+                assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
+                Ok(())
+            };
+            both(send, receive).await?;
+        }
+        assert_eq!(ASKED.get() - before, 0, "allocations of {COUNTED} messages");
+        Ok(())
+    })
+}

@@ -1,0 +1,47 @@
+//! Messages as a stream of the `futures` crates, through nothing but that trait.
+
+use crate::tasks::{Half, pair, run};
+use crate::verdict::{Verdict, trials};
+use futures_core::{FusedStream, Stream};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+use uverbs::WcStatus;
+use uverbs::aio::Cause;
+
+trials![messages_come_in_order_and_end];
+
+async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
+}
+
+fn messages_come_in_order_and_end() -> Verdict {
+    run(0, async {
+        const MESSAGES: u32 = 40;
+        let (a, b) = pair()?;
+        let mut inbox = b.qp.inbox(&b.pool, 8);
+        poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
+        let Half { qp, .. } = &a;
+        let sender = tokio::spawn({
+            let qp = qp.clone();
+            async move {
+                for n in 0..MESSAGES {
+                    drop(qp.send_inline(&n.to_ne_bytes()).await);
+                }
+            }
+        });
+        for n in 0..MESSAGES {
+            let message = next(&mut inbox).await.expect("a message")?;
+            assert_eq!(message.buffer[..], n.to_ne_bytes());
+        }
+        sender.await?;
+        assert!(!inbox.is_terminated());
+        b.qp.abort()?;
+        // The error is told once, and then the stream is over.
+        let end = next(&mut inbox).await.expect("an end").expect_err("nothing was sent");
+        assert_eq!(end.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+        assert!(inbox.is_terminated());
+        assert!(next(&mut inbox).await.is_none());
+        Ok(())
+    })
+}
