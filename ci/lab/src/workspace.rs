@@ -45,7 +45,10 @@ pub(crate) enum Profile {
     Checked,
     /// Optimised: what is measured.
     Release,
-    /// The same without symbols: what is weighed.
+    /// The same across crates, as who ships a program would: what consists of small functions of
+    /// several.
+    Whole,
+    /// What is measured, without symbols: what is weighed.
     Stripped,
     /// What is measured, but not static.
     Dynamic,
@@ -200,7 +203,7 @@ impl Workspace {
     ) -> Result<PathBuf> {
         let mut arguments =
             vec!["test".to_owned(), "--no-run".into(), "--test".into(), test.into()];
-        for feature in ["cli", "tokio"] {
+        for feature in ["cli", "tokio", "stream"] {
             if self.features(package).any(|name| name == feature) {
                 arguments.extend(["--features".into(), feature.into()]);
             }
@@ -241,6 +244,11 @@ impl Workspace {
                 "lab/checked"
             }
             Profile::Release => "lab/release",
+            Profile::Whole => {
+                command.env("CARGO_PROFILE_RELEASE_LTO", "fat");
+                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1");
+                "lab/whole"
+            }
             Profile::Stripped => {
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
                 "lab/stripped"

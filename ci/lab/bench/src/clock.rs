@@ -28,7 +28,11 @@ pub fn nanoseconds_per_instruction() -> f64 {
 
 /// Whether a nanosecond is an instruction at the moment.
 pub fn counts_instructions() -> bool {
-    (0.98..=1.05).contains(&nanoseconds_per_instruction())
+    is_counting(nanoseconds_per_instruction())
+}
+
+fn is_counting(nanoseconds: f64) -> bool {
+    (0.98..=1.05).contains(&nanoseconds)
 }
 
 /// Lets a device work for a moment without going to sleep: where the clock counts instructions,
@@ -36,5 +40,17 @@ pub fn counts_instructions() -> bool {
 pub fn linger(rounds: u32) {
     for round in 0..rounds {
         black_box(round);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nanosecond_is_about_an_instruction() {
+        assert!([0.98, 1.0, 1.04, 1.05].map(is_counting).iter().all(|counts| *counts));
+        assert!(![0.1, 0.979, 1.051, 2.0, f64::NAN].map(is_counting).contains(&true));
+        assert!(nanoseconds_per_instruction() > 0.0);
     }
 }

@@ -65,9 +65,11 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
         }
         ["first", device] => S::Control::first(device),
         ["mapped", device] => mapped::<S::Control>(device),
-        ["scale", device, part] => scale::measure::<S::Scale>(device, part),
+        ["scale", device, part, clock] => {
+            scale::measure::<S::Scale>(device, part, clock == "counting")
+        }
         _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
-             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE PART".into()),
+             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE PART counting|running".into()),
     }
 }
 

@@ -239,3 +239,67 @@ fn run<P: Path>(side: &mut P, way: usize, operation: Operation) -> Result<(u32, 
     }
     Ok((done, nanoseconds))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does nothing, as often as is wanted.
+    struct Idle;
+
+    impl Path for Idle {
+        const WAYS: &[&str] = &["idle"];
+
+        fn open(_: &str, _: bool) -> Result<Self, Failure> {
+            Ok(Idle)
+        }
+
+        fn offers(_: usize, _: Operation) -> bool {
+            true
+        }
+
+        fn post(&mut self, _: usize, _: Lane, _: Request, _: u32) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn build(&mut self, _: usize) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn receive(&mut self, _: Lane, _: u32) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        /// Never finds all of them.
+        fn poll(&mut self, _: usize, _: u32) -> Result<u32, Failure> {
+            Ok(RUN - 1)
+        }
+
+        fn poll_empty(&mut self, _: usize) -> Result<u32, Failure> {
+            Ok(0)
+        }
+
+        fn arm(&mut self) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn settle(&mut self, _: Lane, _: u32) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn fill(&mut self) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+
+    /// Under a clock that tells the time, as here, and of a run that was not whole.
+    #[test]
+    fn runs_that_prove_nothing_are_thrown_away() {
+        let rounds = |counting, only| Rounds { device: "", alone: false, runs: 7, counting, only };
+        measure::<Idle>(&rounds(false, "write")).unwrap();
+        for (counting, only) in [(true, "write, built only"), (false, "poll, one")] {
+            let failure = measure::<Idle>(&rounds(counting, only)).unwrap_err().to_string();
+            assert!(failure.contains("of 7 runs counted"), "{failure}");
+        }
+    }
+}

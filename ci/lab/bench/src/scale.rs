@@ -1,6 +1,7 @@
 //! Many objects: what one more costs when there are many already.
 
 use crate::Failure;
+use crate::control::{PASSED, WORKED, worked};
 use crate::path::RUN;
 use crate::sample::Sample;
 use std::time::Instant;
@@ -51,6 +52,35 @@ fn memory() -> Result<[f64; 2], Failure> {
     Ok([-field("/proc/meminfo", "MemFree:")?, field("/proc/self/status", "VmRSS:")?])
 }
 
+/// What an object costs: time where that passes, and where instructions are the clock's the work of the
+/// program, in the kernel as well. There, waiting for a device moves the clock by whatever it likes.
+#[derive(Clone, Copy, Debug)]
+struct Meter {
+    start: Instant,
+    worked: f64,
+    counting: bool,
+}
+
+impl Meter {
+    fn start(counting: bool) -> Meter {
+        Meter { start: Instant::now(), worked: worked(), counting }
+    }
+
+    /// The row's unit.
+    fn unit(counting: bool) -> &'static str {
+        if counting { WORKED } else { PASSED }
+    }
+
+    /// What has come since the start, in that unit.
+    fn stop(self) -> f64 {
+        if self.counting {
+            worked() - self.worked
+        } else {
+            1e6 * self.start.elapsed().as_secs_f64()
+        }
+    }
+}
+
 fn print(operation: &str, way: String, value: f64) {
     println!("{}", Sample { operation: operation.into(), way, runs: vec![value] });
 }
@@ -59,6 +89,7 @@ fn print(operation: &str, way: String, value: f64) {
 fn grow<S: Scale>(
     side: &mut S,
     name: &str,
+    counting: bool,
     steps: &[u32],
     make: fn(&mut S) -> Result<(), Failure>,
     mut at_step: impl FnMut(&mut S, u32) -> Result<(), Failure>,
@@ -71,13 +102,14 @@ fn grow<S: Scale>(
             make(side)?;
             count += 1;
         }
-        let start = Instant::now();
+        let meter = Meter::start(counting);
         for _ in 0..window {
             make(side)?;
         }
-        let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(window);
+        let each = meter.stop() / f64::from(window);
         count = step;
-        print(&format!("{name}: µs each"), format!("at {step}"), microseconds);
+        let unit = Meter::unit(counting);
+        print(&format!("{name}: {unit} each"), format!("at {step}"), each);
         at_step(side, step)?;
     }
     for ((what, after), before) in ["machine", "process"].into_iter().zip(memory()?).zip(before) {
@@ -110,16 +142,17 @@ impl Part {
     ];
 }
 
-/// Measures one part, and prints what is found as soon as it is.
-pub fn measure<S: Scale>(device: &str, name: &str) -> Result<(), Failure> {
+/// Measures one part, and prints what is found as soon as it is; with `counting`, on a clock that counts
+/// instructions.
+pub fn measure<S: Scale>(device: &str, name: &str, counting: bool) -> Result<(), Failure> {
     let (name, part) = Part::ALL
         .into_iter()
         .find(|(known, _)| *known == name)
         .ok_or_else(|| format!("nothing is called {name:?}"))?;
     let mut side = S::open(device)?;
     match part {
-        Part::CompletionQueues => grow(&mut side, name, &STEPS, S::cq, |_, _| Ok(())),
-        Part::QueuePairs => grow(&mut side, name, &STEPS, S::qp, |side, step| {
+        Part::CompletionQueues => grow(&mut side, name, counting, &STEPS, S::cq, |_, _| Ok(())),
+        Part::QueuePairs => grow(&mut side, name, counting, &STEPS, S::qp, |side, step| {
             let mut best = f64::INFINITY;
             for _ in 0..5 {
                 best = best.min(side.poll()? / f64::from(RUN));
@@ -127,14 +160,15 @@ pub fn measure<S: Scale>(device: &str, name: &str) -> Result<(), Failure> {
             print("poll, queue pairs on the queue: ns each", format!("at {step}"), best);
             Ok(())
         }),
-        Part::Regions => grow(&mut side, name, &REGIONS, S::region, |_, _| Ok(())),
+        Part::Regions => grow(&mut side, name, counting, &REGIONS, S::region, |_, _| Ok(())),
         Part::Threads => {
             for count in [1, THREADS] {
                 side.threads(count)?;
-                let start = Instant::now();
+                let meter = Meter::start(counting);
                 side.threads(count)?;
-                let microseconds = 1e6 * start.elapsed().as_secs_f64() / f64::from(count);
-                print(&format!("{name}: µs each"), format!("at {count}"), microseconds);
+                let each = meter.stop() / f64::from(count);
+                let unit = Meter::unit(counting);
+                print(&format!("{name}: {unit} each"), format!("at {count}"), each);
             }
             Ok(())
         }

@@ -13,7 +13,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     let operations =
         Operation::all().into_iter().filter(|operation| operation.kind == "rc" && operation.events);
     measure(arguments, operations.map(Contest::PingPong), Program::Futures, |workspace| {
-        let program = workspace.static_example("uverbs", "pingpong", "tokio", Profile::Release)?;
+        let program = workspace.static_example("uverbs", "pingpong", "tokio", Profile::Whole)?;
         Ok(vec![("futures-pingpong".to_owned(), program)])
     })
 }

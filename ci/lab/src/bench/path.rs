@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
     session.count_instructions();
     let programs = rounds::programs(&session.workspace)?;
-    let rounds = arguments.runs.div_ceil(IN_A_ROW);
+    let rounds = arguments.runs_to_the_lowest().div_ceil(IN_A_ROW);
     let mut table = Table {
         title: "The data path of mlx5".into(),
         unit: "instructions per request or completion".into(),

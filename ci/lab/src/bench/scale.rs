@@ -15,6 +15,8 @@ use std::time::Duration;
 const FLAT: f64 = 1.2;
 /// How long a side may take for a part.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// The same where instructions are counted: one processor emulates one, and all of the driver's work with it.
+const COUNTING: Duration = Duration::from_secs(600);
 
 /// Measures everything.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
@@ -33,8 +35,12 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
             for (side, found) in Side::BOTH.into_iter().zip(&mut found) {
                 let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
                 kernel = vm.greeting.release.clone();
-                let words = ["scale", &device, name];
-                match rounds::watch(&mut vm, side, &words, PATIENCE, found) {
+                let (clock, patience) = match arguments.count_instructions {
+                    true => ("counting", COUNTING),
+                    false => ("running", PATIENCE),
+                };
+                let words = ["scale", &device, name, clock];
+                match rounds::watch(&mut vm, side, &words, patience, found) {
                     Ok(()) => vm.power_off()?,
                     // What came before it took too long was found all the same.
                     Err(error) => {
