@@ -113,8 +113,14 @@ impl Channel {
         take(pool, length).await
     }
 
-    /// Asks the other side, and waits for its reply.
+    /// Asks the other side, and waits for its reply. A call that is dropped goes on by itself: given up
+    /// halfway it would take its credit along, and a body that nobody was told of.
     pub(crate) async fn call(&self, body: Buffer) -> Outcome<Buffer> {
+        let channel = self.clone();
+        tokio::spawn(async move { channel.ask(body).await }).await?
+    }
+
+    async fn ask(&self, body: Buffer) -> Outcome<Buffer> {
         let _permit = self.0.asking.acquire().await?;
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();

@@ -24,6 +24,9 @@ use uverbs::aio::{CompletionQueue, Inbox};
 use uverbs::owned::Buffer;
 use uverbs::{Context, Device, Handshake, QpType, devices};
 
+/// How often requests are left early, each time a little later.
+const ROUNDS: usize = 40;
+
 fn device() -> Outcome<Device> {
     let device = devices()?.into_iter().find(|device| device.is_supported());
     Ok(device.ok_or("there is no RDMA device with a provider")?)
@@ -71,6 +74,40 @@ async fn ask(channel: &Channel, length: usize, seed: u8) -> Outcome<()> {
         true => Ok(()),
         false => Err(format!("{length} bytes came back as {} others", reply.len()).into()),
     }
+}
+
+/// Asks again and again, and leaves sooner or later before the reply is there. What a request took,
+/// its place, its credit and its buffer, must not go with whoever asked.
+async fn leave_early(channel: &Channel) -> Outcome<()> {
+    for round in 0..ROUNDS {
+        let asking: Vec<_> = (0..2 * DEPTH)
+            .map(|task| {
+                let channel = channel.clone();
+                // Those that find no credit any more have offered their bodies already.
+                let length = if task % DEPTH < DEPTH - 2 { 900 } else { BULK };
+                tokio::spawn(async move { ask(&channel, length, task as u8).await })
+            })
+            .collect();
+        for _ in 0..round {
+            tokio::task::yield_now().await;
+        }
+        for task in &asking {
+            task.abort();
+        }
+        for task in asking {
+            match task.await {
+                Ok(asked) => asked?,
+                Err(gone) if gone.is_cancelled() => {}
+                Err(panicked) => return Err(panicked.into()),
+            }
+        }
+    }
+    for length in [900, BULK] {
+        let asked = tokio::time::timeout(Duration::from_secs(30), ask(channel, length, 1)).await;
+        asked.map_err(|_| "requests that nobody waited for took everything with them")??;
+    }
+    println!("{} requests, left early: the channel is as it was", ROUNDS * 2 * DEPTH);
+    Ok(())
 }
 
 /// What the device counted of receivers that were not ready; `None` if it does not count.
@@ -167,6 +204,7 @@ async fn both(count: usize, tasks: usize) -> Outcome<()> {
     // Without looking at the stream: what the connection itself tells is enough.
     let attending = tokio::spawn(channel.clone().run(inbox, increment));
     measure(&channel, count, tasks).await?;
+    leave_early(&channel).await?;
     // The other side leaves without a word, and nobody waits for its reply.
     drop(stay);
     server.await??;

@@ -12,6 +12,7 @@ mod cpio;
 mod deb;
 mod demo;
 mod device;
+mod examples;
 mod exec;
 mod fetch;
 mod initramfs;

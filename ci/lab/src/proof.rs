@@ -4,7 +4,7 @@
 //! `test.rs` runs this after the suites. Cases that suit one machine share it; a machine that is lost takes
 //! its remaining cases along as failures.
 
-mod case;
+pub(crate) mod case;
 mod conversation;
 mod ethernet;
 mod faults;

@@ -3,6 +3,7 @@
 use crate::capability::Offer;
 use crate::checks;
 use crate::device::DeviceName;
+use crate::examples;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::outcome::{Outcome, Report};
@@ -141,7 +142,7 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
         Needs { kernels: arguments.kernels(), peers: scope.offer.peers || proven, python: proven };
     let session = Session::open(&needs, arguments.console)?;
     let suites = match scope.filter {
-        Some(filter) if proof::suffices(filter) => Vec::new(),
+        Some(filter) if proof::suffices(filter) || examples::suffices(filter) => Vec::new(),
         _ => suite::build(&session.workspace, &arguments.devices())?,
     };
     let mut programs: Vec<_> =
@@ -173,6 +174,13 @@ fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> R
                 let full = arguments.full;
                 let proof = Proof { session: &session, kernel, scope, logs: &logs, full };
                 place.reports.extend(proof::run(&proof));
+            }
+            // One kernel will do for programs, too, unless they are asked for.
+            let named = scope.filter.is_some_and(examples::suffices);
+            let all = arguments.full && scope.filter.is_none() && kernel == KernelName::Newest;
+            if named || all {
+                let reports = examples::run(&session, kernel, device, scope.filter, &logs);
+                place.reports.extend(reports);
             }
             place.note.push_str(&format!("{} s", start.elapsed().as_secs()));
             summary.places.push(place);

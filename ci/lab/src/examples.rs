@@ -1,0 +1,176 @@
+//! The workspace's examples, run in a machine and judged by what they print.
+
+use crate::device::DeviceName;
+use crate::kernel::KernelName;
+use crate::outcome::{Outcome, Report};
+use crate::proof::case::{self, Case};
+use crate::session::{Machine, Session};
+use crate::workspace::{Profile, Workspace};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What names begin with.
+const GROUP: &str = "examples";
+/// All of them.
+const EXAMPLES: &[&str] = &[
+    "devices",
+    "echo",
+    "fan_in",
+    "file_transfer",
+    "key_value",
+    "pingpong",
+    "remote_memory",
+    "requests",
+];
+
+/// Whether a filter asks for nothing but what is here, so that no suite need be built.
+pub(crate) fn suffices(filter: &str) -> bool {
+    filter.split("::").next() == Some(GROUP)
+}
+
+/// A program that ends by itself, and a pattern that a line of it must fit.
+fn alone(name: &str, command: &str, line: &str) -> Case {
+    let script = format!(
+        "directory=$(mktemp -d) && cd $directory || exit 1\n\
+         timeout 200 {command} >printed 2>&1; status=$?; cat printed\n\
+         [ $status = 0 ] || fail \"ended with $status\""
+    );
+    Case::new(name, script).then(&format!("grep -Eq \"{line}\" printed"))
+}
+
+/// One that must not succeed, and must say why.
+fn refused(name: &str, command: &str, line: &str) -> Case {
+    let script = format!(
+        "directory=$(mktemp -d) && cd $directory || exit 1\n\
+         echo text >file\n\
+         timeout 60 {command} >printed 2>&1; status=$?; cat printed\n\
+         [ $status = 1 ] || fail \"ended with $status\""
+    );
+    Case::new(name, script).then(&format!("grep -Eq \"{line}\" printed"))
+}
+
+fn cases(device: DeviceName) -> Vec<Case> {
+    let [one, other] = match device {
+        DeviceName::Rxe => ["rxe0", "rxe1"],
+        DeviceName::Mlx5 => ["mlx5_0", "mlx5_1"],
+    };
+    // Not a whole number of pieces.
+    let size = "3000001";
+    let original = format!("(head -c {size} /dev/urandom >/tmp/original)");
+    let copied = "cmp /tmp/original copy";
+    let bar = r#"grep -q "\[#\{40\}\] 100 % of 3000001 bytes" server"#;
+    vec![
+        alone("devices", "devices", one),
+        // Not the shell's own.
+        alone("echo", "/usr/local/bin/echo", "^hello, peer$")
+            .then("grep -q \"no unsafe, no copies\" printed"),
+        alone("key_value", "key_value 800", "^800 values read"),
+        alone("remote_memory", "remote_memory", r"^afterwards there is \[111, 101,"),
+        alone("fan_in", "fan_in", "^1280 messages of 64 clients"),
+        alone("fan_in::few", "fan_in 3 5", "^15 messages of 3 clients"),
+        Case::new("file_transfer::original", original),
+        Case::pair(
+            "file_transfer",
+            "tcp 4000",
+            "file_transfer receive copy 127.0.0.1:4000",
+            "file_transfer send /tmp/original 127.0.0.1:4000",
+        )
+        .then(copied)
+        .then(bar)
+        .then(&bar.replace("server", "client")),
+        refused(
+            "file_transfer::nobody",
+            "file_transfer send file 127.0.0.1:4001",
+            "127.0.0.1:4001.*refused",
+        ),
+        // Its own rates, whatever they are; that requests are left early; and that it hears of the end.
+        alone("requests", "requests 64 4", "left early: the channel is as it was")
+            .then("grep -Eq \"not ready: (0|none)$|not ready: none, and\" printed")
+            .then("grep -q \"^the other side left: \" printed"),
+        Case::new(
+            "requests::two_sides",
+            "directory=$(mktemp -d) && cd $directory || exit 1\n\
+             requests serve 127.0.0.1:4002 >server 2>&1 & server=$!\n\
+             until_true 'tcp 4002' || exit 1\n\
+             timeout 200 requests ask 127.0.0.1:4002 32 4 >client 2>&1; status=$?\n\
+             until_true 'grep -q left server'; left=$?\n\
+             kill $server; cat server client\n\
+             [ $status = 0 ] || fail \"the client ended with $status\"\n\
+             [ $left = 0 ] || fail 'the server did not hear that the client left'",
+        ),
+        refused("requests::nobody", "requests ask 127.0.0.1:4001", "127.0.0.1:4001.*refused"),
+        Case::pair(
+            "pingpong",
+            "tcp 18515",
+            &format!("pingpong -n 200 -d {other}"),
+            &format!("pingpong -n 200 -d {one} 127.0.0.1"),
+        )
+        .then("grep -q \"µs per iteration\" client"),
+    ]
+}
+
+fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
+    let program = |name: &&str| {
+        let built = workspace.static_example("uverbs", name, "tokio", Profile::Checked)?;
+        Ok(((*name).to_owned(), built))
+    };
+    EXAMPLES.iter().map(program).collect()
+}
+
+/// Runs those whose names fit in one machine.
+pub(crate) fn run(
+    session: &Session,
+    kernel: KernelName,
+    device: DeviceName,
+    filter: Option<&str>,
+    logs: &Path,
+) -> Vec<Report> {
+    let cases: Vec<Case> = cases(device)
+        .into_iter()
+        .map(|case| Case { name: format!("{GROUP}::{}", case.name), ..case })
+        .filter(|case| filter.is_none_or(|filter| case.name.contains(filter)))
+        .collect();
+    println!("\n{GROUP} on {} {}", kernel.label(), device.label());
+    let (mut reports, mut log) = (Vec::new(), String::new());
+    let outcome = (|| {
+        let programs = programs(&session.workspace)?;
+        let machine = Machine { programs: &programs, ..Machine::new(kernel, device) };
+        let mut vm = session.boot(&machine)?;
+        for case in &cases {
+            reports.push(case::run(&mut vm, case, &mut log)?);
+            ensure!(!vm.ended(), "the machine was lost in {}", case.name);
+        }
+        vm.power_off()
+    })();
+    let path = logs.join(format!("{}-{}-{GROUP}.log", kernel.label(), device.label()));
+    let kept = fs::write(&path, log).with_context(|| format!("write {}", path.display()));
+    if let Err(error) = outcome.and(kept) {
+        let outcome = Outcome::Failed(format!("{error:#}"));
+        reports.push(Report { name: format!("{GROUP}::machine"), outcome });
+    }
+    reports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_example_is_run() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+        let mut there: Vec<String> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        there.sort();
+        assert_eq!(there, EXAMPLES);
+        for device in DeviceName::ALL {
+            let cases = cases(device);
+            for example in EXAMPLES {
+                assert!(cases.iter().any(|case| case.name == *example), "{example}");
+            }
+        }
+        assert!(suffices("examples::echo") && suffices("examples") && !suffices("async::echo"));
+    }
+}
