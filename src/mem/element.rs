@@ -349,7 +349,7 @@ impl Element<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::queue::Units;
+    use super::super::units::Units;
     use super::*;
 
     fn page() -> Arc<QueueMemory> {

@@ -8,6 +8,7 @@
 
 pub(crate) mod allocator;
 pub(crate) mod barrier;
+pub(crate) mod blocks;
 mod chunk;
 pub(crate) mod dbrec;
 pub(crate) mod element;
@@ -33,4 +34,5 @@ pub(crate) mod slab;
 pub(crate) mod slots;
 pub(crate) mod sync;
 pub(crate) mod udmabuf;
+pub(crate) mod units;
 pub(crate) mod window;

@@ -1,9 +1,11 @@
 //! Work queues with what their posters note of each request: one number finds both.
 
+use super::blocks::{Block, Blocks};
 use super::masked::Masked;
 #[cfg(test)]
 use super::order::{Step, note};
-use super::queue::{Block, Blocks, QueueMemory, UNIT, Units};
+use super::queue::QueueMemory;
+use super::units::{UNIT, Units};
 use std::sync::Arc;
 
 /// A ring of blocks, and beside each a `T`.

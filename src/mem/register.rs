@@ -6,10 +6,11 @@
 //! ends with [`mmio_flush`], which keeps the next ring behind this one.
 
 use super::barrier::{mmio_flush, mmio_wc_start};
+use super::blocks::{BLOCK, Block, Blocks};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::order::{Step, note};
-use super::queue::{BLOCK, Block, Blocks, UNIT};
+use super::units::UNIT;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -1,7 +1,8 @@
 //! A device that a test plays: it completes requests, and is told how far that was noticed.
 
 use crate::mem::dbrec::DoorbellRecord;
-use crate::mem::queue::{QueueMemory, UNIT, Units};
+use crate::mem::queue::QueueMemory;
+use crate::mem::units::{UNIT, Units};
 use std::sync::Arc;
 
 /// What a device has of a completion queue.

@@ -12,10 +12,12 @@ use super::wqe::{
 };
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
+use crate::mem::blocks::{BLOCK, Block, Blocks};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::noted::Noted;
-use crate::mem::queue::{BLOCK, Block, Blocks, QueueMemory, UNIT};
+use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
+use crate::mem::units::UNIT;
 use crate::provider::{Address, Cursor, SendLimits};
 use crate::wr::{Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;

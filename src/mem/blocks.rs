@@ -1,0 +1,282 @@
+//! Rings of blocks: send queues, whose requests begin at a block and are written piece by piece.
+//!
+//! Pairs with [`Units`](super::units::Units), whose ring it is: data that goes on at the beginning is
+//! left to it, and all other data is written here.
+
+#[cfg(test)]
+use super::order::{Step, note};
+use super::queue::QueueMemory;
+use super::units::{UNIT, Units};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
+use uverbs_uapi::endian::Be32;
+
+/// Units of a block.
+pub(crate) const BLOCK: u32 = 4;
+
+/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
+/// begin at blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    units: Units,
+    /// Of numbers of blocks.
+    mask: u32,
+    /// Bytes of all.
+    length: usize,
+}
+
+impl Blocks {
+    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
+        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
+        let length = units.count() as usize * UNIT;
+        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, length, units })
+    }
+
+    /// The ring as units.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// The block `index`, which is taken modulo the ring.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Block<'_> {
+        // SAFETY: `within` answers what is.
+        unsafe { self.get(self.within(index)) }
+    }
+
+    /// The blocks of `count` units from the block `index` on, if they do not go on at the beginning.
+    #[inline(always)]
+    pub(super) fn row(&self, index: u32, count: u32) -> Option<Row<'_>> {
+        let within = self.within(index);
+        // SAFETY: `within` answers what is.
+        let first = unsafe { self.get(within) };
+        // The ring is whole blocks, so that what is behind the units in the last is inside as well.
+        let end = within as usize * (BLOCK as usize * UNIT) + count as usize * UNIT;
+        (end <= self.length).then_some(Row { first })
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// `index` modulo the ring.
+    #[inline(always)]
+    pub(super) fn within(&self, index: u32) -> u32 {
+        index & self.mask
+    }
+
+    /// The block `index`.
+    ///
+    /// # Safety
+    ///
+    /// There are more than `index`.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, index: u32) -> Block<'_> {
+        // SAFETY: `new` found room for as many as there are.
+        let base = unsafe { self.units.base().add(index as usize * BLOCK as usize) };
+        Block { base, ring: PhantomData }
+    }
+
+    /// Writes inline data from the unit `unit` of the block `index` on: a word that says how long it
+    /// is, and `bytes`, which go on at the ring's beginning where it ends. More than the whole ring
+    /// is cut off. Answers how many units that are: none for no bytes.
+    #[inline(always)]
+    pub(crate) fn inline(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) -> u32 {
+        if self.at(index).inline(unit, length, bytes)
+            || self.inline_long(index, unit, length, bytes)
+        {
+            return inline_units(bytes);
+        }
+        if bytes.is_empty() {
+            return 0;
+        }
+        self.units.inline(index.wrapping_mul(BLOCK).wrapping_add(unit), length, bytes);
+        inline_units(bytes)
+    }
+
+    /// The same of at least a unit that ends before the ring does; `false`, and nothing done, for all
+    /// other data.
+    #[inline(always)]
+    fn inline_long(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) -> bool {
+        #[cfg(test)]
+        note(Step::Request);
+        let block = (index & self.mask) as usize * BLOCK as usize;
+        let start = (block + unit as u8 as usize) * UNIT;
+        let data = start + size_of::<Be32>();
+        // Of many bytes it need not be asked whether they are few.
+        let many = bytes.len() > 4 * UNIT;
+        if !many && bytes.len() < UNIT || data + bytes.len() > self.length {
+            return false;
+        }
+        let ring = self.units.base().cast::<u8>();
+        // SAFETY: less than the ring's length, as the data is that follows.
+        let place = unsafe { ring.add(start) }.cast::<Be32>();
+        // SAFETY: inside, and aligned as a unit is.
+        unsafe { place.write(length) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let to = unsafe { ring.add(data) };
+        if many {
+            // SAFETY: inside, as above; queue memory is never lent as a slice, so that the two lie
+            // apart.
+            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            return true;
+        }
+        // Whole units, and the last one again from the end back: for so few a call would cost more.
+        let last = bytes.len() - UNIT;
+        let mut at = 0;
+        while at < last {
+            // SAFETY: `at + UNIT` is less than the length.
+            let piece = unsafe { bytes.as_ptr().add(at) };
+            // SAFETY: there is room for all bytes up to the end of the ring.
+            let place = unsafe { to.add(at) };
+            // SAFETY: as above.
+            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            // Or the loop becomes a call after all.
+            compiler_fence(Ordering::SeqCst);
+            at += UNIT;
+        }
+        // SAFETY: the last `UNIT` bytes.
+        let piece = unsafe { bytes.as_ptr().add(last) };
+        // SAFETY: there is room for all bytes up to the end of the ring.
+        let place = unsafe { to.add(last) };
+        // SAFETY: as above.
+        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        true
+    }
+}
+
+/// Blocks side by side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'r> {
+    first: Block<'r>,
+}
+
+impl<'r> Row<'r> {
+    /// The block `nth`.
+    ///
+    /// # Safety
+    ///
+    /// The row has more than `nth`.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, nth: usize) -> Block<'r> {
+        // SAFETY: the caller's promise, and `Blocks::row` found room for all.
+        let base = unsafe { self.first.base.add(nth * BLOCK as usize) };
+        Block { base, ring: PhantomData }
+    }
+}
+
+/// Units of inline data, with the word that says how long it is.
+#[inline(always)]
+fn inline_units(bytes: &[u8]) -> u32 {
+    (bytes.len() as u32 + size_of::<Be32>() as u32).div_ceil(UNIT as u32)
+}
+
+/// One block of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block<'r> {
+    base: *mut [u64; 2],
+    ring: PhantomData<&'r Blocks>,
+}
+
+impl Block<'_> {
+    /// Writes the unit `n` of the block, modulo four; `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(self, n: u32, value: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
+        // protocol has it, and the device does not look before it is told.
+        unsafe { place.write(value) };
+    }
+
+    /// Writes inline data from the unit `n` on: a word that says how long it is, and `bytes`; `false`,
+    /// and nothing done, unless they are at least a unit and end in the block.
+    #[inline(always)]
+    fn inline(self, n: u32, length: Be32, bytes: &[u8]) -> bool {
+        const WORD: usize = size_of::<Be32>();
+        let room = (BLOCK.saturating_sub(n) as usize * UNIT).saturating_sub(WORD);
+        // As many as are copied below. A control unit stands first, so that there is never more room.
+        let room = room.min(3 * UNIT);
+        // Both at once, as what is less than a unit wraps.
+        if room < UNIT || bytes.len().wrapping_sub(UNIT) > room - UNIT {
+            return false;
+        }
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: `n` is less than the units of a block, or there were no room.
+        let start = unsafe { self.base.add(n as usize) }.cast::<u8>();
+        // SAFETY: inside, and aligned as a unit is; see `write` for who else may be there.
+        unsafe { start.cast::<Be32>().write(length) };
+        // SAFETY: inside, as a unit has room for more than a word.
+        let to = unsafe { start.add(WORD) };
+        // The first unit, the last from the end back, and one between where these two do not meet;
+        // there is no room for more.
+        // SAFETY: `UNIT` bytes are there to read, and room to write them. Queue memory is never lent as
+        // a slice, so that the two lie apart.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
+        if bytes.len() > 2 * UNIT {
+            // SAFETY: there are as many bytes.
+            let piece = unsafe { bytes.as_ptr().add(UNIT) };
+            // SAFETY: inside, since there is room for all bytes.
+            let place = unsafe { to.add(UNIT) };
+            // SAFETY: as for the first.
+            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        }
+        let last = bytes.len() - UNIT;
+        // SAFETY: the last `UNIT` bytes.
+        let piece = unsafe { bytes.as_ptr().add(last) };
+        // SAFETY: inside, since there is room for all bytes.
+        let place = unsafe { to.add(last) };
+        // SAFETY: as for the first.
+        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        true
+    }
+
+    /// The unit `n` of the block, modulo four, as it lies in memory.
+    #[inline(always)]
+    pub(super) fn read(self, n: u32) -> [u64; 2] {
+        // SAFETY: a block has four units.
+        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        // SAFETY: inside and aligned; initialised since the memory was zeroed.
+        unsafe { place.read() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Arc<QueueMemory> {
+        Arc::new(QueueMemory::pages(1).unwrap())
+    }
+
+    /// Whichever of the three ways is taken.
+    #[test]
+    fn inline_data_lies_as_byte_by_byte() {
+        const COUNT: u32 = 4;
+        let bytes: Vec<u8> = (1..=100).collect();
+        for (index, unit) in (0..COUNT).flat_map(|index| (0..BLOCK).map(move |unit| (index, unit)))
+        {
+            for length in 0..=bytes.len() {
+                let data = &bytes[..length];
+                let ring = Blocks::new(page(), 64, COUNT).unwrap();
+                let plain = Units::new(page(), 64, COUNT * BLOCK).unwrap();
+                let word = Be32::new(length as u32 | 1 << 31);
+                let units = ring.inline(index, unit, word, data);
+                assert_eq!(units, if length == 0 { 0 } else { inline_units(data) });
+                if length > 0 {
+                    plain.inline(index * BLOCK + unit, word, data);
+                }
+                for n in 0..COUNT * BLOCK {
+                    assert_eq!(ring.units().read(n), plain.read(n), "{index} {unit} {length} {n}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Rings of the units that requests are made of.
+//!
+//! Pairs with [`queue`](super::queue), which has the memory; that it is large enough is asked once.
+//! Receive queues are such a ring, and [`Blocks`](super::blocks::Blocks) see one as larger pieces.
+
+#[cfg(test)]
+use super::order::{Step, note};
+use super::queue::QueueMemory;
+use std::sync::Arc;
+use uverbs_uapi::endian::Be32;
+
+/// Bytes of the unit that requests are made of.
+pub(crate) const UNIT: usize = 16;
+
+/// A ring of 16-byte units, a power of two of them: what work queues are made of. Requests are
+/// whole units, so one that reaches the end of the ring goes on at its beginning by itself.
+#[derive(Debug)]
+pub(crate) struct Units {
+    base: *mut [u64; 2],
+    mask: u32,
+    _memory: Arc<QueueMemory>,
+}
+
+// SAFETY: see `QueueMemory`; the queue that owns the view writes through `&mut` of itself, or into
+// slots of a batch that it lent exclusively.
+unsafe impl Send for Units {}
+// SAFETY: as above: one queue owns a view and gives the writing end to one borrower at a time.
+unsafe impl Sync for Units {}
+
+impl Units {
+    /// `count` units at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Units> {
+        if !count.is_power_of_two() {
+            return None;
+        }
+        let length = UNIT.checked_mul(usize::try_from(count).ok()?)?;
+        let base = memory.range(offset, length, UNIT)?.as_ptr().cast();
+        Some(Units { base, mask: count - 1, _memory: memory })
+    }
+
+    /// How many units there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The first.
+    #[inline(always)]
+    pub(super) fn base(&self) -> *mut [u64; 2] {
+        self.base
+    }
+
+    #[inline(always)]
+    fn unit(&self, index: u32) -> *mut [u64; 2] {
+        // SAFETY: `new` checked that units up to and including `mask` are inside.
+        unsafe { self.base.add((index & self.mask) as usize) }
+    }
+
+    /// Writes the unit `index`, which is taken modulo the ring; `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
+        #[cfg(test)]
+        note(Step::Request);
+        // SAFETY: inside and aligned, as `unit` says; whoever may write here is the only one, as
+        // the ring's protocol has it, and the device does not look before it is told.
+        unsafe { self.unit(index).write(value) };
+    }
+
+    /// The unit `index` as it lies in memory.
+    #[cfg(test)]
+    pub(crate) fn read(&self, index: u32) -> [u64; 2] {
+        // SAFETY: inside and aligned, as `unit` says; initialised since the memory was zeroed.
+        unsafe { self.unit(index).read() }
+    }
+
+    /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
+    /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
+        // SAFETY: a unit has room for a word, and is aligned for one.
+        unsafe { self.unit(index).cast::<Be32>().write(length) };
+        self.copy(index, size_of::<Be32>(), bytes);
+    }
+
+    /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
+    /// it ends. More than the whole ring is cut off.
+    pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
+        #[cfg(test)]
+        note(Step::Request);
+        let ring = (self.mask as usize + 1) * UNIT;
+        let start = ((index & self.mask) as usize * UNIT + offset) & (ring - 1);
+        let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
+        let rest = &rest[..rest.len().min(ring)];
+        // SAFETY: `start` is inside, because the ring's size is a power of two.
+        let to = unsafe { self.base.cast::<u8>().add(start) };
+        // SAFETY: `first` fits between `start` and the end; queue memory is never lent as a slice,
+        // so that `bytes` lie elsewhere.
+        unsafe { to.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+        // SAFETY: `rest` fits into the ring, and lies elsewhere, as above.
+        unsafe {
+            self.base.cast::<u8>().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Arc<QueueMemory> {
+        Arc::new(QueueMemory::pages(1).unwrap())
+    }
+
+    #[test]
+    fn views_that_do_not_fit_are_refused() {
+        let memory = page();
+        let units = (memory.len() / UNIT) as u32;
+        assert!(Units::new(memory.clone(), 0, units).is_some());
+        assert!(Units::new(memory.clone(), 0, units * 2).is_none(), "too long");
+        assert!(Units::new(memory.clone(), UNIT, units).is_none(), "too far");
+        assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
+        assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
+        assert!(Units::new(memory, usize::MAX, 1).is_none());
+    }
+
+    #[test]
+    fn units_go_on_at_the_beginning() {
+        let units = Units::new(page(), 64, 4).unwrap();
+        for unit in 6..10 {
+            units.write(unit, [u64::from(unit), !0]);
+        }
+        let first: Vec<_> = (0..4).map(|unit| units.read(unit)[0]).collect();
+        assert_eq!(first, [8, 9, 6, 7]);
+        let bytes: Vec<u8> = (1..=40).collect();
+        units.copy(2, 12, &bytes);
+        assert_eq!(units.read(2), [6, 0x0403_0201_ffff_ffff]);
+        assert_eq!(units.read(3), [0x0c0b_0a09_0807_0605, 0x1413_1211_100f_0e0d]);
+        assert_eq!(units.read(0), [0x1c1b_1a19_1817_1615, 0x2423_2221_201f_1e1d]);
+        assert_eq!(units.read(1), [0x0000_0000_2827_2625 | units.read(1)[0] >> 32 << 32, !0]);
+    }
+}
