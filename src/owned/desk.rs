@@ -5,7 +5,7 @@ use super::memory::{Memory, Named};
 use super::route::{Entry, Lent, Rest};
 use crate::identity::Identity;
 use crate::mem::parcel::{Content, Parcel};
-use crate::mem::slots::{self, Lender, Lending, Vacancy};
+use crate::mem::slots::lender::{self, Lender, Lending, Vacancy};
 use crate::pd::KernelPd;
 use crate::wr::{PostError, Sge};
 use std::fmt;
@@ -160,7 +160,7 @@ impl<'d, T> Place<'d, T> {
 }
 
 /// A buffer that was lent, and whose request is not written yet.
-type Filled<'d, T> = slots::Filled<'d, Whole, (Extent, T), Rest<T>>;
+type Filled<'d, T> = lender::Filled<'d, Whole, (Extent, T), Rest<T>>;
 
 /// Takes back a buffer whose request could not be appended.
 #[cold]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::completion::WcOpcode;
-use crate::mem::slots::Lender;
+use crate::mem::slots::lender::Lender;
 use crate::number::Qpn;
 use loom::sync::Notify;
 use loom::thread;

@@ -1,5 +1,6 @@
 //! What lender, poller and whoever reclaims do to one table at the same time.
 
+use super::lender::Lender;
 use super::*;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;

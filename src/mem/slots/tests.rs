@@ -1,7 +1,7 @@
 //! One thread's view of a table.
 
+use super::lender::Lender;
 use super::*;
-use crate::mem::parcel::Content;
 use std::sync::Arc;
 
 #[test]
@@ -39,70 +39,6 @@ fn forged_tickets_settle_nothing() {
 }
 
 #[test]
-fn tickets_wrap() {
-    let mut lender = Lender::new(1, MARK);
-    lender.next |= !0 << MARKS;
-    for payload in [7, 8] {
-        let ticket = lender.lend(payload).unwrap();
-        assert_eq!(ticket & MARK, MARK);
-        assert_eq!(lender.slots().give(ticket), Some(payload));
-    }
-    assert_eq!(lender.next, MARK | NEXT);
-}
-
-/// A table of another size than a power of two lends no more than it has, whatever the order.
-#[test]
-fn slots_are_skipped_and_found_again() {
-    let mut lender = Lender::new(5, 0).out_of_turn();
-    let mut lent: Vec<(u64, u32)> = Vec::new();
-    // As a shared receive queue may complete: any of those that are lent.
-    const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
-    for round in 0..ROUNDS {
-        let mut lending = lender.begin();
-        while lent.len() < 5 {
-            lent.push((lending.hold(round).unwrap(), round));
-        }
-        assert_eq!(lending.hold(round), Err(round));
-        lending.hand_over();
-        for _ in 0..=round % 5 {
-            let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
-            assert_eq!(lender.slots().give(ticket), Some(payload));
-        }
-        // What is taken back between them leaves the others alone.
-        let mut lending = lender.begin();
-        let held = (0..round % 3).filter(|_| lending.hold(round).is_ok()).count();
-        drop(lending);
-        assert_eq!(lender.room(), 5 - lent.len(), "{held} were held");
-    }
-    let mut none = Lender::new(0, 0);
-    assert!((0..3).all(|_| none.lend(()).is_err()));
-    assert_eq!(none.room(), 0);
-}
-
-/// Who finds a large queue full looks at one slot of it.
-#[test]
-fn a_full_table_is_found_full_at_once() {
-    let looks = |lender: &Lender<u32>| lender.looks.load(Ordering::Relaxed);
-    const COUNTS: [u32; 2] = if cfg!(miri) { [64, 100] } else { [4096, 5000] };
-    for count in COUNTS {
-        let mut lender = Lender::new(count, 0);
-        let tickets: Vec<u64> = (0..count).map(|n| lender.lend(n).unwrap()).collect();
-        for (n, ticket) in (0..count).zip(&tickets).take(40) {
-            let before = looks(&lender);
-            assert_eq!(lender.lend(n), Err(n));
-            assert_eq!(looks(&lender) - before, 1, "of {count}");
-            assert_eq!(lender.slots().give(*ticket), Some(n));
-            lender.lend(n).unwrap();
-        }
-        // What somebody took and forgot is lost, and nothing behind it.
-        std::mem::forget(lender.slots().settle(tickets[40]));
-        lender.slots().give(tickets[41]).unwrap();
-        lender.lend(0).unwrap();
-        assert_eq!(lender.lend(0), Err(0));
-    }
-}
-
-#[test]
 fn a_panic_keeps_nothing_from_being_reclaimed() {
     let mut lenders = [Lender::new(4, 0), Lender::new(4, 0)];
     lenders.iter_mut().for_each(|lender| (0..4).for_each(|n| _ = lender.lend(n).unwrap()));
@@ -133,148 +69,10 @@ fn everything_can_be_reclaimed() {
 }
 
 #[test]
-fn what_is_held_can_be_taken_back() {
-    let payload = Arc::new(());
-    let mut lender = Lender::new(4, 0);
-    let given = lender.lend(payload.clone()).unwrap();
-    for round in 1..4 {
-        let mut lending = lender.begin();
-        let held: Vec<u64> = (0..3).map(|_| lending.hold(payload.clone()).unwrap()).collect();
-        assert!(lending.hold(payload.clone()).is_err());
-        drop(lending);
-        assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-        assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
-    }
-    // All are held, and one comes back.
-    let slots = lender.slots().clone();
-    let mut lending = lender.begin();
-    assert!((0..3).all(|_| lending.hold(payload.clone()).is_ok()));
-    slots.give(given);
-    let given = lending.hold(payload.clone()).unwrap();
-    assert!(lending.hold(payload.clone()).is_err());
-    drop(lending);
-    assert!(slots.give(given).is_none());
-    assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
-    let given = lender.lend(payload.clone()).unwrap();
-    drop(lender.begin());
-    assert!(slots.give(given).is_some());
-    // Some came back while others are free.
-    let again = lender.lend(payload.clone()).unwrap();
-    assert_eq!(lender.room(), 3);
-    slots.give(again);
-    assert_eq!((lender.room(), lender.room()), (4, 4));
-    assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
-    assert_eq!(lender.room(), 0);
-}
-
-/// What was forgotten is taken back by whoever comes upon it, and nothing else is; until then it
-/// stays, and what is handed over meanwhile does, too.
-#[test]
-fn what_was_forgotten_is_taken_back_later() {
-    let count = 4;
-    // What is handed over before, in which of those is given back before the forgetting, and
-    // how many are forgotten.
-    for (before, back, forgotten) in
-        (0..=count).flat_map(|n| (0..16u32).flat_map(move |b| (0..=4).map(move |f| (n, b, f))))
-    {
-        let (told, lost) = (Arc::new(()), Arc::new(()));
-        let mut lender = Lender::new(count, 0).out_of_turn();
-        lender.next |= 0xf0 << MARKS;
-        let mut tickets: Vec<u64> =
-            (0..before).map(|_| lender.lend(told.clone()).unwrap()).collect();
-        let slots = lender.slots().clone();
-        let give = |tickets: &mut Vec<u64>, which: u32| {
-            let mut at = 0;
-            tickets.retain(|ticket| {
-                at += 1;
-                let gives = which >> (at - 1) & 1 != 0;
-                assert!(!gives || slots.give(*ticket).is_some());
-                !gives
-            });
-        };
-        give(&mut tickets, back);
-        for _ in 0..2 {
-            let mut lending = lender.begin();
-            let held = (0..forgotten).filter(|_| lending.hold(lost.clone()).is_ok()).count();
-            assert_eq!(held, forgotten.min(4 - tickets.len()));
-            std::mem::forget(lending);
-        }
-        // Those that stood in the way go, and then as much is lent as there is room for.
-        give(&mut tickets, !back & 5);
-        let mut lending = lender.begin();
-        for _ in tickets.len()..4 {
-            tickets.push(lending.hold(told.clone()).expect("what was forgotten is in the way"));
-        }
-        assert!(lending.hold(told.clone()).is_err());
-        lending.hand_over();
-        let counts = (Arc::strong_count(&told), Arc::strong_count(&lost));
-        assert_eq!(counts, (5, 1), "{before} {back:#b} {forgotten}");
-        assert_eq!(lender.room(), 0);
-        assert!(tickets.iter().all(|ticket| lender.slots().give(*ticket).is_some()));
-        assert_eq!(lender.room(), 4);
-    }
-}
-
-#[test]
 fn dropping_the_table_drops_what_is_lent() {
     let payload = Arc::new(());
     let mut lender = Lender::new(2, 0);
     lender.lend(payload.clone()).unwrap();
     drop(lender);
     assert_eq!(Arc::strong_count(&payload), 1);
-}
-
-type Small = Parcel<Box<u8>, u16, ()>;
-
-/// What somebody settled although the device had not heard of it is not read a second time.
-#[test]
-#[cfg(debug_assertions)]
-#[should_panic(expected = "not what was lent last")]
-fn what_was_settled_is_not_taken_back() {
-    let mut lender = Lender::<Parcel<u8, u16, ()>>::new(4, 0);
-    let slots = lender.slots().clone();
-    let mut lending = lender.begin();
-    let vacancy = lending.vacancy().expect("a slot");
-    let ticket = vacancy.ticket();
-    let filled = vacancy.fill(1, 2);
-    assert_eq!(slots.give(ticket).map(Parcel::open), Some(Content::Small(1, 2)));
-    filled.empty();
-}
-
-/// What was lent to a request that could not be posted: its slot is the next again, whatever was lent
-/// before it and skipped in between.
-#[test]
-fn what_was_lent_in_vain_is_taken_back() {
-    let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
-    let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
-    let early = [0, 1, 2].map(|n| lender.lend(Parcel::new(small(n))).ok().unwrap());
-    let slots = lender.slots().clone();
-    assert_eq!(slots.give(early[0]).map(Parcel::open), Some(small(0)));
-    assert_eq!(slots.give(early[2]).map(Parcel::open), Some(small(2)));
-    let mut lending = lender.begin();
-    let mut lend = |n: u8, in_vain: bool| {
-        let vacancy = lending.vacancy().expect("a slot");
-        let ticket = vacancy.ticket();
-        let filled = vacancy.fill(Box::new(n), n.into());
-        match in_vain {
-            true => assert_eq!(filled.empty(), (Box::new(n), n.into())),
-            false => filled.lend(),
-        }
-        (ticket, lending.count())
-    };
-    // The last slot, the first, and that behind the one which is lent.
-    assert_eq!(lend(3, true).1, 0);
-    let (first, one) = lend(4, false);
-    assert_eq!((first, one), (early[2] + NEXT, 1));
-    assert_eq!(lend(5, true), (first + NEXT, 1));
-    let (second, two) = lend(6, false);
-    assert_eq!((second, two), (first + NEXT, 2));
-    let (third, more) = lend(7, true);
-    assert_eq!((third, more), (second + 2 * NEXT, 3));
-    assert_eq!(lend(8, false), (third, 4));
-    lending.hand_over();
-    for (ticket, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
-        assert_eq!(slots.give(ticket).map(Parcel::open), Some(small(n)));
-    }
-    assert_eq!(lender.room(), 4);
 }
