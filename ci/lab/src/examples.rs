@@ -29,23 +29,19 @@ pub(crate) fn suffices(filter: &str) -> bool {
     filter.split("::").next() == Some(GROUP)
 }
 
-/// A program that ends by itself, and a pattern that a line of it must fit.
-fn alone(name: &str, command: &str, line: &str) -> Case {
-    let script = format!(
-        "directory=$(mktemp -d) && cd $directory || exit 1\n\
-         timeout 200 {command} >printed 2>&1; status=$?; cat printed\n\
-         [ $status = 0 ] || fail \"ended with $status\""
-    );
-    Case::new(name, script).then(&format!("grep -Eq \"{line}\" printed"))
-}
+/// How a program has to end: with which status, and after how many seconds at the latest.
+type Ending = (u8, u32);
+const DONE: Ending = (0, 200);
+const REFUSED: Ending = (1, 60);
 
-/// One that must not succeed, and must say why.
-fn refused(name: &str, command: &str, line: &str) -> Case {
+/// A program that ends by itself, and a pattern that a line of what it prints must fit. It may read
+/// the file `file`.
+fn alone(name: &str, command: &str, (status, patience): Ending, line: &str) -> Case {
     let script = format!(
         "directory=$(mktemp -d) && cd $directory || exit 1\n\
          echo text >file\n\
-         timeout 60 {command} >printed 2>&1; status=$?; cat printed\n\
-         [ $status = 1 ] || fail \"ended with $status\""
+         timeout {patience} {command} >printed 2>&1; status=$?; cat printed\n\
+         [ $status = {status} ] || fail \"ended with $status\""
     );
     Case::new(name, script).then(&format!("grep -Eq \"{line}\" printed"))
 }
@@ -61,14 +57,14 @@ fn cases(device: DeviceName) -> Vec<Case> {
     let copied = "cmp /tmp/original copy";
     let bar = r#"grep -q "\[#\{40\}\] 100 % of 3000001 bytes" server"#;
     vec![
-        alone("devices", "devices", one),
+        alone("devices", "devices", DONE, one),
         // Not the shell's own.
-        alone("echo", "/usr/local/bin/echo", "^hello, peer$")
+        alone("echo", "/usr/local/bin/echo", DONE, "^hello, peer$")
             .then("grep -q \"no unsafe, no copies\" printed"),
-        alone("key_value", "key_value 800", "^800 values read"),
-        alone("remote_memory", "remote_memory", r"^afterwards there is \[111, 101,"),
-        alone("fan_in", "fan_in", "^1280 messages of 64 clients"),
-        alone("fan_in::few", "fan_in 3 5", "^15 messages of 3 clients"),
+        alone("key_value", "key_value 800", DONE, "^800 values read"),
+        alone("remote_memory", "remote_memory", DONE, r"^afterwards there is \[111, 101,"),
+        alone("fan_in", "fan_in", DONE, "^1280 messages of 64 clients"),
+        alone("fan_in::few", "fan_in 3 5", DONE, "^15 messages of 3 clients"),
         Case::new("file_transfer::original", original),
         Case::pair(
             "file_transfer",
@@ -79,13 +75,14 @@ fn cases(device: DeviceName) -> Vec<Case> {
         .then(copied)
         .then(bar)
         .then(&bar.replace("server", "client")),
-        refused(
+        alone(
             "file_transfer::nobody",
             "file_transfer send file 127.0.0.1:4001",
+            REFUSED,
             "127.0.0.1:4001.*refused",
         ),
         // Its own rates, whatever they are; that requests are left early; and that it hears of the end.
-        alone("requests", "requests 64 4", "left early: the channel is as it was")
+        alone("requests", "requests 64 4", DONE, "left early: the channel is as it was")
             .then("grep -Eq \"not ready: (0|none)$|not ready: none, and\" printed")
             .then("grep -q \"^the other side left: \" printed"),
         Case::new(
@@ -99,7 +96,12 @@ fn cases(device: DeviceName) -> Vec<Case> {
              [ $status = 0 ] || fail \"the client ended with $status\"\n\
              [ $left = 0 ] || fail 'the server did not hear that the client left'",
         ),
-        refused("requests::nobody", "requests ask 127.0.0.1:4001", "127.0.0.1:4001.*refused"),
+        alone(
+            "requests::nobody",
+            "requests ask 127.0.0.1:4001",
+            REFUSED,
+            "127.0.0.1:4001.*refused",
+        ),
         Case::pair(
             "pingpong",
             "tcp 18515",
