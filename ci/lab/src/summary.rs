@@ -1,4 +1,6 @@
 //! The end of `cargo ci test`: how many passed, failed and skipped, where, and why.
+//!
+//! Whoever looks at the end of a log sees what failed: what was skipped stands before.
 
 use crate::outcome::{Outcome, Report};
 use std::collections::BTreeMap;
@@ -57,29 +59,44 @@ impl Summary {
     fn counts(&self) -> Counts {
         Counts::of(self.places.iter().flat_map(|place| &place.reports))
     }
-}
 
-impl fmt::Display for Summary {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// What was skipped, with its reason, and the places where just that was.
+    fn skips(&self) -> Skips<'_> {
+        let mut skips = Skips::new();
         for place in &self.places {
             let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
             for report in &place.reports {
-                match &report.outcome {
-                    Outcome::Passed => {}
-                    Outcome::Failed(message) => {
-                        writeln!(to, "FAILED {}: {}", place.name, report.name)?;
-                        for line in message.lines() {
-                            writeln!(to, "    {line}")?;
-                        }
-                    }
-                    Outcome::Skipped(reason) => {
-                        reasons.entry(reason).or_default().push(&report.name);
-                    }
+                if let Outcome::Skipped(reason) = &report.outcome {
+                    reasons.entry(reason).or_default().push(&report.name);
                 }
             }
-            for (reason, names) in reasons {
-                let reason = if reason.is_empty() { "(no reason given)" } else { reason };
-                writeln!(to, "skipped {}: {reason}: {}", place.name, names.join(", "))?;
+            for (reason, mut names) in reasons {
+                // Tests end in another order in each place.
+                names.sort_unstable();
+                skips.entry((reason, names)).or_default().push(&place.name);
+            }
+        }
+        skips
+    }
+}
+
+/// Places by a reason and the names of the tests that were skipped for it.
+type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
+
+impl fmt::Display for Summary {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ((reason, names), places) in self.skips() {
+            let reason = if reason.is_empty() { "(no reason given)" } else { reason };
+            writeln!(to, "skipped {}: {reason}: {}", places.join(", "), names.join(", "))?;
+        }
+        for place in &self.places {
+            for report in &place.reports {
+                if let Outcome::Failed(message) = &report.outcome {
+                    writeln!(to, "FAILED {}: {}", place.name, report.name)?;
+                    for line in message.lines() {
+                        writeln!(to, "    {line}")?;
+                    }
+                }
             }
         }
         writeln!(to)?;
@@ -127,6 +144,44 @@ mod tests {
         assert!(text.contains("skipped 6.1 rxe: [odp] none: b\n"));
         assert!(text.contains("FAILED 6.1 rxe: c\n    boom\n"));
         assert!(summary.failed());
+    }
+
+    /// Skips, failures, counts; places that skip the same for the same reason are on one line.
+    #[test]
+    fn failures_are_behind_skips_that_are_joined() {
+        let place = |name: &str, reports: &[(&str, Outcome)]| Place {
+            name: name.into(),
+            reports: reports.iter().map(|(name, outcome)| report(name, outcome.clone())).collect(),
+            ..Place::default()
+        };
+        let failed = |message: &str| Outcome::Failed(message.into());
+        let odp = || Outcome::Skipped("[odp] none".into());
+        let old = || Outcome::Skipped("[dmabuf] old".into());
+        let places = vec![
+            place("6.1 mlx5", &[("a", odp()), ("c", failed("boom")), ("b", odp()), ("d", old())]),
+            place("6.12 mlx5", &[("b", odp()), ("a", odp()), ("d", failed("one\ntwo"))]),
+            place("7.3 mlx5", &[("a", odp()), ("b", Outcome::Passed), ("d", odp())]),
+        ];
+        let text = Summary { places }.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "skipped 6.1 mlx5: [dmabuf] old: d",
+                "skipped 6.1 mlx5, 6.12 mlx5: [odp] none: a, b",
+                "skipped 7.3 mlx5: [odp] none: a, d",
+                "FAILED 6.1 mlx5: c",
+                "    boom",
+                "FAILED 6.12 mlx5: d",
+                "    one",
+                "    two",
+                "",
+                "6.1 mlx5   0 passed, 1 failed, 3 skipped",
+                "6.12 mlx5  0 passed, 1 failed, 2 skipped",
+                "7.3 mlx5   1 passed, 0 failed, 2 skipped",
+                "1 passed, 2 failed, 7 skipped",
+            ]
+        );
     }
 
     #[test]
