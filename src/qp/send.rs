@@ -170,10 +170,7 @@ impl<S: Sharing> SendBatch<'_, S> {
             Some(to) if to.domain == self.queue.domain => self.queue.addressed,
             Some(_) => 0,
         };
-        if wr.op.bit() & known == 0 || !self.queue.ring.try_push(&mut self.cursor, wr) {
-            return false;
-        }
-        true
+        wr.op.bit() & known != 0 && self.queue.ring.try_push(&mut self.cursor, wr)
     }
 
     /// Writes a request that has to be looked at first. Who calls counts it.
