@@ -97,6 +97,10 @@ fn masked_atomics_stay_within_their_room() {
     let long = SendWr::masked_compare_swap(REMOTE, &operands, &five);
     assert_eq!(sends.post(&[long]).unwrap_err(), PostError::TooManySge { max: 4 });
     assert_eq!(sends.bytes(4, 16), [0xa5; 16], "nothing was written behind its place");
+    // Only pieces that are written take room.
+    let spare = [NONE, NONE, SGE, SGE, SGE, SGE];
+    sends.post(&[SendWr::masked_compare_swap(REMOTE, &operands, &spare)]).unwrap();
+    assert_eq!(sends.bytes(2, 16)[7], 5);
 }
 
 /// Where an XRC request goes stands first, whatever the operation.
@@ -340,6 +344,48 @@ fn receives_bit_for_bit() {
     assert_eq!((receiver.dbrec.get(0), receiver.ring.cursor().room), (0, 4));
 }
 
+/// Behind a link each, by either way of posting.
+#[test]
+fn shared_receives_bit_for_bit() {
+    let mut shared = SharedReceiver::new(8, 64);
+    let pieces = [SGE; 4];
+    for wr_id in 0..4 {
+        shared.post(&[Recv { wr_id, sges: &pieces[..wr_id as usize] }]).unwrap();
+    }
+    let many = Recv { wr_id: 4, sges: &pieces };
+    assert_eq!(shared.post(&[many]), Err(PostError::TooManySge { max: 3 }));
+    let end = "00000000000001000000000000000000";
+    for (at, data) in
+        [(0u32, String::new()), (1, DATA.into()), (2, DATA.repeat(2)), (3, DATA.repeat(3))]
+    {
+        let next = format!("{:08x}{}", at + 1, "0".repeat(24));
+        let mut expected = next + &data + if at < 3 { end } else { "" };
+        // What was never written is zero here.
+        expected += &"0".repeat(128 - expected.len());
+        assert_eq!(hex(&bytes(&shared.device, at * 4, 64)), expected, "{at} pieces");
+    }
+}
+
+/// The device counts receives in 16 bits.
+#[test]
+#[cfg_attr(miri, ignore = "it goes around 16 bits, one by one")]
+fn receives_are_counted_in_sixteen_bits() {
+    let (mut own, mut shared) = (Receiver::new(4, 16), SharedReceiver::new(4, 32));
+    let (record, slots) = (own.record.clone(), shared.ring.slots().clone());
+    for wr_id in 0..0x1_0003u64 {
+        let recv = [Recv { wr_id, sges: &[] }];
+        let count = u32::from(wr_id as u16).wrapping_add(1) & 0xffff;
+        own.post(&recv).unwrap();
+        assert_eq!(
+            (own.dbrec.get(0), record.receives.complete(wr_id as u32 & 0xffff)),
+            (count, wr_id)
+        );
+        let at = shared.ring.cursor().at;
+        shared.post(&recv).unwrap();
+        assert_eq!((shared.dbrec.get(0), slots.complete(at)), (count, wr_id));
+    }
+}
+
 #[test]
 fn shared_receives_are_a_list() {
     let mut shared = SharedReceiver::new(4, 32);
@@ -373,6 +419,8 @@ fn entries_that_come_back_too_often_end_somewhere() {
     }
     assert_eq!(shared.ring.cursor().room, 3);
     shared.post(&[Recv { wr_id: 1, sges: &[] }]).unwrap();
+    let links = [0, 1, 2, 3].map(|at| shared.device.read(at * 2)[0].to_be() >> 32);
+    assert!(links.iter().all(|next| *next < 4), "the device goes nowhere else: {links:?}");
     slots.complete(0);
     slots.complete(0);
     assert!(shared.ring.cursor().room <= 3);
