@@ -215,6 +215,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_heard_of_the_dead_is_not_counted_for_their_heirs() {
+        let keys = Keys::new(Epoch::current().unwrap(), 7);
+        let dead = keys.register(Kind::Cq).unwrap();
+        let old = dead.key().0;
+        keys.hear(old);
+        drop(dead);
+        let heir = keys.register(Kind::Cq).unwrap();
+        let slot = |key: u64| key & ((1 << SLOT_BITS) - 1);
+        assert_eq!((slot(heir.key().0), heir.heard().placed()), (slot(old), 0));
+        // What was in the channel when the queue was destroyed, and what is somebody else's.
+        for number in [old, heir.key().0 ^ 1 << 63] {
+            keys.hear(number);
+            assert_eq!(heir.heard().placed(), 0, "{number:#x}");
+        }
+    }
+
+    #[test]
     fn keys_of_others_are_foreign() {
         let keys = Keys::new(Epoch::current().unwrap(), 7);
         let mine = keys.register(Kind::Srq).unwrap();

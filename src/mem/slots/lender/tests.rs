@@ -169,6 +169,29 @@ fn what_was_settled_is_not_taken_back() {
     filled.empty();
 }
 
+/// A batch is told from one of more, and from an empty one, by what it lends: slots that are skipped
+/// before the first of that are not counted.
+#[test]
+fn what_is_skipped_before_the_first_is_not_lent() {
+    let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
+    let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
+    let early = [0, 1, 2, 3].map(|n| lender.lend(Parcel::new(small(n))).ok().unwrap());
+    let slots = lender.slots().clone();
+    assert_eq!(slots.give(early[2]).map(Parcel::open), Some(small(2)));
+    let mut lending = lender.begin();
+    let vacancy = lending.vacancy().expect("a slot");
+    let ticket = vacancy.ticket();
+    assert_eq!(vacancy.fill(Box::new(4), 4).empty(), (Box::new(4), 4));
+    assert_eq!((ticket, lending.count()), (early[3] + 3 * NEXT, 0));
+    let vacancy = lending.vacancy().expect("the same");
+    assert_eq!(vacancy.ticket(), ticket);
+    vacancy.fill(Box::new(5), 5).lend();
+    assert_eq!(lending.count(), 1);
+    lending.hand_over();
+    assert_eq!(slots.give(ticket).map(Parcel::open), Some(small(5)));
+    assert_eq!(lender.room(), 1);
+}
+
 /// What was lent to a request that could not be posted: its slot is the next again, whatever was lent
 /// before it and skipped in between.
 #[test]
