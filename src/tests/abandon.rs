@@ -31,6 +31,7 @@ fn a_future_may_be_dropped_at_every_step() {
     let mut in_line = futures.qp.send(futures.pool.take().unwrap());
     assert!(Pin::new(&mut in_line).poll(&mut cx()).is_pending());
     assert!(!in_line.is_posted());
+    assert_eq!(futures.qp.under_way(), room);
     drop(in_line);
     assert_eq!(futures.pool.idle(), all - room);
 
@@ -53,6 +54,11 @@ fn a_future_may_be_dropped_at_every_step() {
     assert_eq!(futures.pool.idle(), all - room + 2);
     drop(finished);
     assert_eq!(futures.pool.idle(), all - room + 3);
+
+    // Who left the line keeps nobody waiting.
+    let mut last = futures.qp.send(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut last).poll(&mut cx()).is_pending());
+    assert!(last.is_posted());
 }
 
 /// Whoever goes first, the queue, its driver or the futures: none of them touches what another freed.
@@ -119,6 +125,7 @@ fn parts_of_a_buffer_are_given_up_by_other_threads() {
     assert_eq!(owned.pool.idle(), 8);
     // It is nobody else's: the next may write it.
     let mut buffers: Vec<_> = std::iter::from_fn(|| owned.pool.take()).collect();
+    assert_eq!(buffers.len(), 8);
     buffers.iter_mut().for_each(|buffer| buffer.fill(1));
 }
 

@@ -86,6 +86,7 @@ fn a_device_that_is_gone_ends_what_was_posted() {
         let OpError { memory, cause } = end.unwrap_err();
         assert_eq!((memory.is_none(), cause), (true, Cause::Undriven));
     }
+    assert_eq!(futures.qp.under_way(), 2, "the device may yet work on them");
     let mut late = futures.qp.send(futures.pool.take().unwrap());
     let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
     assert_eq!((error.memory.is_some(), error.cause), (true, Cause::Undriven));
@@ -131,6 +132,8 @@ fn an_inbox_ends_once() {
     let mut futures = Futures::new();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
     assert_eq!(inbox.refill(&mut cx()), 3);
+    #[cfg(feature = "stream")]
+    assert!(!futures_core::FusedStream::is_terminated(&inbox));
     futures.complete(Role::Recv, WcStatus::LOC_LEN_ERR);
     let mut next = || match inbox.poll_next(&mut cx()) {
         Poll::Ready(Err(OpError { cause, .. })) => cause,
@@ -141,6 +144,13 @@ fn an_inbox_ends_once() {
         assert_eq!(next(), Cause::Earlier(WcStatus::LOC_LEN_ERR));
     }
     assert_eq!(inbox.refill(&mut cx()), 0);
+    #[cfg(feature = "stream")]
+    {
+        use futures_core::{FusedStream, Stream};
+        assert!(inbox.is_terminated());
+        let next = Stream::poll_next(Pin::new(&mut inbox), &mut cx());
+        assert!(matches!(next, Poll::Ready(None)), "a stream ends: {next:?}");
+    }
     for _ in 0..2 {
         futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
     }
