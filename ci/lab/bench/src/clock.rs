@@ -51,6 +51,7 @@ mod tests {
     fn a_nanosecond_is_about_an_instruction() {
         assert!([0.98, 1.0, 1.04, 1.05].map(is_counting).iter().all(|counts| *counts));
         assert!(![0.1, 0.979, 1.051, 2.0, f64::NAN].map(is_counting).contains(&true));
-        assert!(nanoseconds_per_instruction() > 0.0);
+        // Whatever executes them, and however often it is kept from that.
+        assert!((0.01..1e5).contains(&nanoseconds_per_instruction()));
     }
 }

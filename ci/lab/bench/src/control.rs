@@ -207,12 +207,20 @@ pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), F
 mod tests {
     use super::*;
 
+    /// What this program does meanwhile is not counted, nor the time in which nothing was done.
     #[test]
     fn a_program_that_was_started_has_worked() {
-        let before = others_worked();
-        let text = "for i in 1 2 3 4 5 6 7 8 9; do for j in 1 2 3 4 5 6 7 8 9; do :; done; done";
+        let (before, own) = (others_worked(), worked());
+        while worked() - own < 1e6 {}
+        assert_eq!(others_worked(), before);
+        let text = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; sleep 0.1";
+        let (start, own) = (Instant::now(), worked());
         let status = Command::new("sh").args(["-c", text]).status().unwrap();
+        let passed = 1e9 * start.elapsed().as_secs_f64();
         assert!(status.success());
-        assert!(others_worked() > before);
+        let theirs = others_worked() - before;
+        assert!((1e6..passed - 9e7).contains(&theirs), "{theirs} of {passed}");
+        // Tests beside this one work as well, but not for so long.
+        assert!(worked() - own < passed);
     }
 }

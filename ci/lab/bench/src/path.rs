@@ -244,61 +244,101 @@ fn run<P: Path>(side: &mut P, way: usize, operation: Operation) -> Result<(u32, 
 mod tests {
     use super::*;
 
-    /// Does nothing, as often as is wanted.
-    struct Idle;
+    /// Keeps count of what a device would have to do, of which nothing may be left when the next run
+    /// begins. A poll finds `FOUND`.
+    #[derive(Default)]
+    struct Counted<const FOUND: u32> {
+        /// Receives of each lane that nothing was sent to.
+        receives: [u32; 3],
+        /// Requests of each lane that nobody waited for, and those among them that were received.
+        posted: [[u32; 2]; 3],
+        filled: bool,
+    }
 
-    impl Path for Idle {
-        const WAYS: &[&str] = &["idle"];
+    impl<const FOUND: u32> Counted<FOUND> {
+        fn is_at_rest(&self) -> bool {
+            self.posted == [[0; 2]; 3] && !self.filled
+        }
+    }
+
+    fn when(fits: bool) -> Result<(), Failure> {
+        if fits { Ok(()) } else { Err("out of order".into()) }
+    }
+
+    impl<const FOUND: u32> Path for Counted<FOUND> {
+        const WAYS: &[&str] = &["counted"];
 
         fn open(_: &str, _: bool) -> Result<Self, Failure> {
-            Ok(Idle)
+            Ok(Counted::default())
         }
 
         fn offers(_: usize, _: Operation) -> bool {
             true
         }
 
-        fn post(&mut self, _: usize, _: Lane, _: Request, _: u32) -> Result<(), Failure> {
+        fn post(&mut self, _: usize, to: Lane, what: Request, _: u32) -> Result<(), Failure> {
+            when(self.is_at_rest() && (what == Request::Datagram) == (to == Lane::Datagrams))?;
+            let (receives, posted) =
+                (&mut self.receives[to as usize], &mut self.posted[to as usize]);
+            posted[0] += RUN;
+            if what.is_received() {
+                when(*receives == RUN)?;
+                *receives = 0;
+                posted[1] += RUN;
+            }
             Ok(())
         }
 
         fn build(&mut self, _: usize) -> Result<(), Failure> {
-            Ok(())
+            when(self.is_at_rest())
         }
 
-        fn receive(&mut self, _: Lane, _: u32) -> Result<(), Failure> {
-            Ok(())
+        fn receive(&mut self, lane: Lane, _: u32) -> Result<(), Failure> {
+            self.receives[lane as usize] += RUN;
+            when(self.is_at_rest())
         }
 
-        /// Never finds all of them.
         fn poll(&mut self, _: usize, _: u32) -> Result<u32, Failure> {
-            Ok(RUN - 1)
+            when(self.filled).map(|()| FOUND)
         }
 
         fn poll_empty(&mut self, _: usize) -> Result<u32, Failure> {
-            Ok(0)
+            when(self.is_at_rest()).map(|()| 0)
         }
 
         fn arm(&mut self) -> Result<(), Failure> {
-            Ok(())
+            when(self.is_at_rest())
         }
 
-        fn settle(&mut self, _: Lane, _: u32) -> Result<(), Failure> {
+        fn settle(&mut self, lane: Lane, received: u32) -> Result<(), Failure> {
+            let posted = std::mem::take(&mut self.posted[lane as usize]);
+            when((posted[0] > 0) != self.filled && posted[1] == received)?;
+            self.filled = false;
             Ok(())
         }
 
         fn fill(&mut self) -> Result<(), Failure> {
+            when(self.is_at_rest())?;
+            self.filled = true;
             Ok(())
         }
+    }
+
+    fn rounds(counting: bool, only: &str) -> Rounds<'_> {
+        Rounds { device: "", alone: false, runs: 7, counting, only }
+    }
+
+    #[test]
+    fn each_run_begins_at_rest_and_finds_what_it_needs() {
+        measure::<Counted<RUN>>(&rounds(false, "")).unwrap();
     }
 
     /// Under a clock that tells the time, as here, and of a run that was not whole.
     #[test]
     fn runs_that_prove_nothing_are_thrown_away() {
-        let rounds = |counting, only| Rounds { device: "", alone: false, runs: 7, counting, only };
-        measure::<Idle>(&rounds(false, "write")).unwrap();
         for (counting, only) in [(true, "write, built only"), (false, "poll, one")] {
-            let failure = measure::<Idle>(&rounds(counting, only)).unwrap_err().to_string();
+            let failure = measure::<Counted<{ RUN - 1 }>>(&rounds(counting, only)).unwrap_err();
+            let failure = failure.to_string();
             assert!(failure.contains("of 7 runs counted"), "{failure}");
         }
     }
