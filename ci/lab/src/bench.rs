@@ -97,12 +97,17 @@ impl BenchArguments {
     }
 
     fn print(&self, result: &(impl Serialize + Display)) -> Result<()> {
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(result)?);
-        } else {
-            print!("{result}");
-        }
+        print!("{}", self.text(result)?);
         Ok(())
+    }
+
+    /// What a suite found, for programs or for people.
+    fn text(&self, result: &(impl Serialize + Display)) -> Result<String> {
+        if self.json {
+            Ok(serde_json::to_string_pretty(result)? + "\n")
+        } else {
+            Ok(result.to_string())
+        }
     }
 }
 
@@ -119,4 +124,27 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         Suite::Size => arguments.print(&size::run(arguments)?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArguments,
+    }
+
+    #[test]
+    fn json_is_printed_in_place_of_the_table() {
+        let found = serde_json::json!({ "kernel": "7.2", "rows": [] });
+        let text = |words: &[&str]| {
+            let line = Line::try_parse_from([&["bench", "size"], words].concat()).unwrap();
+            line.bench.text(&found).unwrap()
+        };
+        assert_eq!(text(&[]), found.to_string());
+        assert_eq!(text(&["--json"]), "{\n  \"kernel\": \"7.2\",\n  \"rows\": []\n}\n");
+    }
 }

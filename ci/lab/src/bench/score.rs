@@ -134,6 +134,7 @@ impl fmt::Display for Score {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     #[test]
     fn the_ratio_is_the_median_of_neighbours() {
@@ -158,6 +159,59 @@ mod tests {
         };
         assert!(score.to_string().contains("rc polled 4 KiB"), "{score}");
         assert!(score.to_string().contains("2.00 – 2.00"), "{score}");
+    }
+
+    /// What programs read that compare one day's scores with another's.
+    #[test]
+    fn a_score_is_an_object_of_all_that_it_says() {
+        let target = Target { time: 1.05, calls: true };
+        let pairs = [[20.0, 40.0], [30.0, 40.0]];
+        let rows = vec![Row::new("rc polled 4 KiB", [1, 2], &pairs, [1.0, 1.5], target)];
+        let score = Score {
+            kernel: "7.2".into(),
+            device: "rxe".into(),
+            accelerator: "tcg".into(),
+            runs: 2,
+            rows,
+        };
+        let expected = json!({
+            "kernel": "7.2",
+            "device": "rxe",
+            "accelerator": "tcg",
+            "runs": 2,
+            "rows": [{
+                "operation": "rc polled 4 KiB",
+                "in_flight": 1,
+                "ours_usec_per_iteration": 25.0,
+                "theirs_usec_per_iteration": 40.0,
+                "ours_message_rate": 80_000.0,
+                "theirs_message_rate": 50_000.0,
+                "ratio": 0.625,
+                "lowest_ratio": 0.5,
+                "highest_ratio": 0.75,
+                "ours_syscalls_per_message": 1.0,
+                "theirs_syscalls_per_message": 1.5,
+                "target": { "time": 1.05, "calls": true },
+                "met": true,
+            }],
+        });
+        assert_eq!(printed(&score), expected);
+    }
+
+    /// JSON has no word for what is no number.
+    #[test]
+    fn what_was_not_measured_is_null_and_meets_nothing() {
+        let row = Row::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });
+        let printed = printed(&row);
+        for missing in ["ours_usec_per_iteration", "theirs_message_rate", "ratio", "lowest_ratio"] {
+            assert_eq!(printed.get(missing), Some(&Value::Null), "{missing}");
+        }
+        assert_eq!(printed["met"], false);
+    }
+
+    /// As it is printed, read again.
+    fn printed(what: &impl Serialize) -> Value {
+        serde_json::from_str(&serde_json::to_string_pretty(what).unwrap()).unwrap()
     }
 
     #[test]

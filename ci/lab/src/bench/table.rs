@@ -177,6 +177,7 @@ impl fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value as Json, json};
 
     #[test]
     fn values_come_from_runs() {
@@ -229,6 +230,92 @@ mod tests {
         assert!(text.contains("write      doorbell       200      236   0.85"), "{text}");
         assert!(text.contains("10.0%  10.0%  missed: ratio ≤ 0.5"), "{text}");
         assert!(text.ends_with("\ntheirs has no thread domain\n"), "{text}");
+    }
+
+    /// What programs read that compare one day's tables with another's.
+    #[test]
+    fn a_table_is_an_object_of_all_that_it_says() {
+        let value = |value| Value { value, lowest: 0.5 * value, highest: 2.0 * value };
+        let theirs = |number| Some((value(number), "extended".to_owned()));
+        let rows = vec![
+            Row::new(
+                "write",
+                "doorbell",
+                Some(value(200.0)),
+                theirs(250.0),
+                Target { ours: Some(201.5), ratio: Some(0.5) },
+            ),
+            Row::new("arm", "", Some(value(8.0)), None, Target { ours: None, ratio: Some(1.0) }),
+            Row::new("poll", "", None, theirs(1.0), Target::default()),
+            Row::new(
+                "build",
+                "",
+                Some(value(0.0)),
+                theirs(0.0),
+                Target { ours: None, ratio: Some(1.0) },
+            ),
+        ];
+        let table = Table {
+            title: "the data path of mlx5".into(),
+            unit: "instructions".into(),
+            kernel: "7.2".into(),
+            accelerator: "tcg".into(),
+            runs: 9,
+            rows,
+            notes: vec!["theirs has no thread domain".into()],
+        };
+        let expected = json!({
+            "title": "the data path of mlx5",
+            "unit": "instructions",
+            "kernel": "7.2",
+            "accelerator": "tcg",
+            "runs": 9,
+            "rows": [
+                {
+                    "operation": "write",
+                    "setting": "doorbell",
+                    "ours": { "value": 200.0, "lowest": 100.0, "highest": 400.0 },
+                    "theirs": { "value": 250.0, "lowest": 125.0, "highest": 500.0 },
+                    "their_way": "extended",
+                    "ratio": 0.8,
+                    "target": { "ours": 201.5, "ratio": 0.5 },
+                    "met": false,
+                },
+                {
+                    "operation": "arm",
+                    "setting": "",
+                    "ours": { "value": 8.0, "lowest": 4.0, "highest": 16.0 },
+                    "theirs": null,
+                    "their_way": "",
+                    "ratio": null,
+                    "target": { "ours": null, "ratio": 1.0 },
+                    "met": null,
+                },
+                {
+                    "operation": "poll",
+                    "setting": "",
+                    "ours": null,
+                    "theirs": { "value": 1.0, "lowest": 0.5, "highest": 2.0 },
+                    "their_way": "extended",
+                    "ratio": null,
+                    "target": { "ours": null, "ratio": null },
+                    "met": null,
+                },
+                {
+                    "operation": "build",
+                    "setting": "",
+                    "ours": { "value": 0.0, "lowest": 0.0, "highest": 0.0 },
+                    "theirs": { "value": 0.0, "lowest": 0.0, "highest": 0.0 },
+                    "their_way": "extended",
+                    "ratio": null,
+                    "target": { "ours": null, "ratio": 1.0 },
+                    "met": null,
+                },
+            ],
+            "notes": ["theirs has no thread domain"],
+        });
+        let printed = serde_json::to_string_pretty(&table).unwrap();
+        assert_eq!(serde_json::from_str::<Json>(&printed).unwrap(), expected, "{printed}");
     }
 
     #[test]
