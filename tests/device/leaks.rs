@@ -5,6 +5,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::pair::{PORT, gid};
 use crate::verdict::{Verdict, supported, trials};
+use crate::watchdog;
 use uverbs::device::DriverId;
 use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
 
@@ -54,6 +55,7 @@ pub(crate) fn rounds_of(
         let busy = device.resources()?;
         for _ in 0..many {
             round()?;
+            watchdog::progress();
         }
         let after = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
         for ((kind, before), after) in kinds.iter().zip(&before).zip(&after) {

@@ -1,12 +1,23 @@
 //! Ends the whole run when one test hangs in a system call, where no deadline of its own reaches.
 
 use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Longer than any test may take, soaks apart.
+/// Longer than any test may take, soaks apart, or any part of one that tells of its parts.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// Longer than any test may take that does.
+const MOST: Duration = Duration::from_secs(600);
+
+/// Parts of tests that are done.
+static DONE: AtomicU64 = AtomicU64::new(0);
+
+/// Tells of progress: a test of many parts takes its time where the machine has other things to do.
+pub(crate) fn progress() {
+    DONE.fetch_add(1, Ordering::Relaxed);
+}
 
 /// Calls the watchdog off when dropped.
 pub(crate) struct Guard(#[expect(dead_code, reason = "its end is the message")] Sender<()>);
@@ -16,9 +27,18 @@ pub(crate) fn watch(name: &str) -> Guard {
     let (sender, receiver) = channel::<()>();
     let name = name.to_owned();
     thread::spawn(move || {
-        if receiver.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("test {name} hangs: no end after {} s", PATIENCE.as_secs());
-            process::exit(101);
+        let start = Instant::now();
+        loop {
+            let before = DONE.load(Ordering::Relaxed);
+            if receiver.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let (done, seconds) = (DONE.load(Ordering::Relaxed), start.elapsed().as_secs());
+            if done == before || start.elapsed() > MOST {
+                eprintln!("test {name} hangs: no end after {seconds} s");
+                process::exit(101);
+            }
+            eprintln!("test {name} takes more than {seconds} s");
         }
     });
     Guard(sender)
