@@ -22,8 +22,8 @@ mod rxe {
     use uverbs::bench::rxe::{Completed, Recvs, Sends};
 
     fn sends(bencher: Bencher<'_, '_>, wr: SendWr<'_>) {
-        let queue = Sends::new(SLOTS).expect("a queue in memory");
-        bencher.counter(ItemsCount::new(BATCH)).bench(|| queue.write(black_box(&wr), BATCH));
+        let mut queue = Sends::new(SLOTS).expect("a queue in memory");
+        bencher.counter(ItemsCount::new(BATCH)).bench_local(|| queue.write(black_box(&wr), BATCH));
     }
 
     #[divan::bench]

@@ -218,6 +218,12 @@ impl SendOp<'_> {
     /// The operations that take data from the request itself.
     pub(crate) const INLINE: u32 = 0b1_1111;
 
+    /// Whether requests behind it may use a key that it changes.
+    #[inline]
+    pub(crate) fn changes_keys(&self) -> bool {
+        matches!(self, SendOp::LocalInv(_) | SendOp::BindMw(_))
+    }
+
     /// Whether the device writes memory of this side.
     #[inline]
     pub(crate) fn writes_here(&self) -> bool {
@@ -257,6 +263,20 @@ pub struct SendWr<'a> {
     pub(crate) payload: Payload<'a>,
     pub(crate) destination: Option<Destination<'a>>,
     pub(crate) srq: Option<SrqNumber>,
+}
+
+impl SendWr<'_> {
+    /// Whether nothing about its memory need be looked at, and nobody but its queue pair takes it. A lone
+    /// piece of no bytes, or too many, would be all that keeps the size of a request from being known when
+    /// it is compiled.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        let good = match self.payload {
+            Payload::Sges([sge]) => sge.length as i32 > 0,
+            Payload::Sges(_) | Payload::Inline(_) => true,
+        };
+        good && self.srq.is_none()
+    }
 }
 
 impl<'a> SendWr<'a> {

@@ -90,9 +90,10 @@ impl Sends {
     #[inline(always)]
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
+        let first = cursor.at;
         for _ in 0..count {
             let wr = make();
-            if !self.ring.try_push(&mut cursor, &wr) {
+            if !(cursor.suits(&wr) && self.ring.try_push(&mut cursor, &wr)) {
                 self.ring.push(&mut cursor, &wr)?;
             }
         }
@@ -100,7 +101,7 @@ impl Sends {
             return Err(PostError::Forked);
         }
         // All of them are as long.
-        let each = cursor.at.wrapping_sub(cursor.first).checked_div(count).unwrap_or(0);
+        let each = cursor.at.wrapping_sub(first).checked_div(count).unwrap_or(0);
         self.record.sends.complete(cursor.at.wrapping_sub(each));
         Ok(())
     }

@@ -61,7 +61,7 @@ impl Sends {
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
-    pub fn write(&self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
+    pub fn write(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
         let mut cursor = self.0.cursor();
         (0..count).try_for_each(|_| self.0.push(&mut cursor, wr))
     }

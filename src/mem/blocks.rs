@@ -15,12 +15,36 @@ use uverbs_uapi::endian::Be32;
 /// Units of a block.
 pub(crate) const BLOCK: u32 = 4;
 
+/// What one block adds to a [`Spot`].
+const SPAN: u32 = 16;
+/// Bytes of the ring for each that a [`Spot`] counts.
+const SCALE: usize = BLOCK as usize * UNIT / SPAN as usize;
+
+/// Where in its ring a block is, as a quarter of the bytes before it: addresses can be scaled by four, so
+/// that one shift of a block's number leads to it, and to a note of 16 bytes beside it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spot(u32);
+
+impl Spot {
+    /// Bytes before it in a table of values `T`, one for each block.
+    #[inline(always)]
+    pub(super) fn beside<T>(self) -> usize {
+        const { assert!(size_of::<T>() == SPAN as usize) };
+        self.0 as usize
+    }
+
+    /// Units before it.
+    fn units(self) -> u32 {
+        self.0 / (SPAN / BLOCK)
+    }
+}
+
 /// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
 /// begin at blocks.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     units: Units,
-    /// Of numbers of blocks.
+    /// Of spots.
     mask: u32,
     /// Bytes of all.
     length: usize,
@@ -31,81 +55,99 @@ impl Blocks {
     pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
         let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
         let length = units.count() as usize * UNIT;
-        Some(Blocks { mask: (units.count() / BLOCK).checked_sub(1)?, length, units })
+        let last = (units.count() / BLOCK).checked_sub(1)?;
+        Some(Blocks { mask: last.checked_mul(SPAN)?, length, units })
     }
 
-    /// The ring as units.
+    /// The blocks of `count` units from a spot on, if they do not go on at the beginning.
     #[inline(always)]
-    pub(crate) fn units(&self) -> &Units {
-        &self.units
-    }
-
-    /// The block `index`, which is taken modulo the ring.
-    #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> Block<'_> {
-        // SAFETY: `within` answers what is.
-        unsafe { self.get(self.within(index)) }
-    }
-
-    /// The blocks of `count` units from the block `index` on, if they do not go on at the beginning.
-    #[inline(always)]
-    pub(super) fn row(&self, index: u32, count: u32) -> Option<Row<'_>> {
-        let within = self.within(index);
-        // SAFETY: `within` answers what is.
-        let first = unsafe { self.get(within) };
+    pub(super) fn row(&self, spot: Spot, count: u32) -> Option<Row<'_>> {
+        let spot = self.behind(spot, 0);
+        // SAFETY: of this ring.
+        let first = unsafe { self.get(spot) };
         // The ring is whole blocks, so that what is behind the units in the last is inside as well.
-        let end = within as usize * (BLOCK as usize * UNIT) + count as usize * UNIT;
+        let end = spot.0 as usize * SCALE + count as usize * UNIT;
         (end <= self.length).then_some(Row { first })
     }
 
     /// How many there are.
     pub(super) fn count(&self) -> u32 {
-        self.mask + 1
+        self.mask / SPAN + 1
     }
 
-    /// `index` modulo the ring.
+    /// Where the block `index` is, which is taken modulo the ring.
     #[inline(always)]
-    pub(super) fn within(&self, index: u32) -> u32 {
-        index & self.mask
+    pub(super) fn spot(&self, index: u32) -> Spot {
+        Spot(index.wrapping_mul(SPAN) & self.mask)
     }
 
-    /// The block `index`.
+    /// The spot `count` blocks behind another, or behind what that is in this ring if it is of another.
+    #[inline(always)]
+    pub(super) fn behind(&self, spot: Spot, count: u32) -> Spot {
+        Spot(spot.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
+    }
+
+    /// The block there.
     ///
     /// # Safety
     ///
-    /// There are more than `index`.
+    /// The spot is of this ring.
     #[inline(always)]
-    pub(super) unsafe fn get(&self, index: u32) -> Block<'_> {
+    pub(super) unsafe fn get(&self, spot: Spot) -> Block<'_> {
         // SAFETY: `new` found room for as many as there are.
-        let base = unsafe { self.units.base().add(index as usize * BLOCK as usize) };
+        let base = unsafe { self.units.base().byte_add(spot.0 as usize * SCALE) };
         Block { base, ring: PhantomData }
     }
 
-    /// Writes inline data from the unit `unit` of the block `index` on: a word that says how long it
-    /// is, and `bytes`, which go on at the ring's beginning where it ends. More than the whole ring
-    /// is cut off. Answers how many units that are: none for no bytes.
+    /// The block there, or what is there in this ring if the spot is of another.
     #[inline(always)]
-    pub(crate) fn inline(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) -> u32 {
-        if self.at(index).inline(unit, length, bytes)
-            || self.inline_long(index, unit, length, bytes)
-        {
+    pub(super) fn block(&self, spot: Spot) -> Block<'_> {
+        // SAFETY: of this ring.
+        unsafe { self.get(self.behind(spot, 0)) }
+    }
+
+    /// Writes the unit `unit` behind the beginning of a block, which may be one of another block.
+    #[inline(always)]
+    pub(super) fn write(&self, spot: Spot, unit: u32, value: [u64; 2]) {
+        self.units.write(spot.units().wrapping_add(unit), value);
+    }
+
+    /// Writes inline data from the unit `unit` of a block on: a word that says how long it is, and
+    /// `bytes`, which go on at the ring's beginning where it ends. More than the whole ring is cut off.
+    /// Answers how many units that are: none for no bytes.
+    ///
+    /// # Safety
+    ///
+    /// The spot is of this ring.
+    #[inline(always)]
+    pub(super) unsafe fn inline(&self, spot: Spot, unit: u32, length: Be32, bytes: &[u8]) -> u32 {
+        // SAFETY: the caller's promise.
+        let block = unsafe { self.get(spot) };
+        if block.inline(unit, length, bytes) {
+            return inline_units(bytes);
+        }
+        // SAFETY: the caller's promise.
+        if unsafe { self.inline_long(spot, unit, length, bytes) } {
             return inline_units(bytes);
         }
         if bytes.is_empty() {
             return 0;
         }
-        self.units.inline(index.wrapping_mul(BLOCK).wrapping_add(unit), length, bytes);
+        self.units.inline(spot.units().wrapping_add(unit), length, bytes);
         inline_units(bytes)
     }
 
     /// The same of at least a unit that ends before the ring does; `false`, and nothing done, for all
     /// other data.
+    ///
+    /// # Safety
+    ///
+    /// As there.
     #[inline(always)]
-    fn inline_long(&self, index: u32, unit: u32, length: Be32, bytes: &[u8]) -> bool {
+    unsafe fn inline_long(&self, spot: Spot, unit: u32, length: Be32, bytes: &[u8]) -> bool {
         #[cfg(test)]
         note(Step::Request);
-        let block = (index & self.mask) as usize * BLOCK as usize;
-        let start = (block + unit as u8 as usize) * UNIT;
+        let start = spot.0 as usize * SCALE + unit as u8 as usize * UNIT;
         let data = start + size_of::<Be32>();
         // Of many bytes it need not be asked whether they are few.
         let many = bytes.len() > 4 * UNIT;
@@ -268,13 +310,14 @@ mod tests {
                 let ring = Blocks::new(page(), 64, COUNT).unwrap();
                 let plain = Units::new(page(), 64, COUNT * BLOCK).unwrap();
                 let word = Be32::new(length as u32 | 1 << 31);
-                let units = ring.inline(index, unit, word, data);
+                // SAFETY: a spot of this ring.
+                let units = unsafe { ring.inline(ring.spot(index), unit, word, data) };
                 assert_eq!(units, if length == 0 { 0 } else { inline_units(data) });
                 if length > 0 {
                     plain.inline(index * BLOCK + unit, word, data);
                 }
                 for n in 0..COUNT * BLOCK {
-                    assert_eq!(ring.units().read(n), plain.read(n), "{index} {unit} {length} {n}");
+                    assert_eq!(ring.units.read(n), plain.read(n), "{index} {unit} {length} {n}");
                 }
             }
         }

@@ -57,6 +57,19 @@ impl<T> Masked<T> {
         unsafe { &*value }
     }
 
+    /// The value at byte `offset`.
+    ///
+    /// # Safety
+    ///
+    /// That is a whole number of values, and fewer than there are.
+    #[inline(always)]
+    pub(super) unsafe fn at_byte(&self, offset: usize) -> &T {
+        // SAFETY: the caller's promise.
+        let value = unsafe { self.base.byte_add(offset) };
+        // SAFETY: as in `get`.
+        unsafe { &*value }
+    }
+
     /// Puts another value at `index`, modulo their number, and answers that which was there; or `value`
     /// itself if somebody else has the array as well.
     pub(crate) fn put(&mut self, index: u32, value: T) -> Result<T, T> {

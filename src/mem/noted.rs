@@ -1,12 +1,13 @@
 //! Work queues with what their posters note of each request: one number finds both.
 
-use super::blocks::{Block, Blocks};
+use super::blocks::{BLOCK, Block, Blocks, Spot};
 use super::masked::Masked;
 #[cfg(test)]
 use super::order::{Step, note};
 use super::queue::QueueMemory;
 use super::units::{UNIT, Units};
 use std::sync::Arc;
+use uverbs_uapi::endian::Be32;
 
 /// A ring of blocks, and beside each a `T`.
 #[derive(Debug)]
@@ -29,12 +30,67 @@ impl<T> Noted<T> {
 
     /// The block `index`, which is taken modulo the ring, with its note.
     #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> (Block<'_>, &T) {
-        let within = self.blocks.within(index);
+    pub(crate) fn at(&self, index: u32) -> Place<'_, T> {
+        let spot = self.blocks.spot(index);
         // SAFETY: there are as many notes as blocks.
-        let note = unsafe { self.notes.get(within) };
-        // SAFETY: what is within the ring.
-        (unsafe { self.blocks.get(within) }, note)
+        let note = unsafe { self.notes.at_byte(spot.beside::<T>()) };
+        // SAFETY: of this ring.
+        let block = unsafe { self.blocks.get(spot) };
+        Place { blocks: &self.blocks, spot, block, note }
+    }
+}
+
+/// A block of a ring, and what is noted beside it. It is at hand, and takes all of most requests.
+#[derive(Debug)]
+pub(crate) struct Place<'r, T> {
+    blocks: &'r Blocks,
+    /// Of these.
+    spot: Spot,
+    block: Block<'r>,
+    note: &'r T,
+}
+
+impl<T> Clone for Place<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Place<'_, T> {}
+
+impl<'r, T> Place<'r, T> {
+    /// By which the block is found again.
+    #[inline(always)]
+    pub(crate) fn spot(self) -> Spot {
+        self.spot
+    }
+
+    #[inline(always)]
+    pub(crate) fn note(self) -> &'r T {
+        self.note
+    }
+
+    /// Writes the unit `n` from the beginning of the block on, `value` as it shall lie in memory.
+    #[inline(always)]
+    pub(crate) fn write(self, n: u32, value: [u64; 2]) {
+        if n < BLOCK {
+            self.block.write(n, value);
+        } else {
+            self.write_anywhere(n, value);
+        }
+    }
+
+    /// The same of a unit that is as often in another block.
+    #[inline(always)]
+    pub(crate) fn write_anywhere(self, n: u32, value: [u64; 2]) {
+        self.blocks.write(self.spot, n, value);
+    }
+
+    /// Writes inline data from the unit `n` on; see [`Blocks::inline`].
+    #[inline(always)]
+    pub(crate) fn inline(self, n: u32, length: Be32, bytes: &[u8]) -> u32 {
+        // SAFETY: the spot is of these blocks, since only `Noted::at` makes places.
+        unsafe { self.blocks.inline(self.spot, n, length, bytes) }
     }
 }
 
@@ -168,16 +224,27 @@ mod tests {
         let memory = Arc::new(QueueMemory::pages(1).unwrap());
         let units = Units::new(memory.clone(), 0, 32).unwrap();
         let blocks = || Blocks::new(memory.clone(), 0, 8).unwrap();
-        assert!(Noted::new(blocks(), Masked::<u32>::new(4)).is_none(), "too few");
-        assert!(Noted::new(blocks(), Masked::<u32>::new(16)).is_none(), "of another queue");
-        let notes = Masked::<AtomicU32>::new(8);
+        /// As long as a note is.
+        #[derive(Debug, Default)]
+        struct Note {
+            number: AtomicU32,
+            _rest: [u32; 3],
+        }
+        assert!(Noted::new(blocks(), Masked::<Note>::new(4)).is_none(), "too few");
+        assert!(Noted::new(blocks(), Masked::<Note>::new(16)).is_none(), "of another queue");
+        let notes = Masked::<Note>::new(8);
         let noted = Noted::new(blocks(), notes.clone()).unwrap();
         for index in [3, 8 + 3, u32::MAX - 4] {
-            let (block, note) = noted.at(index);
-            block.write(1, [u64::from(index), 0]);
-            note.store(index, Ordering::Relaxed);
+            let place = noted.at(index);
+            place.write(1, [u64::from(index), 0]);
+            place.note().number.store(index, Ordering::Relaxed);
             assert_eq!(units.read(4 * 3 + 1), [u64::from(index), 0]);
-            assert_eq!(notes.at(3).load(Ordering::Relaxed), index);
+            assert_eq!(notes.at(3).number.load(Ordering::Relaxed), index);
+            // Beyond the block, and beyond the ring.
+            place.write(5, [u64::from(index), 1]);
+            place.write(4 * 5 + 2, [u64::from(index), 2]);
+            assert_eq!(units.read(4 * 4 + 1), [u64::from(index), 1]);
+            assert_eq!(units.read(2), [u64::from(index), 2]);
         }
     }
 

@@ -6,7 +6,7 @@
 //! ends with [`mmio_flush`], which keeps the next ring behind this one.
 
 use super::barrier::{mmio_flush, mmio_wc_start};
-use super::blocks::{BLOCK, Block, Blocks};
+use super::blocks::{BLOCK, Block, Blocks, Spot};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::order::{Step, note};
@@ -137,13 +137,13 @@ impl Register {
         unsafe { store_word(place, word) };
     }
 
-    /// Hands over a request of `count` units that begins at the block `index` of its queue; `false`,
+    /// Hands over a request of `count` units that begins at a block of its queue if it is `single`; `false`,
     /// and nothing done, if it does not fit, or is one unit, which is nothing but the doorbell.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn blueflame(&self, queue: &Blocks, index: u32, count: u32) -> bool {
-        // Both at once: less than two wraps.
-        if count.wrapping_sub(2) >= self.most {
+    pub(crate) fn blueflame(&self, queue: &Blocks, spot: Spot, count: u32, single: bool) -> bool {
+        // The first two at once: less than two wraps. The last is in vain without buffers.
+        if count.wrapping_sub(2) >= self.most || !single {
             return false;
         }
         let offset = self.take_turn();
@@ -156,10 +156,10 @@ impl Register {
         let place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
         // One burst moves one block, and most requests are one.
         // SAFETY: a buffer has room for a block, and is aligned to a burst.
-        unsafe { store_block(place, queue.at(index)) };
+        unsafe { store_block(place, queue.block(spot)) };
         if count > BLOCK {
             // SAFETY: a buffer is whole blocks, and takes as many units as there are.
-            unsafe { store_rest(place, queue, index, count) };
+            unsafe { store_rest(place, queue, spot, count) };
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
@@ -207,23 +207,23 @@ unsafe fn store_word(place: *mut u64, word: u64) {
     mmio_flush();
 }
 
-/// Stores all but the first block of a request of `count` units, more than one block, which begins at the
-/// block `index` of a queue, behind `place`.
+/// Stores all but the first block of a request of `count` units, more than one block, which begins at a
+/// block of a queue, behind `place`.
 ///
 /// # Safety
 ///
 /// There is room for all of its blocks at `place` in a register's buffer, which is aligned to a unit.
 #[inline(always)]
-unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, index: u32, count: u32) {
+unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u32) {
     let store = |nth: u32, block: Block<'_>| {
         // SAFETY: within the room that the caller promises, as only blocks of the request are stored.
         let place = unsafe { place.add((nth * BLOCK) as usize) };
         // SAFETY: as above.
         unsafe { store_block(place, block) };
     };
-    let Some(row) = queue.row(index, count) else {
+    let Some(row) = queue.row(spot, count) else {
         // SAFETY: the caller's promise.
-        return unsafe { store_from(1, place, queue, index, count) };
+        return unsafe { store_from(1, place, queue, spot, count) };
     };
     // One after the other, as long as buffers mostly are: a loop would cost as much again.
     // SAFETY: the row has more than one block.
@@ -240,7 +240,7 @@ unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, index: u32, count: u3
     store(3, unsafe { row.get(3) });
     if count > 4 * BLOCK {
         // SAFETY: the caller's promise.
-        unsafe { store_from(4, place, queue, index, count) };
+        unsafe { store_from(4, place, queue, spot, count) };
     }
 }
 
@@ -251,12 +251,12 @@ unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, index: u32, count: u3
 /// As there.
 #[cold]
 #[inline(never)]
-unsafe fn store_from(first: u32, place: *mut [u64; 2], queue: &Blocks, index: u32, count: u32) {
+unsafe fn store_from(first: u32, place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u32) {
     for nth in first..count.div_ceil(BLOCK) {
         // SAFETY: within the room that the caller promises.
         let place = unsafe { place.add((nth * BLOCK) as usize) };
         // SAFETY: as above.
-        unsafe { store_block(place, queue.at(index.wrapping_add(nth))) };
+        unsafe { store_block(place, queue.block(queue.behind(spot, nth))) };
     }
 }
 

@@ -313,11 +313,11 @@ pub(super) fn append<S: Sharing>(
         return Err(PostError::NamesMemory);
     }
     match wr.payload {
-        Payload::Inline(_) => batch.push_otherwise(wr),
+        Payload::Inline(_) => batch.push_lent_otherwise(wr),
         Payload::Sges([]) => {
             // A copy, lest all of them are kept in memory for this.
             let apart = sge;
-            batch.push_otherwise(SendWr { payload: Payload::Sges(apart.as_slice()), ..wr })
+            batch.push_lent_otherwise(SendWr { payload: Payload::Sges(apart.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
     }

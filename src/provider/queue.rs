@@ -7,6 +7,7 @@ use super::mlx5::news::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::completion::Wc;
+use crate::mem::blocks::Spot;
 use crate::mem::fork::Epoch;
 use crate::mem::gated::Gated;
 use crate::mem::ring::ProducerWatch;
@@ -250,14 +251,22 @@ pub(crate) struct Cursor {
     pub(crate) at: u32,
     /// Requests that still fit.
     pub(crate) room: u32,
+    /// Requests pushed so far, unless who pushes counts them.
+    pub(crate) count: u32,
     /// The number of the next request, where slots are not requests.
     pub(crate) head: u32,
-    /// Where the first request of the batch begins.
-    pub(crate) first: u32,
+    /// Where the newest request begins, if those have blocks.
+    pub(crate) newest: Spot,
     /// The first word of the newest request.
     pub(crate) word: u64,
-    /// Flags of the next request, as they lie there.
-    pub(crate) flags: u64,
+}
+
+impl Cursor {
+    /// Whether there is room for a request that nothing about its payload is wrong with.
+    #[inline(always)]
+    pub(crate) fn suits(&self, wr: &SendWr<'_>) -> bool {
+        wr.is_usual() && self.room > 0
+    }
 }
 
 /// The same of a batch of receives.
@@ -312,8 +321,8 @@ impl SendRing {
         }
     }
 
-    /// Writes a usual request that nothing is wrong with; `false`, and nothing done, where it has to
-    /// be looked at by [`push`](Self::push).
+    /// Writes a request that [suits](Cursor::suits) and need not [wait](Self::may_wait); `false`, and
+    /// nothing done, where it has to be looked at by [`push`](Self::push).
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
         match self.mlx5.here() {
@@ -322,9 +331,23 @@ impl SendRing {
         }
     }
 
-    /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Requests between the ring's own position and a cursor.
+    pub(crate) fn pushed(&self, cursor: &Cursor) -> u32 {
         match (&self.rxe, self.mlx5.any()) {
+            (Some(ring), _) => ring.pushed(cursor),
+            (None, Some(ring)) => ring.pushed(cursor),
+            (None, None) => 0,
+        }
+    }
+
+    /// Whether requests have to be looked at by [`push`](Self::push), whatever they are.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.mlx5.any().is_some_and(mlx5::sq::SendRing::may_wait)
+    }
+
+    /// Writes a request where the cursor stands; after an error the cursor has not moved.
+    pub(crate) fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        match (&self.rxe, self.mlx5.any_mut()) {
             (Some(ring), _) => ring.push(cursor, wr),
             (None, Some(ring)) => ring.push(cursor, wr),
             (None, None) => Err(PostError::Unsupported),

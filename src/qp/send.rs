@@ -20,18 +20,26 @@ pub struct SendQueue<S: Sharing = Shared> {
     pub(super) qp: Arc<QpInner>,
     ring: SendRing,
     epoch: Epoch,
-    /// Operations that exist here and need no look at anything but the request, if it has one piece of
-    /// memory or as many as are allowed.
-    plain: u32,
-    /// The same of requests with their data inside.
-    inline: u32,
-    /// The same of requests with a destination of the queue pair's own domain, whatever they carry.
-    addressed: u32,
+    /// What exists here and needs no look at anything but the request.
+    usual: Usual,
+    /// The same for now: nothing while requests may have to wait for a change of keys.
+    plain: Usual,
     /// Which domain that is, to the kernel.
     domain: Identity,
     /// The thread domain that it was created under.
     thread: Identity,
     sharing: PhantomData<fn() -> S>,
+}
+
+/// Sets of operations.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usual {
+    /// If the request has one piece of memory or as many as are allowed.
+    pieces: u32,
+    /// With their data inside.
+    inline: u32,
+    /// With a destination of the queue pair's own domain, whatever they carry.
+    addressed: u32,
 }
 
 impl<S: Sharing> SendQueue<S> {
@@ -40,13 +48,13 @@ impl<S: Sharing> SendQueue<S> {
         let datagrams = SendOp::Send.bit() | SendOp::SendImm(0).bit();
         // A piece is one too many for a queue that takes none, which is looked at here and not again.
         let takes = |ops| if ring.takes_pieces() { ops } else { 0 };
-        let (plain, inline) = (takes(all), all & SendOp::INLINE);
         let addressed = if qp.qp_type == QpType::UD { takes(datagrams) } else { 0 };
+        let usual = Usual { pieces: takes(all), inline: all & SendOp::INLINE, addressed };
         let pd = qp.pd();
         let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
         let sharing = PhantomData;
-        SendQueue { qp, ring, epoch, plain, inline, addressed, domain, thread, sharing }
+        SendQueue { qp, ring, epoch, usual, plain: usual, domain, thread, sharing }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -72,7 +80,8 @@ impl<S: Sharing> SendQueue<S> {
             Some(cursor) => cursor,
             None => self.admit()?,
         };
-        Ok(SendBatch { queue: self, cursor, count: 0 })
+        // Said here, where both ways meet, so that it is known when it is compiled.
+        Ok(SendBatch { queue: self, cursor: Cursor { count: 0, ..cursor } })
     }
 
     /// As a gate would, or says why not: asked where none opens.
@@ -88,13 +97,15 @@ impl<S: Sharing> SendQueue<S> {
     /// Writes a request that has to be looked at first.
     #[cold]
     #[inline(never)]
-    fn push_checked(&self, cursor: &mut Cursor, wr: SendWr<'_>) -> Result<(), PostError> {
+    fn push_checked(&mut self, cursor: &mut Cursor, wr: SendWr<'_>) -> Result<(), PostError> {
         check(&self.qp, &wr)?;
         if self.qp.qp_type == QpType::RAW_PACKET {
-            self.ring.push_packet(cursor, &wr)
+            self.ring.push_packet(cursor, &wr)?;
         } else {
-            self.ring.push(cursor, &wr)
+            self.ring.push(cursor, &wr)?;
+            self.plain = if self.ring.may_wait() { Usual::default() } else { self.usual };
         }
+        Ok(())
     }
 
     /// Shows what was pushed to the device, and makes the device look.
@@ -123,7 +134,6 @@ impl<S: Sharing> SendQueue<S> {
 pub struct SendBatch<'q, S: Sharing = Shared> {
     queue: &'q mut SendQueue<S>,
     cursor: Cursor,
-    count: u32,
 }
 
 impl<S: Sharing> SendBatch<'_, S> {
@@ -135,47 +145,43 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// the request.
     #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        if !self.try_push(&wr) {
-            self.push_checked(wr)?;
-        }
-        // Behind both ways: a loop around this would test what it answers where it begins again.
-        self.count += 1;
-        Ok(())
+        if self.try_push(&wr) { Ok(()) } else { self.push_otherwise(wr) }
     }
 
-    /// As [`try_push`](Self::try_push), of a request that has its data inline, or works on a piece of
-    /// memory, which is no slice anywhere but here.
+    /// As [`try_push`](Self::try_push), of a batch that who calls counts, and of a request that has its data
+    /// inline, or works on a piece of memory, which is no slice anywhere but here.
     #[inline(always)]
     pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, memory: Option<Sge>) -> bool {
-        let pushed = match wr.payload {
+        match wr.payload {
             Payload::Inline(_) => self.try_push(wr),
             Payload::Sges([]) => {
                 self.try_push(&SendWr { payload: Payload::Sges(memory.as_slice()), ..*wr })
             }
             Payload::Sges(_) => false,
-        };
-        self.count += u32::from(pushed);
-        pushed
+        }
     }
 
     /// Writes a usual request that nothing is wrong with; `false`, and nothing done, for all others.
-    /// Who calls counts it.
     #[inline(always)]
     fn try_push(&mut self, wr: &SendWr<'_>) -> bool {
+        // First of all, lest what these say is kept for behind something else.
+        if !self.cursor.suits(wr) {
+            return false;
+        }
         let inline = matches!(wr.payload, Payload::Inline(_));
-        let known = if inline { self.queue.inline } else { self.queue.plain };
+        let known = if inline { self.queue.plain.inline } else { self.queue.plain.pieces };
         let known = match &wr.destination {
             None => known,
             // A foreign address is refused below.
-            Some(to) if to.domain == self.queue.domain => self.queue.addressed,
+            Some(to) if to.domain == self.queue.domain => self.queue.plain.addressed,
             Some(_) => 0,
         };
         wr.op.bit() & known != 0 && self.queue.ring.try_push(&mut self.cursor, wr)
     }
 
-    /// Writes a request that has to be looked at first. Who calls counts it.
+    /// Writes a request that has to be looked at first.
     #[inline(always)]
-    fn push_checked(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+    fn push_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         // Copies, lest all others are kept in memory for this.
         let mut cursor = self.cursor;
         self.queue.push_checked(&mut cursor, wr)?;
@@ -183,22 +189,22 @@ impl<S: Sharing> SendBatch<'_, S> {
         Ok(())
     }
 
-    /// Writes a request that has to be looked at first.
+    /// The same, of a batch that who calls counts.
     #[inline(always)]
-    pub(crate) fn push_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        self.push_checked(wr)?;
-        self.count += 1;
-        Ok(())
+    pub(crate) fn push_lent_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        // Nobody asks how many there are, and so that need not be kept.
+        self.cursor.count = 0;
+        self.push_otherwise(wr)
     }
 
     /// Requests pushed so far.
     pub fn len(&self) -> u32 {
-        self.count
+        self.queue.ring.pushed(&self.cursor)
     }
 
     /// Whether nothing was pushed yet.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.len() == 0
     }
 
     /// Requests that still fit.
@@ -224,7 +230,7 @@ impl SendBatch<'_, Shared> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) -> Result<(), PostError> {
-        let count = self.count.into();
+        let count = self.cursor.count.into();
         self.ring_lent(count)
     }
 
@@ -258,7 +264,7 @@ impl SendBatch<'_, Exclusive> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
-        let count = self.count.into();
+        let count = self.cursor.count.into();
         self.ring_lent(td, count)
     }
 
@@ -290,7 +296,6 @@ fn plain(qp_type: QpType) -> u32 {
         SendOp::SendInv(remote.rkey),
         SendOp::Write(remote),
         SendOp::WriteImm(remote, 0),
-        SendOp::LocalInv(remote.rkey),
     ];
     let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
     match qp_type {

@@ -12,9 +12,9 @@ use super::wqe::{
 };
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
-use crate::mem::blocks::{BLOCK, Block, Blocks};
+use crate::mem::blocks::{BLOCK, Blocks};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::noted::Noted;
+use crate::mem::noted::{Noted, Place};
 use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use crate::mem::units::UNIT;
@@ -32,7 +32,7 @@ const VECTOR: u32 = (size_of::<mlx5_av>() / UNIT) as u32;
 const ATOMIC: u32 = 8;
 /// Waits for reads and atomics, and for changes of keys.
 const FENCE: u8 = MLX5_FENCE_MODE_SMALL_AND_FENCE;
-/// Keeps the next request from using a key before this one has changed it.
+/// Waits for changes of keys.
 const SMALL_FENCE: u8 = flags::MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE.bits();
 
 /// What a send queue is made from.
@@ -67,13 +67,13 @@ pub(crate) struct SendRing {
     qpn: u64,
     /// Flags of every request, as they lie there.
     always: u64,
-    /// Those of the next, which may have to wait for one before it.
-    flags: u64,
     /// Blocks written in all.
     at: u32,
     /// Requests posted in all.
     head: u32,
     max_post: u32,
+    /// Requests up to this number wait for changes of keys before them.
+    waits: Option<u32>,
     max_sge: u32,
     max_inline: usize,
     register: Arc<Register>,
@@ -97,10 +97,10 @@ impl SendRing {
             gate: setup.gate,
             qpn: pair(0, setup.qpn << 8),
             always: pair(always.into(), 0),
-            flags: pair(always.into(), 0),
             at: 0,
             head: 0,
             max_post: setup.max_post,
+            waits: None,
             max_sge: setup.limits.max_sge,
             max_inline: setup.limits.max_inline as usize,
             word: setup.dbrec.word(),
@@ -127,33 +127,24 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor {
         let used = self.head.wrapping_sub(self.record.sends.tail());
-        Cursor {
-            at: self.at,
-            first: self.at,
-            room: self.max_post.wrapping_sub(used),
-            head: self.head,
-            flags: self.flags,
-            ..Cursor::default()
-        }
+        let room = self.max_post.wrapping_sub(used);
+        Cursor { at: self.at, room, head: self.head, ..Cursor::default() }
+    }
+
+    /// Requests up to a cursor that are not published.
+    pub(crate) fn pushed(&self, cursor: &Cursor) -> u32 {
+        cursor.head.wrapping_sub(self.head)
     }
 
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and
     /// nothing done, for all others. So there is one way out of what is inlined. Who calls has seen the
-    /// gate open.
+    /// gate open, that the request [suits](Cursor::suits), and that it need not [wait](Self::may_wait).
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
-        // A lone piece of no bytes, or too many, would be all that keeps the size of a request from
-        // being known when it is compiled.
-        let simple = match wr.payload {
-            Payload::Sges([sge]) => sge.length as i32 > 0,
-            Payload::Sges(_) | Payload::Inline(_) => true,
-        };
-        if !simple || wr.srq.is_some() || cursor.room == 0 {
-            return false;
-        }
+        debug_assert!(cursor.suits(wr) && !self.may_wait());
         match &wr.destination {
-            None => self.write(cursor, wr, true).is_ok(),
-            Some(to) => self.datagram(cursor, to, wr, true).is_ok(),
+            None => self.write(cursor, wr, Care::Seen).is_ok(),
+            Some(to) => self.datagram(cursor, to, wr, Care::Seen).is_ok(),
         }
     }
 
@@ -161,12 +152,23 @@ impl SendRing {
     /// has seen to it that datagrams, and they alone, have a destination.
     #[cold]
     #[inline(never)]
-    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check(cursor)?;
+        let care = if self.waits(cursor) { Care::Wait } else { Care::All };
         match &wr.destination {
-            None => self.write(cursor, wr, false),
-            Some(to) => self.datagram(cursor, to, wr, false),
+            None => self.write(cursor, wr, care)?,
+            Some(to) => self.datagram(cursor, to, wr, care)?,
         }
+        if wr.op.changes_keys() {
+            self.wait(cursor.head);
+        }
+        Ok(())
+    }
+
+    /// Whether requests may have to wait for a change of keys, so that they have to be
+    /// [looked at](Self::push).
+    pub(crate) fn may_wait(&self) -> bool {
+        self.waits.is_some()
     }
 
     /// What a usual request is looked at for before it is written.
@@ -181,14 +183,33 @@ impl SendRing {
         Ok(())
     }
 
-    /// Writes a message that says itself where it goes; `usual` as for [`write`](Self::write).
+    /// Lets requests up to the number `last` wait for changes of keys before them.
+    ///
+    /// That is kept here, and not in the cursor, so that requests which have nothing to do with it need
+    /// not carry it along. A batch that is dropped lets others wait in vain.
+    pub(crate) fn wait(&mut self, last: u32) {
+        self.waits = Some(last);
+    }
+
+    /// Whether the request where the cursor stands waits for changes of keys. When all that do are posted
+    /// that is over.
+    fn waits(&mut self, cursor: &Cursor) -> bool {
+        let Some(last) = self.waits else { return false };
+        let reaches = |head: u32| last.wrapping_sub(head) as i32 >= 0;
+        if !reaches(self.head) {
+            self.waits = None;
+        }
+        reaches(cursor.head)
+    }
+
+    /// Writes a message that says itself where it goes.
     #[inline(always)]
     fn datagram(
         &self,
         cursor: &mut Cursor,
         to: &Destination<'_>,
         wr: &SendWr<'_>,
-        usual: bool,
+        care: Care,
     ) -> Result<(), PostError> {
         let (code, immediate) = match wr.op {
             SendOp::Send => (opcode::MLX5_OPCODE_SEND, 0),
@@ -196,39 +217,39 @@ impl SendRing {
             _ => return Err(PostError::Unsupported),
         };
         let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
-        let request = Request::new(self, cursor.at, usual);
+        let request = Request::new(self, cursor.at, care.is_over());
         let mut size = 1;
         for unit in vector(av, to.qkey.0, to.qpn.0) {
             request.append(&mut size, unit);
         }
         request.payload(&mut size, &wr.payload)?;
         let head = control(cursor.at, code.0, size) | self.qpn;
-        let tail = self.tail(cursor, wr.flags, immediate);
+        let tail = self.tail(care, wr.flags, immediate);
         self.finish(cursor, &request, [head, tail], size, wr.wr_id, WcOpcode::SEND);
-        cursor.flags = self.always;
         Ok(())
     }
 
     /// The second word of a request.
     #[inline(always)]
-    fn tail(&self, cursor: &Cursor, asked: SendFlags, immediate: u32) -> u64 {
-        let fenced = asked.contains(SendFlags::FENCE);
-        let waits = if fenced { self.always } else { cursor.flags };
-        let bits = announced(asked) | if fenced { FENCE } else { 0 };
-        pair(bits.into(), immediate) | waits
+    fn tail(&self, care: Care, asked: SendFlags, immediate: u32) -> u64 {
+        let fence = match (asked.contains(SendFlags::FENCE), care) {
+            (true, _) => FENCE,
+            (false, Care::Wait) => SMALL_FENCE,
+            (false, _) => 0,
+        };
+        pair((announced(asked) | fence).into(), immediate) | self.always
     }
 
-    /// Writes any request but a datagram; `usual` if a lone piece of memory was looked at before.
+    /// Writes any request but a datagram.
     #[inline(always)]
-    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>, usual: bool) -> Result<(), PostError> {
-        let request = Request::new(self, cursor.at, usual);
+    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>, care: Care) -> Result<(), PostError> {
+        let request = Request::new(self, cursor.at, care.is_over());
         // Units written so far. The first is written last, when the size is known.
         let mut size = 1;
         if let Some(srq) = wr.srq {
             request.append(&mut size, target(srq.0));
         }
         let mut immediate = 0;
-        let mut fence = 0;
         let mut modifier = 0;
         let (code, kind) = match &wr.op {
             SendOp::Send => {
@@ -281,15 +302,17 @@ impl SendRing {
                 size = request.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
+            // The next request has to know of these.
+            SendOp::LocalInv(_) | SendOp::BindMw(_) if care.is_over() => {
+                return Err(PostError::Unsupported);
+            }
             SendOp::LocalInv(rkey) => {
                 immediate = rkey.0;
-                fence = SMALL_FENCE;
                 request.change(&mut size, &umr::invalidate())?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::LOCAL_INV)
             }
             SendOp::BindMw(binding) => {
                 immediate = binding.old_rkey.0;
-                fence = SMALL_FENCE;
                 let qpn = self.record.qpn();
                 request.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
@@ -299,9 +322,8 @@ impl SendRing {
             }
         };
         let head = control(cursor.at, code.0, size) | self.qpn | modifier;
-        let tail = self.tail(cursor, wr.flags, immediate);
+        let tail = self.tail(care, wr.flags, immediate);
         self.finish(cursor, &request, [head, tail], size, wr.wr_id, kind);
-        cursor.flags = self.always | pair(fence.into(), 0);
         Ok(())
     }
 
@@ -316,12 +338,14 @@ impl SendRing {
         wr_id: u64,
         kind: WcOpcode,
     ) {
-        request.block.write(0, control);
+        request.place.write(0, control);
         cursor.word = control[0];
+        cursor.newest = request.place.spot();
         cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
-        request.note.set(wr_id, cursor.head, kind.0);
+        cursor.count += 1;
+        request.place.note().set(wr_id, cursor.head, kind.0);
     }
 
     /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
@@ -330,7 +354,6 @@ impl SendRing {
     pub(crate) fn publish(&mut self, cursor: Cursor, single: bool) {
         self.at = cursor.at;
         self.head = cursor.head;
-        self.flags = cursor.flags;
         // Pairs with the device reading requests after the record that counts their blocks.
         udma_to_device();
         self.word.set(cursor.at & 0xffff);
@@ -346,18 +369,36 @@ impl SendRing {
     #[inline(always)]
     fn make_look(&self, single: bool, cursor: &Cursor) {
         // A request that fits goes whole, and the device need not fetch it.
-        if !(single
-            && self.register.blueflame(self.blocks.blocks(), cursor.first, units(cursor.word)))
-        {
+        let (blocks, count) = (self.blocks.blocks(), units(cursor.word));
+        if !self.register.blueflame(blocks, cursor.newest, count, single) {
             self.register.doorbell(cursor.word);
         }
     }
 
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
-        (self.at, self.head, self.flags) = (0, 0, self.always);
+        (self.at, self.head) = (0, 0);
+        self.waits = None;
         self.record.sends.reset();
         self.word.set(0);
+    }
+}
+
+/// What is still to be looked at when a request is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Care {
+    /// Nothing: it has one good piece of memory or other data, and waits for no change of keys.
+    Seen,
+    /// Everything but that it does not wait.
+    All,
+    /// Everything, and it waits.
+    Wait,
+}
+
+impl Care {
+    #[inline(always)]
+    fn is_over(self) -> bool {
+        matches!(self, Care::Seen)
     }
 }
 
@@ -376,13 +417,11 @@ fn announced(asked: SendFlags) -> u8 {
     bits
 }
 
-/// A request in the making. Its first block is at hand, and takes all of most requests.
+/// A request in the making.
 #[derive(Clone, Copy)]
 struct Request<'r> {
     ring: &'r SendRing,
-    at: u32,
-    block: Block<'r>,
-    note: &'r Send,
+    place: Place<'r, Send>,
     /// Whether a lone piece of memory was looked at before.
     usual: bool,
 }
@@ -390,20 +429,14 @@ struct Request<'r> {
 impl<'r> Request<'r> {
     #[inline(always)]
     fn new(ring: &'r SendRing, at: u32, usual: bool) -> Self {
-        let (block, note) = ring.blocks.at(at);
-        Request { ring, at, block, note, usual }
+        Request { ring, place: ring.blocks.at(at), usual }
     }
 }
 
 impl Request<'_> {
     #[inline(always)]
     fn append(self, size: &mut u32, unit: Unit) {
-        if *size < BLOCK {
-            self.block.write(*size, unit);
-        } else {
-            let first = self.at.wrapping_mul(BLOCK);
-            self.ring.blocks.blocks().units().write(first.wrapping_add(*size), unit);
-        }
+        self.place.write(*size, unit);
         *size += 1;
     }
 
@@ -426,12 +459,11 @@ impl Request<'_> {
         if sges.len() > max as usize {
             return Err(PostError::TooManySge { max });
         }
-        let first = self.at.wrapping_mul(BLOCK);
         let mut length = 0u64;
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.ring.blocks.blocks().units().write(first.wrapping_add(*size), data(sge));
+                self.place.write_anywhere(*size, data(sge));
                 *size += 1;
             }
         }
@@ -520,7 +552,7 @@ impl Request<'_> {
             return Err(PostError::InlineTooLong { max: max as u32 });
         }
         let length = inline_length(bytes.len() as u32);
-        *size += self.ring.blocks.blocks().inline(self.at, *size, length, bytes);
+        *size += self.place.inline(*size, length, bytes);
         Ok(())
     }
 }

@@ -41,6 +41,11 @@ impl SendRing {
         Cursor { at: self.producer, room: self.ring.capacity() - used, ..Cursor::default() }
     }
 
+    /// Requests up to a cursor that are not published.
+    pub(crate) fn pushed(&self, cursor: &Cursor) -> u32 {
+        self.ring.distance(self.producer, cursor.at)
+    }
+
     #[inline]
     pub(crate) fn publish(&mut self, position: u32) {
         self.producer = position;
@@ -101,6 +106,7 @@ impl SendRing {
         }
         cursor.at = self.ring.next(cursor.at);
         cursor.room -= 1;
+        cursor.count += 1;
         Ok(())
     }
 }

@@ -129,8 +129,12 @@ impl Sends {
     }
 
     /// Writes a request as queues do: the short way where that suits it.
-    fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if self.ring.try_push(cursor, wr) { Ok(()) } else { self.ring.push(cursor, wr) }
+    fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if self.try_push(cursor, wr) { Ok(()) } else { self.ring.push(cursor, wr) }
+    }
+
+    fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
+        cursor.suits(wr) && !self.ring.may_wait() && self.ring.try_push(cursor, wr)
     }
 
     /// Posts a batch; an error of any request ends it without ringing.

@@ -200,7 +200,7 @@ fn requests_go_on_at_the_beginning() {
     // Three blocks each: the third request begins in block 6 and ends in block 0.
     for at in [0u32, 3, 6, 9] {
         let cursor = sends.post(&[SendWr::send(&[]).inline(&data).id(at.into())]).unwrap();
-        assert_eq!((cursor.first, cursor.at), (at, at + 3));
+        assert_eq!(cursor.at, at + 3);
         let found = sends.bytes(at, 16 + 4 + data.len());
         assert_eq!(found[20..], data, "at block {at}");
         assert_eq!(found[1..3], (at as u16).to_be_bytes());
@@ -275,8 +275,47 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
 }
 
 #[test]
+fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
+    let mut sends = Sends::new(Shape::default());
+    let fences = |sends: &Sends, at| sends.bytes(at, 16)[11];
+    let wr = SendWr::send(&[]);
+    let room = sends.ring.cursor().room;
+    // One that takes the short way says nothing of the key.
+    let mut cursor = sends.ring.cursor();
+    assert!(!sends.try_push(&mut cursor, &SendWr::local_inv(Rkey(5))));
+    assert_eq!(cursor.at, 0);
+    // A batch that is dropped forgets no change that was posted, though it made one of its own.
+    sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
+    let mut dropped = sends.ring.cursor();
+    sends.push(&mut dropped, &wr).unwrap();
+    sends.push(&mut dropped, &SendWr::local_inv(Rkey(6))).unwrap();
+    assert_eq!(dropped.room, room - 3, "a flag is no room");
+    let mut cursor = sends.ring.cursor();
+    assert!(!sends.try_push(&mut cursor, &wr), "it may have to wait");
+    sends.post(&[wr]).unwrap();
+    assert_eq!(fences(&sends, 2), 0x20);
+    sends.record.sends.complete(2);
+    // That which was dropped lets as many wait in vain, and no more.
+    sends.post(&[wr, wr]).unwrap();
+    sends.post(&[wr]).unwrap();
+    assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);
+    let mut cursor = sends.ring.cursor();
+    assert!(sends.try_push(&mut cursor, &wr));
+    // A full queue is full, flag or no flag.
+    sends.record.sends.complete(5);
+    let all = vec![SendWr::local_inv(Rkey(5)); sends.ring.cursor().room as usize];
+    sends.post(&all).unwrap();
+    assert_eq!(sends.ring.cursor().room, 0);
+    assert_eq!(sends.post(&[wr]).unwrap_err(), PostError::Full);
+    // A reset forgets.
+    sends.ring.reset();
+    let mut cursor = sends.ring.cursor();
+    assert!(sends.try_push(&mut cursor, &wr));
+}
+
+#[test]
 fn what_cannot_be_posted_leaves_the_cursor() {
-    let sends = Sends::new(Shape::default());
+    let mut sends = Sends::new(Shape::default());
     let many = [SGE; 31];
     let huge = [Sge { length: 1 << 31, ..SGE }];
     let long = [0u8; 981];

@@ -9,7 +9,6 @@ use crate::mem::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record};
-use crate::provider::mlx5::wqe::pair;
 use crate::provider::{Address, Cursor};
 use crate::wr::{Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
@@ -242,8 +241,11 @@ fn requests_are_those_of_libmlx5() {
         }
         let at = vector.number("index");
         let mut cursor = sends.ring.cursor();
-        (cursor.first, cursor.at) = (at, at);
-        cursor.flags = pair(vector.number("flags") & 0x20, 0);
+        cursor.at = at;
+        let waits = vector.number("flags") & 0x20 != 0;
+        if waits {
+            sends.ring.wait(cursor.head);
+        }
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
             sends.ring.push_packet(&mut cursor, &wr).unwrap();
@@ -251,6 +253,10 @@ fn requests_are_those_of_libmlx5() {
             // The long way writes the same, a place further.
             let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
             sends.ring.push(&mut further, &wr).unwrap();
+            if !waits {
+                // What it said of the next one.
+                sends.ring.reset();
+            }
             assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
             sends.push(&mut cursor, &wr).unwrap();
         }
