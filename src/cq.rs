@@ -535,6 +535,12 @@ impl Direct<'_> {
         self.ring.next().map(|wc| Completion::new(Wc::Mlx5(wc)))
     }
 
+    /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
+    #[inline(always)]
+    pub(crate) fn next_usual(&mut self) -> Option<Completion<'_>> {
+        self.ring.next_usual().map(|wc| Completion::new(Wc::Mlx5(wc)))
+    }
+
     /// Gives back to the device what was consumed so far, before the poll ends.
     #[inline(always)]
     pub(crate) fn give_back(&mut self) {

@@ -120,7 +120,9 @@ unsafe impl Sync for Reader {}
 /// The parity bit in an element's last byte.
 const PARITY: u8 = 1;
 /// Elements that the device has not written have this in their last byte, or more.
-const UNWRITTEN: u8 = 0xf0;
+pub(crate) const UNWRITTEN: u8 = 0xf0;
+/// One of those that is not taken for ours by its parity in the first pass over a ring.
+const NOT_OURS: u8 = UNWRITTEN | PARITY;
 /// Bits below the count of consumed elements.
 const UNUSED: u32 = 8;
 
@@ -149,13 +151,18 @@ impl Reader {
         self.consumed >> UNUSED
     }
 
-    /// The last byte of the next element if that is ours, loaded now.
+    /// The last byte of the next element if that is ours by its parity, loaded now, without that parity.
+    /// After a resize it may be [unwritten](UNWRITTEN) all the same: who asks first whether it is a success
+    /// need not ask that.
     #[inline(always)]
-    pub(crate) fn ready(&self) -> Option<u8> {
-        let owner = Element { core: self.next, ring: PhantomData }.owner();
-        // Both at once: the parity is right, and the rest is no mark of what is unwritten.
-        let rolled = (owner ^ self.parity).rotate_right(1);
-        (rolled < UNWRITTEN >> 1).then_some(owner)
+    pub(crate) fn look(&self) -> Option<u8> {
+        let owner = self.next().owner() ^ self.parity;
+        (owner & PARITY == 0).then_some(owner)
+    }
+
+    /// Whether there is a next element.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.look().is_none_or(|owner| owner >= UNWRITTEN)
     }
 
     /// The next element.
@@ -240,7 +247,12 @@ impl Element<'_> {
         unsafe { place.read_volatile() }
     }
 
-    pub(crate) fn set_owner(&self, owner: u8) {
+    /// Marks what the device has not written, and does not know yet.
+    pub(crate) fn mark_unwritten(&self) {
+        self.set_owner(NOT_OURS);
+    }
+
+    fn set_owner(&self, owner: u8) {
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
         // SAFETY: inside; only called for elements that the device does not write.

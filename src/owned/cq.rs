@@ -6,7 +6,7 @@ use super::queue::OwnedQueuePair;
 use super::route::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
-use crate::cq::{CompletionQueue, Completions, Notify, PollError};
+use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
 use crate::error::{Error, Result};
 use crate::mem::slots::Spare;
 use crate::pd::{KernelPd, Shared, Sharing};
@@ -253,21 +253,25 @@ impl<T> OwnedCompletionQueue<T> {
             let mut left = (*slack as usize).min(rest);
             rest -= left;
             loop {
-                let Some(completion) = completions.next() else { return Ok(most - rest - left) };
-                let (wr_id, number) = (completion.wr_id(), completion.number());
-                // First of all, so that whoever visits need not be asked about it.
-                let place = match completion.is_success() {
-                    true => routes.find(number).unwrap_or(nobody).settle_usual(wr_id),
-                    false => None,
-                };
-                match place {
-                    Some(place) => visit(Settled::good(place, completion)),
-                    None => rare(routes, completion.again(), scoped, strays, &mut rest, &mut visit),
+                // Successes alone, so that whoever visits need not be asked about it.
+                while left > 0 {
+                    let Some(completion) = completions.next_usual() else { break };
+                    let (wr_id, number) = (completion.wr_id(), completion.number());
+                    match routes.find(number).unwrap_or(nobody).settle_usual(wr_id) {
+                        Some(place) => visit(Settled::good(place, completion)),
+                        None => {
+                            rare(routes, completion.again(), scoped, strays, &mut rest, &mut visit)
+                        }
+                    }
+                    left -= 1;
                 }
-                left -= 1;
                 if left == 0 {
                     break;
                 }
+                if !unusual(routes, &mut completions, scoped, strays, &mut rest, &mut visit) {
+                    return Ok(most - rest - left);
+                }
+                left -= 1;
             }
             completions.give_back();
         }
@@ -357,6 +361,22 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("OwnedCompletionQueue").field(&self.cq).finish()
     }
+}
+
+/// The same of the next completion, if there is one.
+#[cold]
+#[inline(never)]
+fn unusual<T>(
+    routes: &Routes<T>,
+    completions: &mut Direct<'_>,
+    scoped: &mut Vec<(u64, Outcome)>,
+    strays: &mut u64,
+    rest: &mut usize,
+    visit: &mut dyn FnMut(Settled<'_, T>),
+) -> bool {
+    let Some(completion) = completions.next() else { return false };
+    rare(routes, completion, scoped, strays, rest, visit);
+    true
 }
 
 /// Shows a completion to `visit` that is a failure, or takes note of one that gives nothing back to a

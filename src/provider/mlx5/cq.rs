@@ -4,14 +4,14 @@
 //! ring. Arming is the one thing that rings.
 
 use super::book::{Book, Estate, Members};
-use super::cqe::{COUNTER, INDEX, INVALID, Wc, behind, is_receive, number_of, opcode_of, received};
+use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};
 use super::news::News;
 use super::record::Record;
 use super::wqe::pair;
 use crate::completion::WcOpcode;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::element::{Elements, Reader};
+use crate::mem::element::{Elements, Reader, UNWRITTEN};
 use crate::mem::fork::Epoch;
 use crate::mem::queue::QueueMemory;
 use crate::mem::register::{Register, RegisterWord};
@@ -28,7 +28,7 @@ const NOBODY: u32 = 0;
 pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<Elements> {
     let elements = Elements::new(memory.clone(), entries, size)?;
     for entry in 0..entries {
-        elements.at(entry).set_owner(INVALID);
+        elements.at(entry).mark_unwritten();
     }
     Some(elements)
 }
@@ -46,21 +46,19 @@ pub(crate) struct CqRing {
     arming: RegisterWord,
     members: Arc<Members>,
     book: Book,
+    /// What [`unusual`](Self::unusual) found.
+    odd: Found,
 }
 
-/// What one element turned out to be.
-enum Found {
-    Nothing,
-    /// Not for the user.
-    Discarded,
-    Completion {
-        /// The queue pair's, in the book.
-        number: u32,
-        wr_id: u64,
-        /// What it completes.
-        kind: WcOpcode,
-        owner: u8,
-    },
+/// A completion, as far as it is looked at for everybody.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    /// The queue pair's, in the book.
+    number: u32,
+    wr_id: u64,
+    /// What it completes.
+    kind: WcOpcode,
+    owner: u8,
 }
 
 impl CqRing {
@@ -81,6 +79,7 @@ impl CqRing {
             arming: arming.word(),
             members: Members::new(news),
             book: Book::default(),
+            odd: Found::default(),
         }
     }
 
@@ -93,7 +92,7 @@ impl CqRing {
     /// ring keeps others from polling meanwhile.
     pub(crate) fn tidy(&self) {
         if !self.epoch.is_over() {
-            self.members.tidy(|| self.reader.ready().is_none());
+            self.members.tidy(|| self.reader.is_empty());
         }
     }
 
@@ -151,32 +150,46 @@ impl CqRing {
 
     fn forget(&mut self) {
         // After the letters were read: what a dead queue pair completed is there by now.
-        let empty = self.reader.ready().is_none();
+        let empty = self.reader.is_empty();
         self.book.forget(self.reader.consumer(), empty);
     }
 
     /// The next completion, consumed.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
-        let (number, wr_id, kind, owner) = loop {
-            match self.step() {
-                Found::Nothing => return None,
-                Found::Discarded => {}
-                Found::Completion { number, wr_id, kind, owner } => {
-                    break (number, wr_id, kind, owner);
-                }
-            }
+        let owner = self.reader.look()?;
+        // Pairs with the device writing the last byte of an element after all others.
+        udma_from_device();
+        // A loop here would be laid out for those who go round.
+        let found = match self.usual(owner) {
+            Some(found) => found,
+            None if self.unusual(owner) => self.odd,
+            None => return None,
         };
-        Some(Wc { number, wr_id, kind, owner, reader: &self.reader })
+        Some(self.wc(found))
+    }
+
+    /// The next completion, consumed, if it is a success of a queue pair in the book.
+    #[inline(always)]
+    pub(crate) fn next_usual(&mut self) -> Option<Wc<'_>> {
+        let owner = self.reader.look()?;
+        // As in `next`.
+        udma_from_device();
+        let found = self.usual(owner)?;
+        Some(self.wc(found))
     }
 
     #[inline(always)]
-    fn step(&mut self) -> Found {
-        let Some(owner) = self.reader.ready() else { return Found::Nothing };
-        // Pairs with the device writing the last byte of an element after all others.
-        udma_from_device();
+    fn wc(&self, found: Found) -> Wc<'_> {
+        let Found { number, wr_id, kind, owner } = found;
+        Wc { number, wr_id, kind, owner, reader: &self.reader }
+    }
+
+    /// Consumes the next element if it is a success of a queue pair in the book.
+    #[inline(always)]
+    fn usual(&mut self, owner: u8) -> Option<Found> {
         let book = &self.book;
-        let found = self.reader.consume(|element| {
+        self.reader.consume(|element| {
             let number = number_of(element);
             let record = book.get(number)?;
             // Records have no more places than these bits name.
@@ -187,24 +200,44 @@ impl CqRing {
                 // Said as it was compared, so that who asks for the status need not compare again.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(Found::Completion { number, wr_id, kind, owner })
+                Some(Found { number, wr_id, kind, owner })
             } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
                 let wr_id = record.receives.complete(at);
-                Some(Found::Completion { number, wr_id, kind: received(owner), owner })
+                Some(Found { number, wr_id, kind: received(owner), owner })
             } else {
                 None
             }
-        });
-        match found {
-            Some(found) => found,
-            None => self.rare(owner),
+        })
+    }
+
+    /// The next completion, where the next element is an error, or of nobody in the book, or no completion,
+    /// or was never written: `odd` if there is one, since an answer by way of memory would keep a register of
+    /// who polls.
+    #[cold]
+    #[inline(never)]
+    fn unusual(&mut self, mut owner: u8) -> bool {
+        loop {
+            if owner >= UNWRITTEN {
+                return false;
+            }
+            let mut found = self.rare(owner);
+            if found.is_none() {
+                let Some(next) = self.reader.look() else { return false };
+                // As in `next`.
+                udma_from_device();
+                owner = next;
+                found = self.usual(owner);
+            }
+            if let Some(found) = found {
+                self.odd = found;
+                return true;
+            }
         }
     }
 
-    /// Looks at the next element, which is an error, or of nobody in the book, or no completion.
-    #[cold]
-    #[inline(never)]
-    fn rare(&mut self, owner: u8) -> Found {
+    /// Consumes the next element, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
+    /// is not for the user.
+    fn rare(&mut self, owner: u8) -> Option<Found> {
         let code = opcode_of(owner);
         let element = self.reader.next();
         let number = number_of(element);
@@ -220,11 +253,11 @@ impl CqRing {
             Some(record) if sent => {
                 let sent = record.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Found::Completion { number, wr_id, kind, owner }
+                Some(Found { number, wr_id, kind, owner })
             }
             Some(record) if is_receive(code) => {
                 let wr_id = record.receives.complete(at);
-                Found::Completion { number, wr_id, kind: received(owner), owner }
+                Some(Found { number, wr_id, kind: received(owner), owner })
             }
             known => {
                 if known.is_none() && is_receive(code) {
@@ -232,7 +265,7 @@ impl CqRing {
                 }
                 // If nothing else comes, nobody else gives it back.
                 self.release_here();
-                Found::Discarded
+                None
             }
         }
     }

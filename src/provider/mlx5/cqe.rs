@@ -1,7 +1,7 @@
 //! Completions as the device writes them.
 
 use crate::completion::{Scattered, WcOpcode, WcStatus};
-use crate::mem::element::{Element, Reader};
+use crate::mem::element::{Element, Reader, UNWRITTEN};
 use std::mem::offset_of;
 use uapi::{
     mlx5_cqe_checked as checked, mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome,
@@ -32,8 +32,7 @@ const IN_FRONT: u8 = 1 << 3;
 /// Bytes that an atomic brings back.
 const ATOMIC: u32 = 8;
 
-/// An element that the device has not written yet.
-pub(crate) const INVALID: u8 = opcode::MLX5_CQE_INVALID.0 << 4;
+const _: () = assert!(UNWRITTEN == opcode::MLX5_CQE_INVALID.0 << 4);
 
 /// What an element is, from its last byte.
 #[inline(always)]
