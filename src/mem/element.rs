@@ -1,7 +1,8 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
 //! Pairs with [`queue`](super::queue), which has the memory. An element is read only after the byte
-//! that says whose it is; whoever reads orders the two by a barrier.
+//! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
+//! never written.
 
 use super::fork::Epoch;
 #[cfg(test)]
@@ -221,6 +222,11 @@ impl Reader {
     }
 }
 
+/// A number that is read as one, and need not be aligned.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Anywhere(u32);
+
 /// One completion in its ring, as the device wrote it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element<'r> {
@@ -312,8 +318,10 @@ impl Element<'_> {
         note(Step::Completion);
         // SAFETY: inside, as the caller promises.
         let place = unsafe { self.core.add(at) };
-        // SAFETY: inside and initialised; the device has finished with the element.
-        u32::from_be(unsafe { place.cast::<u32>().read_unaligned() })
+        // SAFETY: inside and initialised. Volatile, as an element that was never written may look as if it
+        // was, and the device may be writing it; what is read then is not used.
+        let Anywhere(number) = unsafe { place.cast::<Anywhere>().read_volatile() };
+        u32::from_be(number)
     }
 
     /// The number of 32 bits at `AT`.
