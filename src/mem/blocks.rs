@@ -48,6 +48,8 @@ pub(crate) struct Blocks {
     mask: u32,
     /// Bytes of all.
     length: usize,
+    /// The address behind them.
+    end: usize,
 }
 
 impl Blocks {
@@ -56,7 +58,8 @@ impl Blocks {
         let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
         let length = units.count() as usize * UNIT;
         let last = (units.count() / BLOCK).checked_sub(1)?;
-        Some(Blocks { mask: last.checked_mul(SPAN)?, length, units })
+        let end = units.base().addr() + length;
+        Some(Blocks { mask: last.checked_mul(SPAN)?, length, end, units })
     }
 
     /// The blocks of `count` units from a spot on, if they do not go on at the beginning.
@@ -147,20 +150,19 @@ impl Blocks {
     unsafe fn inline_long(&self, spot: Spot, unit: u32, length: Be32, bytes: &[u8]) -> bool {
         #[cfg(test)]
         note(Step::Request);
-        let start = spot.0 as usize * SCALE + unit as u8 as usize * UNIT;
-        let data = start + size_of::<Be32>();
+        // SAFETY: the caller's promise.
+        let block = unsafe { self.get(spot) };
+        let place = block.base.wrapping_add(unit as u8 as usize).cast::<Be32>();
+        let to = place.wrapping_add(1).cast::<u8>();
+        // Negative if the data would begin behind the end.
+        let room = self.end.wrapping_sub(to.addr()) as isize;
         // Of many bytes it need not be asked whether they are few.
         let many = bytes.len() > 4 * UNIT;
-        if !many && bytes.len() < UNIT || data + bytes.len() > self.length {
+        if !many && bytes.len() < UNIT || bytes.len() as isize > room {
             return false;
         }
-        let ring = self.units.base().cast::<u8>();
-        // SAFETY: less than the ring's length, as the data is that follows.
-        let place = unsafe { ring.add(start) }.cast::<Be32>();
-        // SAFETY: inside, and aligned as a unit is.
+        // SAFETY: inside, as the data is that follows, and aligned as a unit is.
         unsafe { place.write(length) };
-        // SAFETY: there is room for all bytes up to the end of the ring.
-        let to = unsafe { ring.add(data) };
         if many {
             // SAFETY: inside, as above; queue memory is never lent as a slice, so that the two lie
             // apart.
