@@ -86,7 +86,7 @@ impl Sends {
         Ok(Sends { ring, record })
     }
 
-    /// Writes what `make` makes `count` times and rings once; then all of them are done.
+    /// Writes what `make` makes, no change of keys, `count` times and rings once; then all of them are done.
     #[inline(always)]
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();

@@ -137,12 +137,12 @@ impl Register {
         unsafe { store_word(place, word) };
     }
 
-    /// Hands over a request of `count` units that begins at a block of its queue if it is `single`; `false`,
-    /// and nothing done, if it does not fit, or is one unit, which is nothing but the doorbell.
+    /// Hands over a request of `count` units that begins at a block of its queue; `false`, and nothing done,
+    /// if it is not `single`, does not fit, or is one unit, which is nothing but the doorbell.
     #[inline(always)]
     #[must_use]
     pub(crate) fn blueflame(&self, queue: &Blocks, spot: Spot, count: u32, single: bool) -> bool {
-        // The first two at once: less than two wraps. The last is in vain without buffers.
+        // The length first, of which none fits where there are no buffers; less than two wraps.
         if count.wrapping_sub(2) >= self.most || !single {
             return false;
         }

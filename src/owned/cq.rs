@@ -363,7 +363,7 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     }
 }
 
-/// The same of the next completion, if there is one.
+/// Does with the next completion, if there is one, as [`rare`] does.
 #[cold]
 #[inline(never)]
 fn unusual<T>(

@@ -53,8 +53,16 @@ impl<S: Sharing> SendQueue<S> {
         let pd = qp.pd();
         let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
-        let sharing = PhantomData;
-        SendQueue { qp, ring, epoch, usual, plain: usual, domain, thread, sharing }
+        let (plain, sharing) = (Usual::default(), PhantomData);
+        let mut queue = SendQueue { qp, ring, epoch, usual, plain, domain, thread, sharing };
+        queue.open();
+        queue
+    }
+
+    /// Opens the short way for what is usual, or shuts it while requests may have to wait for a change of
+    /// keys.
+    fn open(&mut self) {
+        self.plain = if self.ring.may_wait() { Usual::default() } else { self.usual };
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -64,10 +72,12 @@ impl<S: Sharing> SendQueue<S> {
     /// Begins anew after the kernel reset the queue pair.
     pub(super) fn reset(&mut self) {
         self.ring.reset();
+        self.open();
     }
 
     /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once; a
-    /// batch that is dropped or forgotten leaves no trace.
+    /// batch that is dropped or forgotten leaves no trace, but that requests after it may be fenced in
+    /// vain if it changed keys.
     ///
     /// # Errors
     ///
@@ -103,7 +113,7 @@ impl<S: Sharing> SendQueue<S> {
             self.ring.push_packet(cursor, &wr)?;
         } else {
             self.ring.push(cursor, &wr)?;
-            self.plain = if self.ring.may_wait() { Usual::default() } else { self.usual };
+            self.open();
         }
         Ok(())
     }
@@ -189,7 +199,7 @@ impl<S: Sharing> SendBatch<'_, S> {
         Ok(())
     }
 
-    /// The same, of a batch that who calls counts.
+    /// The same, of a batch that who calls counts, and rings as one that was [lent](Self::ring_lent) memory.
     #[inline(always)]
     pub(crate) fn push_lent_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         // Nobody asks how many there are, and so that need not be kept.

@@ -2,7 +2,9 @@
 //! made; on a kernel that the test plays.
 
 use crate::uverbs::scripted::Script;
-use crate::{Errno, Lkey, Notify, PostError, QpType, Remote, Rkey, SendWr, Sge};
+use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, SendWr, Sge};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 /// Whether a queue takes pieces of memory at all is looked at when it is made.
 #[test]
@@ -43,4 +45,49 @@ fn only_a_queue_with_a_channel_is_armed() {
         heard.req_notify(Notify::Next).unwrap();
         assert!(alone.poll().unwrap().next().is_none() && heard.poll().unwrap().next().is_none());
     }
+}
+
+/// The fence of each request in a queue's memory, two blocks for a change of keys and one for a send.
+fn fences(script: &Script, handle: u32) -> Vec<(u8, u8)> {
+    let mut memory = [0; 16 * 64];
+    let start = script.object(handle).start;
+    File::open("/proc/self/mem").unwrap().read_exact_at(&mut memory, start).unwrap();
+    let control = |block: &[u8]| (block[3], block[11] & 0xe0);
+    // Of all blocks those that begin with an opcode of ours.
+    memory.chunks(64).map(control).filter(|(code, _)| matches!(code, 0x25 | 0x0a)).collect()
+}
+
+fn post(qp: &mut QueuePair, wrs: &[SendWr<'_>]) {
+    let mut batch = qp.send_batch().unwrap();
+    wrs.iter().for_each(|wr| batch.push(*wr).unwrap());
+    super::ring(batch).unwrap();
+}
+
+/// Nothing takes the short way before a change of keys was waited for, in whatever batch that is, and after
+/// the queue came back from a destruction that failed.
+#[test]
+#[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
+fn a_change_of_keys_is_waited_for() {
+    const CHANGE: (u8, u8) = (0x25, 0);
+    const WAITS: (u8, u8) = (0x0a, 0x20);
+    const PLAIN: (u8, u8) = (0x0a, 0);
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(4).build().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(0).build().unwrap();
+    super::bring_up(&script, &qp);
+    let handle = qp.handle();
+    let (change, send) = (SendWr::local_inv(Rkey(5)), SendWr::send(&[]).inline(&[1; 16]));
+    let mut qp = qp;
+    post(&mut qp, &[change, send, send]);
+    assert_eq!(fences(&script, handle), [CHANGE, WAITS, PLAIN]);
+    post(&mut qp, &[change]);
+    script.refuse_destroy(handle, Errno::BUSY);
+    let (mut qp, _) = qp.destroy().unwrap_err();
+    // Of one that is dropped nothing is remembered.
+    qp.send_batch().unwrap().push(send).unwrap();
+    post(&mut qp, &[send]);
+    post(&mut qp, &[send]);
+    assert_eq!(fences(&script, handle), [CHANGE, WAITS, PLAIN, CHANGE, WAITS, PLAIN]);
 }

@@ -72,8 +72,8 @@ pub(crate) struct SendRing {
     /// Requests posted in all.
     head: u32,
     max_post: u32,
-    /// Requests up to this number wait for changes of keys before them.
-    waits: Option<u32>,
+    /// Requests that wait for changes of keys before them.
+    waits: Option<Waits>,
     max_sge: u32,
     max_inline: usize,
     register: Arc<Register>,
@@ -161,6 +161,8 @@ impl SendRing {
         }
         if wr.op.changes_keys() {
             self.wait(cursor.head);
+        } else {
+            self.waited(cursor.head);
         }
         Ok(())
     }
@@ -188,18 +190,27 @@ impl SendRing {
     /// That is kept here, and not in the cursor, so that requests which have nothing to do with it need
     /// not carry it along. A batch that is dropped lets others wait in vain.
     pub(crate) fn wait(&mut self, last: u32) {
-        self.waits = Some(last);
+        let since = self.head;
+        // What was said of an earlier batch is about what was posted, as far as is known here.
+        let older = |waits: &Waits| waits.older || waits.since != since && waits.reaches(since);
+        self.waits = Some(Waits { last, since, older: self.waits.as_ref().is_some_and(older) });
     }
 
     /// Whether the request where the cursor stands waits for changes of keys. When all that do are posted
     /// that is over.
     fn waits(&mut self, cursor: &Cursor) -> bool {
-        let Some(last) = self.waits else { return false };
-        let reaches = |head: u32| last.wrapping_sub(head) as i32 >= 0;
-        if !reaches(self.head) {
+        let Some(waits) = self.waits else { return false };
+        if !waits.reaches(self.head) {
             self.waits = None;
         }
-        reaches(cursor.head)
+        waits.reaches(cursor.head)
+    }
+
+    /// All requests before the number `next` are written. Those of the same batch that wait are over with it:
+    /// without them the change is not posted either.
+    fn waited(&mut self, next: u32) {
+        let same = |waits: &Waits| !waits.older && waits.since == self.head;
+        self.waits = self.waits.filter(|waits| !same(waits) || waits.reaches(next));
     }
 
     /// Writes a message that says itself where it goes.
@@ -381,6 +392,23 @@ impl SendRing {
         self.waits = None;
         self.record.sends.reset();
         self.word.set(0);
+    }
+}
+
+/// Which requests wait for changes of keys.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    /// Up to this number.
+    last: u32,
+    /// Where the queue stood when that was said.
+    since: u32,
+    /// Others, which may have been posted by then, were waited for already.
+    older: bool,
+}
+
+impl Waits {
+    fn reaches(&self, head: u32) -> bool {
+        self.last.wrapping_sub(head) as i32 >= 0
     }
 }
 

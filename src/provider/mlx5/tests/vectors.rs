@@ -253,9 +253,10 @@ fn requests_are_those_of_libmlx5() {
             // The long way writes the same, a place further.
             let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
             sends.ring.push(&mut further, &wr).unwrap();
-            if !waits {
-                // What it said of the next one.
-                sends.ring.reset();
+            // As if it had not been.
+            sends.ring.reset();
+            if waits {
+                sends.ring.wait(cursor.head);
             }
             assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
             sends.push(&mut cursor, &wr).unwrap();
