@@ -29,10 +29,23 @@ pub(super) struct Row {
     ratio: f64,
     lowest_ratio: f64,
     highest_ratio: f64,
+    /// Where the median would be if there were pairs without end, in 19 of 20 cases.
+    ratio_between: [f64; 2],
     ours_syscalls_per_message: f64,
     theirs_syscalls_per_message: f64,
     target: Target,
-    met: bool,
+    verdict: Verdict,
+}
+
+/// What the pairs say of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// The median is within it.
+    Met,
+    /// The median is not, and more pairs could tell otherwise.
+    Undecided,
+    Missed,
 }
 
 /// What the project means to reach.
@@ -62,6 +75,12 @@ impl Row {
         let ratio = median(ratios());
         // What is called once in a while is not called at each message.
         let few = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
+        let ratio_between = interval(ratios());
+        let verdict = match (few || !target.calls, ratio <= target.time) {
+            (true, true) => Verdict::Met,
+            (true, false) if ratio_between[0] <= target.time => Verdict::Undecided,
+            _ => Verdict::Missed,
+        };
         Row {
             operation: operation.to_owned(),
             in_flight,
@@ -72,17 +91,23 @@ impl Row {
             ratio,
             lowest_ratio: ratios().fold(f64::INFINITY, f64::min),
             highest_ratio: ratios().fold(0.0, f64::max),
+            ratio_between,
             ours_syscalls_per_message,
             theirs_syscalls_per_message,
             target,
-            met: ratio <= target.time && (few || !target.calls),
+            verdict,
         }
     }
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.met { "met" } else { "missed" };
+        let verdict = match self.verdict {
+            Verdict::Met => "met",
+            Verdict::Undecided => "undecided",
+            Verdict::Missed => "missed",
+        };
+        let [least, most] = self.ratio_between;
         let calls = if self.target.calls { ", no more calls" } else { "" };
         write!(
             f,
@@ -93,7 +118,7 @@ impl fmt::Display for Row {
             self.ours_message_rate,
             self.theirs_message_rate,
             self.ratio,
-            format!("{:.2} – {:.2}", self.lowest_ratio, self.highest_ratio),
+            format!("{least:.2} – {most:.2}"),
             self.ours_syscalls_per_message,
             self.theirs_syscalls_per_message,
             self.target.time,
@@ -113,6 +138,20 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
+/// Between which of the values, in order, the median of all that could be is in 19 of 20 cases: as many
+/// of `n` are below it as heads fall in `n` throws of a coin, about `n / 2`, give or take `√n`. Of few
+/// values that is all of them.
+fn interval(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let count = values.len() as f64;
+    let outside = ((count - 1.96 * count.sqrt()) / 2.0).max(0.0) as usize;
+    match (values.get(outside), values.iter().rev().nth(outside)) {
+        (Some(least), Some(most)) => [*least, *most],
+        _ => [f64::NAN; 2],
+    }
+}
+
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Score { kernel, device, accelerator, runs, .. } = self;
@@ -125,7 +164,7 @@ impl fmt::Display for Score {
         writeln!(
             f,
             "{:<28} {:>10} {:>10}  {:>9} {:>9}  {:>6} {:>12}  {:>6} {:>6}",
-            "operation", "ours", "theirs", "ours", "theirs", "median", "range", "ours", "theirs"
+            "operation", "ours", "theirs", "ours", "theirs", "median", "19 of 20", "ours", "theirs"
         )?;
         self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
     }
@@ -142,10 +181,13 @@ mod tests {
         let pairs = [[20.0, 10.0], [40.0, 20.0], [90.0, 45.0]];
         let target = Target { time: 1.05, calls: true };
         let row = |pairs: &[_], calls| Row::new("rc polled 4 KiB", [1, 2], pairs, calls, target);
-        assert!(row(&[[10.4, 10.0]], [1.5, 1.5]).met);
-        assert!(!row(&[[10.4, 10.0]], [1.6, 1.5]).met);
+        assert_eq!(row(&[[10.4, 10.0]], [1.5, 1.5]).verdict, Verdict::Met);
+        assert_eq!(row(&[[10.4, 10.0]], [1.6, 1.5]).verdict, Verdict::Missed);
+        let few = [[10.0, 10.0], [11.0, 10.0], [12.0, 10.0]];
+        assert_eq!(row(&few, [1.5, 1.5]).verdict, Verdict::Undecided);
+        assert_eq!(row(&few, [1.6, 1.5]).verdict, Verdict::Missed);
         let row = row(&pairs, [1.0, 1.5]);
-        assert!(!row.met);
+        assert_eq!(row.verdict, Verdict::Missed);
         assert_eq!((row.ratio, row.lowest_ratio, row.highest_ratio), (2.0, 2.0, 2.0));
         assert_eq!((row.ours_usec_per_iteration, row.theirs_usec_per_iteration), (40.0, 20.0));
         assert_eq!(row.ours_message_rate, 50_000.0);
@@ -189,10 +231,11 @@ mod tests {
                 "ratio": 0.625,
                 "lowest_ratio": 0.5,
                 "highest_ratio": 0.75,
+                "ratio_between": [0.5, 0.75],
                 "ours_syscalls_per_message": 1.0,
                 "theirs_syscalls_per_message": 1.5,
                 "target": { "time": 1.05, "calls": true },
-                "met": true,
+                "verdict": "met",
             }],
         });
         assert_eq!(printed(&score), expected);
@@ -206,12 +249,22 @@ mod tests {
         for missing in ["ours_usec_per_iteration", "theirs_message_rate", "ratio", "lowest_ratio"] {
             assert_eq!(printed.get(missing), Some(&Value::Null), "{missing}");
         }
-        assert_eq!(printed["met"], false);
+        assert_eq!(printed["verdict"], "missed");
     }
 
     /// As it is printed, read again.
     fn printed(what: &impl Serialize) -> Value {
         serde_json::from_str(&serde_json::to_string_pretty(what).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn more_pairs_tell_more() {
+        let values = |count: u32| (0..count).map(f64::from);
+        assert_eq!(interval(values(3)), [0.0, 2.0], "all");
+        // By the binomial distribution: 4 to 11 of 15, 40 to 59 of 100.
+        assert_eq!(interval(values(15)), [3.0, 11.0]);
+        assert_eq!(interval(values(100)), [40.0, 59.0]);
+        assert!(interval(values(0)).iter().all(|end| end.is_nan()));
     }
 
     #[test]
