@@ -9,7 +9,6 @@ use super::queue::QueueMemory;
 use super::units::{UNIT, Units};
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, compiler_fence};
 use uverbs_uapi::endian::Be32;
 
 /// Units of a block.
@@ -140,8 +139,7 @@ impl Blocks {
         inline_units(bytes)
     }
 
-    /// The same of at least a unit that ends before the ring does; `false`, and nothing done, for all
-    /// other data.
+    /// The same of data that ends before the ring does; `false`, and nothing done, for all other data.
     ///
     /// # Safety
     ///
@@ -156,39 +154,14 @@ impl Blocks {
         let to = place.wrapping_add(1).cast::<u8>();
         // Negative if the data would begin behind the end.
         let room = self.end.wrapping_sub(to.addr()) as isize;
-        // Of many bytes it need not be asked whether they are few.
-        let many = bytes.len() > 4 * UNIT;
-        if !many && bytes.len() < UNIT || bytes.len() as isize > room {
+        if bytes.is_empty() || bytes.len() as isize > room {
             return false;
         }
         // SAFETY: inside, as the data is that follows, and aligned as a unit is.
         unsafe { place.write(length) };
-        if many {
-            // SAFETY: inside, as above; queue memory is never lent as a slice, so that the two lie
-            // apart.
-            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            return true;
-        }
-        // Whole units, and the last one again from the end back: for so few a call would cost more.
-        let last = bytes.len() - UNIT;
-        let mut at = 0;
-        while at < last {
-            // SAFETY: `at + UNIT` is less than the length.
-            let piece = unsafe { bytes.as_ptr().add(at) };
-            // SAFETY: there is room for all bytes up to the end of the ring.
-            let place = unsafe { to.add(at) };
-            // SAFETY: as above.
-            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
-            // Or the loop becomes a call after all.
-            compiler_fence(Ordering::SeqCst);
-            at += UNIT;
-        }
-        // SAFETY: the last `UNIT` bytes.
-        let piece = unsafe { bytes.as_ptr().add(last) };
-        // SAFETY: there is room for all bytes up to the end of the ring.
-        let place = unsafe { to.add(last) };
-        // SAFETY: as above.
-        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie
+        // apart.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         true
     }
 }
