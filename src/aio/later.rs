@@ -92,7 +92,7 @@ impl Later {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 impl Later {
     /// How many are to be woken.
     pub(super) fn wakers(&self) -> usize {

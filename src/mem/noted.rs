@@ -248,6 +248,19 @@ mod tests {
         }
     }
 
+    /// As those of atomics that loom watches.
+    #[test]
+    fn notes_may_be_of_any_length() {
+        let memory = Arc::new(QueueMemory::pages(1).unwrap());
+        let blocks = || Blocks::new(memory.clone(), 0, 8).unwrap();
+        let short = Noted::new(blocks(), Masked::of(8, |index| index as u8)).unwrap();
+        let long = Noted::new(blocks(), Masked::of(8, |index| [u64::from(index); 5])).unwrap();
+        for index in [0, 3, 7, 8 + 5] {
+            assert_eq!(*short.at(index).note(), index as u8 % 8);
+            assert_eq!(*long.at(index).note(), [u64::from(index) % 8; 5]);
+        }
+    }
+
     #[test]
     fn an_entry_has_its_note_and_what_is_behind_it() {
         let memory = Arc::new(QueueMemory::pages(1).unwrap());

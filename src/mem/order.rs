@@ -45,6 +45,7 @@ pub(crate) fn note(step: Step) {
 }
 
 /// What `act` does, each kind of step that repeats named once.
+#[cfg(not(loom))]
 pub(crate) fn steps_of(act: impl FnOnce()) -> Vec<Step> {
     STEPS.replace(Some(Vec::new()));
     act();

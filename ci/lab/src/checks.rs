@@ -92,7 +92,7 @@ fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Vec<Report>> {
         let mut command = cargo(workspace, &["test", "--quiet", "--package", "uverbs", "--lib"]);
         // Other flags build everything anew, so these builds have a place of their own.
         command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
-        command.env("RUSTFLAGS", "--cfg loom");
+        command.env("RUSTFLAGS", "--cfg loom -D warnings");
         reports.extend(test("loom models", command, Some("model"), true)?);
     }
     Ok(reports)

@@ -30,6 +30,7 @@ impl Device {
     }
 
     /// Goes on in other memory, with elements as long.
+    #[cfg(not(loom))]
     pub(crate) fn exchange(&mut self, memory: &Arc<QueueMemory>, entries: u32) {
         self.units = Units::new(memory.clone(), 0, entries * self.stride).unwrap();
         self.entries = entries;

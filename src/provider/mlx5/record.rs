@@ -94,6 +94,10 @@ pub(crate) struct Send {
     kind: AtomicU32,
 }
 
+// So long that the number of a block finds both at once, see `mem::blocks::Spot`. Loom's are longer.
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Send>() == 16);
+
 impl Send {
     /// Notes a request that begins here, and the number `next` of the one behind it, before the device
     /// hears of it.
