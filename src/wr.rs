@@ -1,14 +1,18 @@
 //! Work requests: what a queue is asked to do.
 
-use crate::access::Access;
+mod error;
+mod operation;
+mod packet;
+
 use crate::ah::AddressHandle;
 use crate::identity::Identity;
-use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber, open_enum};
+use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::Address;
-use crate::qp::QpState;
-use rustix::io::Errno;
-use std::fmt;
-use uverbs_uapi::wr::{ib_placement_type, ib_selectivity_level};
+
+pub use error::PostError;
+pub(crate) use operation::SendOp;
+pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
+pub use packet::Packet;
 
 /// A piece of registered memory: where data comes from or goes to.
 ///
@@ -45,40 +49,6 @@ bitflags::bitflags! {
     }
 }
 
-bitflags::bitflags! {
-    /// How far a flush pushes data.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Placement: u8 {
-        /// Visible to all of the peer's processors and devices.
-        const GLOBAL = ib_placement_type::IB_FLUSH_GLOBAL.bits() as u8;
-        /// In persistent memory.
-        const PERSISTENT = ib_placement_type::IB_FLUSH_PERSISTENT.bits() as u8;
-    }
-}
-
-open_enum! {
-    /// What a flush covers.
-    pub struct FlushLevel(u8) {
-        /// The range that is named.
-        RANGE = ib_selectivity_level::IB_FLUSH_RANGE.0, "range";
-        /// The whole memory region.
-        REGION = ib_selectivity_level::IB_FLUSH_MR.0, "region";
-    }
-}
-
-/// How a memory window is bound; see [`MemoryWindow`](crate::MemoryWindow), which makes one.
-#[derive(Clone, Copy, Debug)]
-pub struct WindowBinding {
-    /// The queue pair that it was prepared for, where it matters.
-    pub(crate) qpn: Option<Qpn>,
-    pub(crate) addr: u64,
-    pub(crate) length: u64,
-    pub(crate) mr_lkey: Lkey,
-    pub(crate) old_rkey: Rkey,
-    pub(crate) new_rkey: Rkey,
-    pub(crate) access: Access,
-}
-
 /// Where a datagram goes.
 #[doc(alias = "ibv_ah")]
 #[derive(Clone, Copy, Debug)]
@@ -96,145 +66,6 @@ impl<'a> Destination<'a> {
     #[inline]
     pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
         Destination { address: ah.address(), qpn, qkey, domain: ah.pd().identity() }
-    }
-}
-
-/// What a [masked compare and swap](SendWr::masked_compare_swap) compares and stores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct MaskedSwap {
-    /// What the bits of `compare_mask` must be.
-    pub compare: u64,
-    /// Bits that are compared. Without any, the swap always happens.
-    pub compare_mask: u64,
-    /// What the bits of `swap_mask` become.
-    pub swap: u64,
-    /// Bits that are replaced.
-    pub swap_mask: u64,
-}
-
-/// Requests are moved about, so what makes them long is borrowed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SendOp<'a> {
-    Send,
-    SendImm(u32),
-    SendInv(Rkey),
-    Write(Remote),
-    WriteImm(Remote, u32),
-    Read(Remote),
-    CompareSwap { remote: Remote, compare: u64, swap: u64 },
-    FetchAdd { remote: Remote, add: u64 },
-    MaskedCompareSwap { remote: Remote, operands: &'a MaskedSwap },
-    MaskedFetchAdd { remote: Remote, add: u64, boundary: u64 },
-    LocalInv(Rkey),
-    BindMw(WindowBinding),
-    Flush { remote: Remote, length: u32, placement: Placement, level: FlushLevel },
-    AtomicWrite { remote: Remote, value: [u8; 8] },
-    Packet(Packet),
-}
-
-/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`].
-///
-/// ```
-/// # use uverbs::{Lkey, Packet, SendWr, Sge};
-/// # let (to, from) = ([0; 6], [0; 6]);
-/// # let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
-/// let mut ethernet = [0; 14];
-/// ethernet[..6].copy_from_slice(&to);
-/// ethernet[6..12].copy_from_slice(&from);
-/// ethernet[12..].copy_from_slice(&[0x08, 0x00]);
-/// let wr = SendWr::packet(Packet::new().header(&ethernet).ip_checksum(), &sges);
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Packet {
-    header: [u8; Packet::MAX_HEADER],
-    /// More than there is room for is noticed when the request is pushed.
-    length: u8,
-    pub(crate) checksums: bool,
-}
-
-impl Packet {
-    /// The longest header that a request takes: that of Ethernet with a VLAN tag.
-    pub const MAX_HEADER: usize = 18;
-
-    /// Nothing before the data, and nothing added.
-    pub fn new() -> Self {
-        Packet::default()
-    }
-
-    /// The first bytes of the packet, [`MAX_HEADER`](Self::MAX_HEADER) at most, copied now; the
-    /// data of the request follows them.
-    ///
-    /// Some devices, ConnectX-4 for one, want the first 18 bytes of every packet in the request
-    /// itself: there, packets whose data is in registered memory need a header of this length.
-    #[inline]
-    pub fn header(mut self, bytes: &[u8]) -> Self {
-        self.length = bytes.len().min(u8::MAX.into()) as u8;
-        self.header = [0; Packet::MAX_HEADER];
-        for (place, byte) in self.header.iter_mut().zip(bytes) {
-            *place = *byte;
-        }
-        self
-    }
-
-    /// Lets the device fill in the checksums of the IPv4 header and of the TCP or UDP header,
-    /// where [`RawPacketCaps::IP_CSUM`](crate::RawPacketCaps::IP_CSUM) says that it can.
-    #[doc(alias = "IBV_SEND_IP_CSUM")]
-    #[inline]
-    pub fn ip_checksum(mut self) -> Self {
-        self.checksums = true;
-        self
-    }
-
-    /// The header; `None` if it is too long.
-    pub(crate) fn head(&self) -> Option<&[u8]> {
-        self.header.get(..self.length.into())
-    }
-}
-
-impl SendOp<'_> {
-    /// The operation as a member of a set of operations.
-    #[inline(always)]
-    pub(crate) fn bit(&self) -> u32 {
-        match self {
-            SendOp::Send => 1,
-            SendOp::SendImm(_) => 1 << 1,
-            SendOp::SendInv(_) => 1 << 2,
-            SendOp::Write(_) => 1 << 3,
-            SendOp::WriteImm(..) => 1 << 4,
-            SendOp::Read(_) => 1 << 5,
-            SendOp::CompareSwap { .. } => 1 << 6,
-            SendOp::FetchAdd { .. } => 1 << 7,
-            SendOp::LocalInv(_) => 1 << 8,
-            SendOp::BindMw(_) => 1 << 9,
-            SendOp::Flush { .. } => 1 << 10,
-            SendOp::AtomicWrite { .. } => 1 << 11,
-            SendOp::MaskedCompareSwap { .. } => 1 << 12,
-            SendOp::MaskedFetchAdd { .. } => 1 << 13,
-            SendOp::Packet(_) => 1 << 14,
-        }
-    }
-
-    /// The operations that take data from the request itself.
-    pub(crate) const INLINE: u32 = 0b1_1111;
-
-    /// Whether requests behind it may use a key that it changes.
-    #[inline]
-    pub(crate) fn changes_keys(&self) -> bool {
-        matches!(self, SendOp::LocalInv(_) | SendOp::BindMw(_))
-    }
-
-    /// Whether the device writes memory of this side.
-    #[inline]
-    pub(crate) fn writes_here(&self) -> bool {
-        matches!(
-            self,
-            SendOp::Read(_)
-                | SendOp::CompareSwap { .. }
-                | SendOp::FetchAdd { .. }
-                | SendOp::MaskedCompareSwap { .. }
-                | SendOp::MaskedFetchAdd { .. }
-        )
     }
 }
 
@@ -478,141 +309,3 @@ pub struct Recv<'a> {
     /// which are written only if there was one.
     pub sges: &'a [Sge],
 }
-
-/// Why a request could not be posted. Nothing of a request that failed reaches the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PostError {
-    /// The queue holds as many requests as it can; completions make room.
-    Full,
-    /// More scatter/gather entries than the queue was created for.
-    TooManySge {
-        /// The most that it takes.
-        max: u32,
-    },
-    /// More inline data than the queue was created for.
-    InlineTooLong {
-        /// The most that it takes, in bytes.
-        max: u32,
-    },
-    /// More than 2^32 - 1 bytes in one message; the limit of mlx5 is 2^31 - 1.
-    TooLong,
-    /// The remote address of an atomic is no multiple of eight.
-    Unaligned,
-    /// An atomic has less than eight bytes of room for what it returns.
-    AtomicTooShort,
-    /// The operation does not exist on a queue pair of this type.
-    Unsupported,
-    /// A window of type 2 is bound through another queue pair than the one that
-    /// [`bind`](crate::MemoryWindow::bind) named.
-    ForeignBinding,
-    /// The queue pair takes its receives from a shared receive queue: post there.
-    SharedReceives,
-    /// Inline data with an operation that takes none from this side.
-    NoInline,
-    /// A request of an XRC initiator that names no shared receive queue, or another that names one.
-    SrqNumber,
-    /// A datagram without a destination, or a destination without datagrams.
-    Destination,
-    /// The address handle belongs to another protection domain than the queue pair.
-    ForeignAddress,
-    /// The queue pair takes no requests in this state.
-    State(QpState),
-    /// The thread domain is not the one that the queue was created under.
-    ForeignThreadDomain,
-    /// The memory belongs to another protection domain than the queue.
-    ForeignMemory,
-    /// The request names memory by number, where the memory itself is to be given.
-    NamesMemory,
-    /// The device would write memory that others are reading.
-    ReadOnly,
-    /// This process is a fork of the one that created the queue.
-    Forked,
-    /// The header of a raw packet is longer than a request takes.
-    HeaderTooLong {
-        /// The most that it takes, in bytes.
-        max: u32,
-    },
-    /// The device wants the beginning of a raw packet in the request, as its header or inline.
-    HeaderTooShort {
-        /// The least that it wants, in bytes.
-        min: u32,
-    },
-    /// The device fills in no checksums of raw packets.
-    NoChecksums,
-    /// The kernel refused to look at the queue; what was posted stays in it.
-    Kernel(Errno),
-}
-
-impl fmt::Display for PostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PostError::Full => f.write_str("the queue is full"),
-            PostError::TooManySge { max } => {
-                write!(f, "more scatter/gather entries than the queue's maximum of {max}")
-            }
-            PostError::InlineTooLong { max } => {
-                write!(f, "more inline data than the queue's maximum of {max} bytes")
-            }
-            PostError::TooLong => {
-                f.write_str("the message is longer than 2^32 - 1 bytes, or on mlx5 than 2^31 - 1")
-            }
-            PostError::Unaligned => {
-                f.write_str("the remote address of an atomic is not a multiple of 8")
-            }
-            PostError::AtomicTooShort => {
-                f.write_str("an atomic needs 8 bytes of room for what it returns")
-            }
-            PostError::Unsupported => {
-                f.write_str("the operation does not exist on this type of queue pair")
-            }
-            PostError::ForeignBinding => {
-                f.write_str("the binding was prepared for another queue pair")
-            }
-            PostError::SharedReceives => {
-                f.write_str("receives come from the shared receive queue: post them there")
-            }
-            PostError::NoInline => f.write_str("the operation takes no inline data"),
-            PostError::SrqNumber => f.write_str(
-                "a request of an XRC initiator needs the number of a shared receive queue, others \
-                 take none",
-            ),
-            PostError::Destination => f.write_str(
-                "a datagram needs a destination, and requests of other queue pairs have none",
-            ),
-            PostError::ForeignAddress => f.write_str(
-                "the address handle belongs to another protection domain than the queue pair",
-            ),
-            PostError::State(state) => {
-                write!(f, "the queue pair takes no such request in state {state}")
-            }
-            PostError::ForeignThreadDomain => {
-                f.write_str("the queue was created under another thread domain")
-            }
-            PostError::ForeignMemory => {
-                f.write_str("the memory belongs to another protection domain than the queue")
-            }
-            PostError::NamesMemory => {
-                f.write_str("the request names memory by number, where the memory is to be given")
-            }
-            PostError::ReadOnly => {
-                f.write_str("the device would write memory that others are reading")
-            }
-            PostError::Forked => {
-                f.write_str("this process is a fork of the one that created the queue")
-            }
-            PostError::HeaderTooLong { max } => {
-                write!(f, "the header is longer than {max} bytes; the rest is data")
-            }
-            PostError::HeaderTooShort { min } => {
-                write!(f, "the device wants {min} bytes of the packet as its header or inline")
-            }
-            PostError::NoChecksums => {
-                f.write_str("the device fills in no checksums of raw packets")
-            }
-            PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
-        }
-    }
-}
-
-impl std::error::Error for PostError {}

@@ -1,0 +1,144 @@
+//! Why a request is refused when it is posted; how one fails later is a
+//! [`WcStatus`](crate::WcStatus).
+
+use crate::qp::QpState;
+use rustix::io::Errno;
+use std::fmt;
+
+/// Why a request could not be posted. Nothing of a request that failed reaches the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The queue holds as many requests as it can; completions make room.
+    Full,
+    /// More scatter/gather entries than the queue was created for.
+    TooManySge {
+        /// The most that it takes.
+        max: u32,
+    },
+    /// More inline data than the queue was created for.
+    InlineTooLong {
+        /// The most that it takes, in bytes.
+        max: u32,
+    },
+    /// More than 2^32 - 1 bytes in one message; the limit of mlx5 is 2^31 - 1.
+    TooLong,
+    /// The remote address of an atomic is no multiple of eight.
+    Unaligned,
+    /// An atomic has less than eight bytes of room for what it returns.
+    AtomicTooShort,
+    /// The operation does not exist on a queue pair of this type.
+    Unsupported,
+    /// A window of type 2 is bound through another queue pair than the one that
+    /// [`bind`](crate::MemoryWindow::bind) named.
+    ForeignBinding,
+    /// The queue pair takes its receives from a shared receive queue: post there.
+    SharedReceives,
+    /// Inline data with an operation that takes none from this side.
+    NoInline,
+    /// A request of an XRC initiator that names no shared receive queue, or another that names one.
+    SrqNumber,
+    /// A datagram without a destination, or a destination without datagrams.
+    Destination,
+    /// The address handle belongs to another protection domain than the queue pair.
+    ForeignAddress,
+    /// The queue pair takes no requests in this state.
+    State(QpState),
+    /// The thread domain is not the one that the queue was created under.
+    ForeignThreadDomain,
+    /// The memory belongs to another protection domain than the queue.
+    ForeignMemory,
+    /// The request names memory by number, where the memory itself is to be given.
+    NamesMemory,
+    /// The device would write memory that others are reading.
+    ReadOnly,
+    /// This process is a fork of the one that created the queue.
+    Forked,
+    /// The header of a raw packet is longer than a request takes.
+    HeaderTooLong {
+        /// The most that it takes, in bytes.
+        max: u32,
+    },
+    /// The device wants the beginning of a raw packet in the request, as its header or inline.
+    HeaderTooShort {
+        /// The least that it wants, in bytes.
+        min: u32,
+    },
+    /// The device fills in no checksums of raw packets.
+    NoChecksums,
+    /// The kernel refused to look at the queue; what was posted stays in it.
+    Kernel(Errno),
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostError::Full => f.write_str("the queue is full"),
+            PostError::TooManySge { max } => {
+                write!(f, "more scatter/gather entries than the queue's maximum of {max}")
+            }
+            PostError::InlineTooLong { max } => {
+                write!(f, "more inline data than the queue's maximum of {max} bytes")
+            }
+            PostError::TooLong => {
+                f.write_str("the message is longer than 2^32 - 1 bytes, or on mlx5 than 2^31 - 1")
+            }
+            PostError::Unaligned => {
+                f.write_str("the remote address of an atomic is not a multiple of 8")
+            }
+            PostError::AtomicTooShort => {
+                f.write_str("an atomic needs 8 bytes of room for what it returns")
+            }
+            PostError::Unsupported => {
+                f.write_str("the operation does not exist on this type of queue pair")
+            }
+            PostError::ForeignBinding => {
+                f.write_str("the binding was prepared for another queue pair")
+            }
+            PostError::SharedReceives => {
+                f.write_str("receives come from the shared receive queue: post them there")
+            }
+            PostError::NoInline => f.write_str("the operation takes no inline data"),
+            PostError::SrqNumber => f.write_str(
+                "a request of an XRC initiator needs the number of a shared receive queue, others \
+                 take none",
+            ),
+            PostError::Destination => f.write_str(
+                "a datagram needs a destination, and requests of other queue pairs have none",
+            ),
+            PostError::ForeignAddress => f.write_str(
+                "the address handle belongs to another protection domain than the queue pair",
+            ),
+            PostError::State(state) => {
+                write!(f, "the queue pair takes no such request in state {state}")
+            }
+            PostError::ForeignThreadDomain => {
+                f.write_str("the queue was created under another thread domain")
+            }
+            PostError::ForeignMemory => {
+                f.write_str("the memory belongs to another protection domain than the queue")
+            }
+            PostError::NamesMemory => {
+                f.write_str("the request names memory by number, where the memory is to be given")
+            }
+            PostError::ReadOnly => {
+                f.write_str("the device would write memory that others are reading")
+            }
+            PostError::Forked => {
+                f.write_str("this process is a fork of the one that created the queue")
+            }
+            PostError::HeaderTooLong { max } => {
+                write!(f, "the header is longer than {max} bytes; the rest is data")
+            }
+            PostError::HeaderTooShort { min } => {
+                write!(f, "the device wants {min} bytes of the packet as its header or inline")
+            }
+            PostError::NoChecksums => {
+                f.write_str("the device fills in no checksums of raw packets")
+            }
+            PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for PostError {}
