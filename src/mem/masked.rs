@@ -52,9 +52,7 @@ impl<T> Masked<T> {
     #[inline(always)]
     pub(super) unsafe fn get(&self, index: u32) -> &T {
         // SAFETY: the caller's promise.
-        let value = unsafe { self.base.add(index as usize) };
-        // SAFETY: inside `values`, which `self` holds and never lends mutably.
-        unsafe { &*value }
+        unsafe { self.at_byte(index as usize * size_of::<T>()) }
     }
 
     /// The value at byte `offset`.
@@ -66,7 +64,7 @@ impl<T> Masked<T> {
     pub(super) unsafe fn at_byte(&self, offset: usize) -> &T {
         // SAFETY: the caller's promise.
         let value = unsafe { self.base.byte_add(offset) };
-        // SAFETY: as in `get`.
+        // SAFETY: inside `values`, which `self` holds and never lends mutably.
         unsafe { &*value }
     }
 
