@@ -272,10 +272,6 @@ impl Block<'_> {
 mod tests {
     use super::*;
 
-    fn page() -> Arc<QueueMemory> {
-        Arc::new(QueueMemory::pages(1).unwrap())
-    }
-
     /// Whichever of the three ways is taken.
     #[test]
     fn inline_data_lies_as_byte_by_byte() {
@@ -285,8 +281,8 @@ mod tests {
         {
             for length in 0..=bytes.len() {
                 let data = &bytes[..length];
-                let ring = Blocks::new(page(), 64, COUNT).unwrap();
-                let plain = Units::new(page(), 64, COUNT * BLOCK).unwrap();
+                let ring = Blocks::new(QueueMemory::page(), 64, COUNT).unwrap();
+                let plain = Units::new(QueueMemory::page(), 64, COUNT * BLOCK).unwrap();
                 let word = Be32::new(length as u32 | 1 << 31);
                 // SAFETY: a spot of this ring.
                 let units = unsafe { ring.inline(ring.spot(index), unit, word, data) };

@@ -372,13 +372,9 @@ mod tests {
     use super::super::units::Units;
     use super::*;
 
-    fn page() -> Arc<QueueMemory> {
-        Arc::new(QueueMemory::pages(1).unwrap())
-    }
-
     #[test]
     fn rings_that_do_not_fit_are_refused() {
-        let memory = page();
+        let memory = QueueMemory::page();
         let elements = (memory.len() / 64) as u32;
         assert!(Elements::new(memory.clone(), elements, 64).is_some());
         assert!(Elements::new(memory.clone(), elements, 128).is_none(), "too long");
@@ -388,7 +384,7 @@ mod tests {
 
     #[test]
     fn the_core_of_a_long_element_is_its_end() {
-        let memory = page();
+        let memory = QueueMemory::page();
         let raw = Units::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
             raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
@@ -404,7 +400,7 @@ mod tests {
 
     #[test]
     fn the_front_of_an_element_is_never_outside() {
-        let memory = page();
+        let memory = QueueMemory::page();
         let raw = Units::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
             raw.write(unit, [u64::from_be(u64::from(unit)); 2]);

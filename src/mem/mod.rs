@@ -12,6 +12,7 @@ pub(crate) mod blocks;
 mod chunk;
 pub(crate) mod dbrec;
 pub(crate) mod element;
+pub(crate) mod entries;
 pub(crate) mod fork;
 pub(crate) mod gated;
 pub(crate) mod inbox;

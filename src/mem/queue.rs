@@ -163,6 +163,14 @@ impl fmt::Debug for QueueMemory {
 }
 
 #[cfg(test)]
+impl QueueMemory {
+    /// The least that there is, shared.
+    pub(super) fn page() -> std::sync::Arc<QueueMemory> {
+        std::sync::Arc::new(QueueMemory::pages(1).unwrap())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::mem::units::{UNIT, Units};
@@ -223,7 +231,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {
-        let memory = Arc::new(QueueMemory::pages(1).unwrap());
+        let memory = QueueMemory::page();
         let units = Units::new(memory.clone(), 0, 4).unwrap();
         units.write(0, [7, 7]);
         crate::mem::fork::in_child(|| {

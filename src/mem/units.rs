@@ -107,13 +107,9 @@ impl Units {
 mod tests {
     use super::*;
 
-    fn page() -> Arc<QueueMemory> {
-        Arc::new(QueueMemory::pages(1).unwrap())
-    }
-
     #[test]
     fn views_that_do_not_fit_are_refused() {
-        let memory = page();
+        let memory = QueueMemory::page();
         let units = (memory.len() / UNIT) as u32;
         assert!(Units::new(memory.clone(), 0, units).is_some());
         assert!(Units::new(memory.clone(), 0, units * 2).is_none(), "too long");
@@ -125,7 +121,7 @@ mod tests {
 
     #[test]
     fn units_go_on_at_the_beginning() {
-        let units = Units::new(page(), 64, 4).unwrap();
+        let units = Units::new(QueueMemory::page(), 64, 4).unwrap();
         for unit in 6..10 {
             units.write(unit, [u64::from(unit), !0]);
         }

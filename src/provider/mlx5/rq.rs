@@ -5,7 +5,7 @@ use super::record::Record;
 use super::wqe::{TERMINATOR, data};
 use crate::mem::barrier::udma_to_device;
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::noted::Entries;
+use crate::mem::entries::Entries;
 use crate::mem::queue::QueueMemory;
 use crate::mem::sync::{AtomicU64, Ordering};
 use crate::mem::units::{UNIT, Units};
