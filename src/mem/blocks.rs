@@ -48,9 +48,7 @@ pub(crate) struct Blocks {
     units: Units,
     /// Of spots.
     mask: u32,
-    /// Bytes of all.
-    length: usize,
-    /// The address behind them.
+    /// The address behind the last.
     end: usize,
 }
 
@@ -58,10 +56,9 @@ impl Blocks {
     /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
         let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
-        let length = units.count() as usize * UNIT;
         let last = (units.count() / BLOCK).checked_sub(1)?;
-        let end = units.base().addr() + length;
-        Some(Blocks { mask: last.checked_mul(SPAN)?, length, end, units })
+        let end = units.base().addr() + units.count() as usize * UNIT;
+        Some(Blocks { mask: last.checked_mul(SPAN)?, end, units })
     }
 
     /// The blocks of `count` units from a spot on, if they do not go on at the beginning.
@@ -71,8 +68,8 @@ impl Blocks {
         // SAFETY: of this ring.
         let first = unsafe { self.get(spot) };
         // The ring is whole blocks, so that what is behind the units in the last is inside as well.
-        let end = spot.0 as usize * SCALE + count as usize * UNIT;
-        (end <= self.length).then_some(Row { first })
+        let end = first.base.addr() + count as usize * UNIT;
+        (end <= self.end).then_some(Row { first })
     }
 
     /// How many there are.
