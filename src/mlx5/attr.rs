@@ -36,7 +36,7 @@ impl DeviceAttr {
 
     /// Bytes of the largest request of a send queue.
     pub fn max_send_request(&self) -> u32 {
-        self.limits.max_sq_desc_sz
+        self.limits.max_send_request()
     }
 
     /// Bytes of the largest request of a receive queue.

@@ -2,8 +2,9 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, require, supported, trials};
-use uverbs::{Errno, QpType};
+use uverbs::{Errno, QpType, SendWr, WcOpcode};
 
 trials![
     limits_are_there,
@@ -14,6 +15,7 @@ trials![
     shared_receive_queue_requests,
     shared_receive_queue_entries,
     inline_data,
+    longest_requests,
     shared_receive_queue_resize,
 ];
 
@@ -129,6 +131,48 @@ fn inline_data() -> Verdict {
     for beyond in [100_000, u32::MAX] {
         let build = pd.create_qp(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
         assert_eq!(build.unwrap_err().errno(), Errno::INVAL, "{beyond} bytes inline");
+    }
+    Ok(())
+}
+
+/// With as much data inside as any queue of its type has room for, and with a little less.
+fn longest_requests() -> Verdict {
+    /// The global route header of a datagram.
+    const HEADER: usize = 40;
+    let context = env::open()?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    for config in [Config::rc(), Config::uc(), Config::ud()] {
+        let takes = |inline| {
+            let builder = pd.create_qp(&cq, &cq, config.qp_type);
+            builder.max_send_sge(config.sges).max_inline_data(inline).build().is_ok()
+        };
+        let (mut inline, mut beyond) = (config.inline, 100_000);
+        while beyond - inline > 1 {
+            let middle = inline.midpoint(beyond);
+            if takes(middle) { inline = middle } else { beyond = middle }
+        }
+        let mut pair = Pair::new(Config { inline, ..config })?;
+        let longest = pair.a.qp.caps().max_inline_data as usize;
+        assert_eq!(longest, inline as usize, "there is room for more than may be asked for");
+        for length in longest - 33..=longest {
+            let bytes = crate::pattern::bytes(length as u64, length);
+            let behind = HEADER + length;
+            pair.b.poison(0..behind);
+            pair.b.recv(1, 0..behind)?;
+            let path = pair.path()?;
+            let (wr, opcode, arrived, at) = match config.qp_type {
+                QpType::UD => (SendWr::send(&[]), WcOpcode::SEND, WcOpcode::RECV, HEADER),
+                // The address makes it longer than a send.
+                _ => {
+                    let write = SendWr::write_imm(pair.b.remote(0), &[], 7);
+                    (write, WcOpcode::WRITE, WcOpcode::RECV_WRITE_IMM, 0)
+                }
+            };
+            pair.a.send(path.to(wr.inline(&bytes).id(2).signaled()))?;
+            pair.a.expect(2, opcode)?;
+            pair.b.expect(1, arrived)?;
+            pair.b.check(at..at + length, length as u64);
+        }
     }
     Ok(())
 }

@@ -6,8 +6,10 @@
 
 use super::Mlx5;
 use super::sq::Frames;
+use super::wqe::LONGEST;
 use crate::error::{Error, Result};
 use crate::mem::fork::Epoch;
+use crate::mem::units::UNIT;
 use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
@@ -105,7 +107,8 @@ impl Opening {
 pub(crate) struct Limits {
     /// Bytes of a BlueFlame register, both of its halves; 0 without write combining.
     pub(crate) bf_reg_size: u32,
-    /// Bytes of a send request.
+    /// Bytes of the blocks of a send request, which may be more than [it can
+    /// say](Limits::max_send_request).
     pub(crate) max_sq_desc_sz: u32,
     /// Bytes of a receive request.
     pub(crate) max_rq_desc_sz: u32,
@@ -135,6 +138,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Bytes of the longest send request.
+    pub(crate) fn max_send_request(&self) -> u32 {
+        self.max_sq_desc_sz.min(LONGEST * UNIT as u32)
+    }
+
     fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: Option<bool>) -> Result<Limits> {
         let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
         // The answer of a kernel that knows less ends earlier and is zero from there on.

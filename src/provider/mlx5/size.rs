@@ -78,7 +78,8 @@ impl SqSize {
         }
         let overhead = overhead(qp_type);
         let largest = u64::from(limits.max_sq_desc_sz);
-        let room = largest.saturating_sub(overhead);
+        // Of its last block a request may not be able to use all.
+        let room = u64::from(limits.max_send_request()).saturating_sub(overhead);
         if u64::from(cap.max_send_sge) > room / DATA {
             return Err(format!(
                 "{} entries in a send; the maximum is {} for type {qp_type}",
@@ -120,7 +121,7 @@ impl SqSize {
             blocks: blocks as u32,
             max_post: (bytes / request) as u32,
             max_sge: cap.max_send_sge,
-            max_inline: (request - overhead - INLINE) as u32,
+            max_inline: room.min(request - overhead).saturating_sub(INLINE) as u32,
         })
     }
 
@@ -304,6 +305,29 @@ mod tests {
                 assert!(u64::from(size.max_post) * request <= size.bytes() as u64, "{size:?}");
             }
         }
+    }
+
+    /// A ConnectX takes blocks for 64 units, whose number its requests have no room for.
+    #[test]
+    fn no_request_is_longer_than_it_can_say() {
+        let limits = Limits { max_sq_desc_sz: 1024, ..LIMITS };
+        let size = |qp_type, sge, inline| SqSize::new(&limits, qp_type, &cap(1, sge, inline));
+        for (qp_type, sge, inline) in [
+            (QpType::RC, 61, 972),
+            (QpType::UC, 61, 972),
+            (QpType::UD, 59, 940),
+            (QpType::XRC_INI, 60, 956),
+            (QpType::RAW_PACKET, 60, 956),
+        ] {
+            let longest = size(qp_type, 1, inline - 47).unwrap();
+            assert_eq!((longest.bytes(), longest.max_inline), (1024, inline), "{qp_type}");
+            assert_eq!(size(qp_type, sge, inline).unwrap().bytes(), 1024);
+            let error = size(qp_type, 1, inline + 1).unwrap_err();
+            assert!(error.contains(&format!("the maximum is {inline} ")), "{error}");
+            let error = size(qp_type, sge + 1, 0).unwrap_err();
+            assert!(error.contains(&format!("the maximum is {sge} ")), "{error}");
+        }
+        assert_eq!((limits.max_send_request(), LIMITS.max_send_request()), (1008, 512));
     }
 
     #[test]

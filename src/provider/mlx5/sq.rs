@@ -8,7 +8,7 @@ pub(crate) use packet::Frames;
 use super::record::{Record, Send};
 use super::umr::{self, Change};
 use super::wqe::{
-    MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
+    LONGEST, MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
 };
 use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
@@ -106,7 +106,10 @@ impl SendRing {
             word: setup.dbrec.word(),
             register: setup.register,
             alone: setup.alone,
-            largest: largest.min(MLX5_SEND_WQE_MAX_WQEBBS as u32) * BLOCK,
+            largest: largest
+                .min(MLX5_SEND_WQE_MAX_WQEBBS as u32)
+                .saturating_mul(BLOCK)
+                .min(LONGEST),
             record: setup.record,
             frames: setup.frames,
         })
@@ -415,7 +418,8 @@ impl Waits {
 /// What is still to be looked at when a request is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Care {
-    /// Nothing: it has one good piece of memory or other data, and waits for no change of keys.
+    /// Whether several pieces, or what it has inside, are too much. One piece is good, and it waits for no
+    /// change of keys.
     Seen,
     /// Everything but that it does not wait.
     All,

@@ -10,6 +10,10 @@ use uverbs_uapi::mlx5::wqe as uapi;
 /// A unit of a request.
 pub(crate) type Unit = [u64; 2];
 
+/// Units of the longest request: its first word has six bits for them, and none of them means none.
+/// Drivers are told of one more (`mlx5e_get_max_sq_aligned_wqebbs` of the kernel knows better).
+pub(crate) const LONGEST: u32 = (1 << 6) - 1;
+
 /// Two numbers of 32 bits, the first in front.
 #[inline(always)]
 pub(crate) const fn pair(first: u32, second: u32) -> u64 {
@@ -32,7 +36,7 @@ pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {
 /// The units of a request, as its first word says.
 #[inline(always)]
 pub(crate) const fn units(control: u64) -> u32 {
-    // The two bits above them are never set.
+    // The two bits above them are never set, since no request is longer than `LONGEST`.
     u64::from_be(control) as u8 as u32
 }
 
