@@ -29,8 +29,9 @@ pub(super) struct Row {
     ratio: f64,
     lowest_ratio: f64,
     highest_ratio: f64,
-    /// Where the median would be if there were pairs without end, in 19 of 20 cases.
-    ratio_between: [f64; 2],
+    /// Where the median would be if there were pairs without end, in 19 of 20 cases; `None` if there are too
+    /// few to tell.
+    ratio_between: Option<[f64; 2]>,
     ours_syscalls_per_message: f64,
     theirs_syscalls_per_message: f64,
     target: Target,
@@ -76,9 +77,10 @@ impl Row {
         // What is called once in a while is not called at each message.
         let few = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
         let ratio_between = interval(ratios());
+        let least = ratio_between.map_or(f64::NEG_INFINITY, |[least, _]| least);
         let verdict = match (few || !target.calls, ratio <= target.time) {
             (true, true) => Verdict::Met,
-            (true, false) if ratio_between[0] <= target.time => Verdict::Undecided,
+            (true, false) if !pairs.is_empty() && least <= target.time => Verdict::Undecided,
             _ => Verdict::Missed,
         };
         Row {
@@ -90,7 +92,7 @@ impl Row {
             theirs_message_rate: rate(theirs),
             ratio,
             lowest_ratio: ratios().fold(f64::INFINITY, f64::min),
-            highest_ratio: ratios().fold(0.0, f64::max),
+            highest_ratio: ratios().fold(f64::NEG_INFINITY, f64::max),
             ratio_between,
             ours_syscalls_per_message,
             theirs_syscalls_per_message,
@@ -107,7 +109,10 @@ impl fmt::Display for Row {
             Verdict::Undecided => "undecided",
             Verdict::Missed => "missed",
         };
-        let [least, most] = self.ratio_between;
+        let between = match self.ratio_between {
+            Some([least, most]) => format!("{least:.2} – {most:.2}"),
+            None => "few".into(),
+        };
         let calls = if self.target.calls { ", no more calls" } else { "" };
         write!(
             f,
@@ -118,7 +123,7 @@ impl fmt::Display for Row {
             self.ours_message_rate,
             self.theirs_message_rate,
             self.ratio,
-            format!("{least:.2} – {most:.2}"),
+            between,
             self.ours_syscalls_per_message,
             self.theirs_syscalls_per_message,
             self.target.time,
@@ -138,18 +143,26 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Between which of the values, in order, the median of all that could be is in 19 of 20 cases: as many
-/// of `n` are below it as heads fall in `n` throws of a coin, about `n / 2`, give or take `√n`. Of few
-/// values that is all of them.
-fn interval(values: impl Iterator<Item = f64>) -> [f64; 2] {
+/// Between which of the values, in order, the median of all that could be is in 19 of 20 cases. As many of
+/// `n` are below it as heads fall in `n` throws of a coin: as long as no more than that happens in one case of
+/// 40, values are left out on either side. Of less than six not even all suffice.
+fn interval(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+    const RARE: f64 = 1.0 / 40.0;
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    let count = values.len() as f64;
-    let outside = ((count - 1.96 * count.sqrt()) / 2.0).max(0.0) as usize;
-    match (values.get(outside), values.iter().rev().nth(outside)) {
-        (Some(least), Some(most)) => [*least, *most],
-        _ => [f64::NAN; 2],
+    let count = values.len();
+    // The chance of no heads, as its logarithm: of many throws there would be nothing left of it.
+    let mut exactly = count as f64 * 0.5_f64.ln();
+    let mut at_most = exactly.exp();
+    let mut outside = None;
+    while at_most <= RARE {
+        let heads = outside.map_or(0, |outside| outside + 1);
+        outside = Some(heads);
+        exactly += ((count - heads) as f64 / (heads + 1) as f64).ln();
+        at_most += exactly.exp();
     }
+    let outside = outside?;
+    Some([*values.get(outside)?, *values.get(count.checked_sub(outside + 1)?)?])
 }
 
 impl fmt::Display for Score {
@@ -178,7 +191,7 @@ mod tests {
     #[test]
     fn the_ratio_is_the_median_of_neighbours() {
         // The machine got slower and slower; each pair says 2.
-        let pairs = [[20.0, 10.0], [40.0, 20.0], [90.0, 45.0]];
+        let pairs = [10.0, 15.0, 20.0, 20.0, 45.0, 50.0].map(|theirs| [2.0 * theirs, theirs]);
         let target = Target { time: 1.05, calls: true };
         let row = |pairs: &[_], calls| Row::new("rc polled 4 KiB", [1, 2], pairs, calls, target);
         assert_eq!(row(&[[10.4, 10.0]], [1.5, 1.5]).verdict, Verdict::Met);
@@ -186,6 +199,9 @@ mod tests {
         let few = [[10.0, 10.0], [11.0, 10.0], [12.0, 10.0]];
         assert_eq!(row(&few, [1.5, 1.5]).verdict, Verdict::Undecided);
         assert_eq!(row(&few, [1.6, 1.5]).verdict, Verdict::Missed);
+        // Five of five happen by chance once in sixteen times.
+        assert_eq!(row(&pairs[1..], [1.0, 1.5]).verdict, Verdict::Undecided);
+        assert!(row(&few, [1.5, 1.5]).to_string().contains(" few "));
         let row = row(&pairs, [1.0, 1.5]);
         assert_eq!(row.verdict, Verdict::Missed);
         assert_eq!((row.ratio, row.lowest_ratio, row.highest_ratio), (2.0, 2.0, 2.0));
@@ -196,7 +212,7 @@ mod tests {
             kernel: "7.2".into(),
             device: "rxe".into(),
             accelerator: "tcg".into(),
-            runs: 3,
+            runs: 6,
             rows: vec![row],
         };
         assert!(score.to_string().contains("rc polled 4 KiB"), "{score}");
@@ -231,7 +247,7 @@ mod tests {
                 "ratio": 0.625,
                 "lowest_ratio": 0.5,
                 "highest_ratio": 0.75,
-                "ratio_between": [0.5, 0.75],
+                "ratio_between": null,
                 "ours_syscalls_per_message": 1.0,
                 "theirs_syscalls_per_message": 1.5,
                 "target": { "time": 1.05, "calls": true },
@@ -246,7 +262,14 @@ mod tests {
     fn what_was_not_measured_is_null_and_meets_nothing() {
         let row = Row::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });
         let printed = printed(&row);
-        for missing in ["ours_usec_per_iteration", "theirs_message_rate", "ratio", "lowest_ratio"] {
+        for missing in [
+            "ours_usec_per_iteration",
+            "theirs_message_rate",
+            "ratio",
+            "lowest_ratio",
+            "highest_ratio",
+            "ratio_between",
+        ] {
             assert_eq!(printed.get(missing), Some(&Value::Null), "{missing}");
         }
         assert_eq!(printed["verdict"], "missed");
@@ -260,11 +283,19 @@ mod tests {
     #[test]
     fn more_pairs_tell_more() {
         let values = |count: u32| (0..count).map(f64::from);
-        assert_eq!(interval(values(3)), [0.0, 2.0], "all");
-        // By the binomial distribution: 4 to 11 of 15, 40 to 59 of 100.
-        assert_eq!(interval(values(15)), [3.0, 11.0]);
-        assert_eq!(interval(values(100)), [40.0, 59.0]);
-        assert!(interval(values(0)).iter().all(|end| end.is_nan()));
+        assert!((0..6).all(|few| interval(values(few)).is_none()));
+        // From tables of the binomial distribution, counted from none.
+        for (count, ends) in [
+            (6, [0.0, 5.0]),
+            (8, [0.0, 7.0]),
+            (9, [1.0, 7.0]),
+            (15, [3.0, 11.0]),
+            (100, [39.0, 60.0]),
+        ] {
+            assert_eq!(interval(values(count)), Some(ends), "{count}");
+        }
+        // No heads at all of so many would be a number too small to hold.
+        assert_eq!(interval(values(10_000)), Some([4901.0, 5098.0]));
     }
 
     #[test]
