@@ -78,6 +78,7 @@ fn dropped_on(threads: usize) -> Verdict {
             a.qp.abort()?;
             // What a request had comes back a moment after it is over, when another thread drives.
             let back = || (a.qp.under_way(), a.pool.idle());
+            let started = Instant::now();
             while back() != (0, BUFFERS) && started.elapsed() < PATIENCE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -1,41 +1,49 @@
 //! Ends the whole run when one test hangs in a system call, where no deadline of its own reaches.
 
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than any test may take, soaks apart, or any part of one that tells of its parts.
+/// Longer than any test may take, or any part of one that tells of its parts.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Longer than any test may take that does.
 const MOST: Duration = Duration::from_secs(600);
 
-/// Parts of tests that are done.
-static DONE: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Parts that are done of the test that this thread runs.
+    static DONE: Arc<AtomicU64> = Arc::default();
+}
 
-/// Tells of progress: a test of many parts takes its time where the machine has other things to do.
+/// Tells of progress, on the test's own thread: a test of many parts takes its time where the machine has
+/// other things to do.
 pub(crate) fn progress() {
-    DONE.fetch_add(1, Ordering::Relaxed);
+    DONE.with(|done| done.fetch_add(1, Ordering::Relaxed));
 }
 
 /// Calls the watchdog off when dropped.
 pub(crate) struct Guard(#[expect(dead_code, reason = "its end is the message")] Sender<()>);
 
-/// Watches the test `name` for as long as the guard lives.
+/// Watches the test `name`, which this thread runs, for as long as the guard lives.
 pub(crate) fn watch(name: &str) -> Guard {
     let (sender, receiver) = channel::<()>();
-    let name = name.to_owned();
+    let (name, parts) = (name.to_owned(), DONE.with(Arc::clone));
     thread::spawn(move || {
         let start = Instant::now();
         loop {
-            let before = DONE.load(Ordering::Relaxed);
+            let before = parts.load(Ordering::Relaxed);
             if receiver.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-            let (done, seconds) = (DONE.load(Ordering::Relaxed), start.elapsed().as_secs());
-            if done == before || start.elapsed() > MOST {
-                eprintln!("test {name} hangs: no end after {seconds} s");
+            let (done, seconds) = (parts.load(Ordering::Relaxed), start.elapsed().as_secs());
+            if done == before {
+                eprintln!("test {name} hangs: no progress for {} s", PATIENCE.as_secs());
+                process::exit(101);
+            }
+            if start.elapsed() > MOST {
+                eprintln!("test {name} goes on and on: no end after {seconds} s");
                 process::exit(101);
             }
             eprintln!("test {name} takes more than {seconds} s");
