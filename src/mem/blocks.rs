@@ -139,7 +139,7 @@ impl Blocks {
         inline_units(bytes)
     }
 
-    /// The same of data that ends before the ring does; `false`, and nothing done, for all other data.
+    /// The same of data that goes no further than the ring; `false`, and nothing done, for all other data.
     ///
     /// # Safety
     ///

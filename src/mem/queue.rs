@@ -4,7 +4,8 @@
 //! gives up only after the kernel confirmed that the object is gone. The rings that are laid into it,
 //! [`Units`](super::units::Units) and [`Blocks`](super::blocks::Blocks) of requests and
 //! [`Elements`](super::element::Elements) of completions, check once that they fit, and then mask
-//! every index, so that no index can leave the memory and no access needs a check.
+//! every index, so that no index can leave the memory. Only what is longer than a block is compared with the
+//! end, to see whether it goes on at the beginning.
 
 use super::allocator::DmaBufPart;
 use super::chunk::{self, Part};

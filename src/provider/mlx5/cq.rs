@@ -1,7 +1,7 @@
 //! Completion queues: the device produces, we consume, and tell it how far by a doorbell record.
 //!
-//! An element is ours when the last bit of its last byte equals the parity of the pass over the
-//! ring. Arming is the one thing that rings.
+//! An element is ours when it was written, and the last bit of its last byte equals the parity of the
+//! pass over the ring. Arming is the one thing that rings.
 
 use super::book::{Book, Estate, Members};
 use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};

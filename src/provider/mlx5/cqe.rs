@@ -82,7 +82,8 @@ pub(crate) struct Wc<'r> {
     pub(crate) wr_id: u64,
     /// What it completes.
     pub(crate) kind: WcOpcode,
-    /// The element's last byte without its parity; of a successful send its opcode alone.
+    /// The element's last byte, of which nobody may use more than the opcode: of a successful send there may be
+    /// nothing else.
     pub(crate) owner: u8,
     /// The element is the last that was consumed.
     pub(crate) reader: &'r Reader,
