@@ -112,7 +112,8 @@ fn cases(device: DeviceName) -> Vec<Case> {
     ]
 }
 
-fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
+/// All of them, built, with their names.
+pub(crate) fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     let program = |name: &&str| {
         let built = workspace.static_example("uverbs", name, "tokio", Profile::Checked)?;
         Ok(((*name).to_owned(), built))

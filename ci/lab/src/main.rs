@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod accel;
+mod ahead;
 mod apt;
 mod bench;
 mod cache;

@@ -81,8 +81,7 @@ impl Session {
         let cache = Cache::open()?;
         fetch::fetch(&cache, needs, false)?;
         let workspace = Workspace::find()?;
-        let init =
-            Workspace::of_lab()?.static_program("lab-guest", "lab-init", Profile::Release)?;
+        let init = init()?;
         let qemu = Qemu::find(&cache)?.context("QEMU has gone from the cache")?;
         let directory = workspace.run_directory()?;
         let mut session = Self {
@@ -189,6 +188,18 @@ impl Session {
             show_console: self.show_console,
         })
     }
+}
+
+/// Builds what every machine of this workspace runs, whatever else it is for.
+pub(crate) fn programs() -> Result<()> {
+    init()?;
+    emulator()?;
+    Ok(())
+}
+
+/// What a guest starts with.
+fn init() -> Result<PathBuf> {
+    Workspace::of_lab()?.static_program("lab-guest", "lab-init", Profile::Release)
 }
 
 /// The emulated ConnectX: named by the environment, or built from the lab's workspace.

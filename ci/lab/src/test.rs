@@ -1,5 +1,6 @@
 //! `cargo ci test`: host checks, then the device suites on each kernel and device asked for.
 
+use crate::ahead::Ahead;
 use crate::capability::Offer;
 use crate::checks;
 use crate::device::DeviceName;
@@ -83,6 +84,12 @@ impl TestArguments {
             Some(Devices::All) => DeviceName::ALL.to_vec(),
         }
     }
+
+    /// What is to be fetched.
+    fn needs(&self) -> Needs {
+        let proven = self.devices().contains(&DeviceName::Mlx5);
+        Needs { kernels: self.kernels(), peers: self.full || proven, python: proven }
+    }
 }
 
 /// Runs everything, prints the summary, and answers success only if nothing failed.
@@ -97,8 +104,15 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         silence: if arguments.full { minutes(10) } else { minutes(3) },
     };
     let mut summary = Summary::default();
+    // Where checks are long enough to hide it.
+    let whole = arguments.full && !arguments.no_host && arguments.native.is_none();
+    let ahead =
+        (whole && filter.is_none()).then(|| Ahead::begin(arguments.needs(), arguments.devices()));
     if !arguments.no_host {
         summary.places.push(checks::run(&workspace, filter)?);
+    }
+    if let Some(ahead) = ahead {
+        ahead.wait();
     }
     match &arguments.native {
         Some(device) => native(&workspace, device, &scope, &mut summary)?,
@@ -137,10 +151,7 @@ fn native(
 }
 
 fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> Result<()> {
-    let proven = arguments.devices().contains(&DeviceName::Mlx5);
-    let needs =
-        Needs { kernels: arguments.kernels(), peers: scope.offer.peers || proven, python: proven };
-    let session = Session::open(&needs, arguments.console)?;
+    let session = Session::open(&arguments.needs(), arguments.console)?;
     let suites = match scope.filter {
         Some(filter) if proof::suffices(filter) || examples::suffices(filter) => Vec::new(),
         _ => suite::build(&session.workspace, &arguments.devices())?,
