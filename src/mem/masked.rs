@@ -52,7 +52,9 @@ impl<T> Masked<T> {
     #[inline(always)]
     pub(super) unsafe fn get(&self, index: u32) -> &T {
         // SAFETY: the caller's promise.
-        unsafe { self.at_byte(index as usize * size_of::<T>()) }
+        let value = unsafe { self.base.add(index as usize) };
+        // SAFETY: inside `values`, which `self` holds and never lends mutably.
+        unsafe { &*value }
     }
 
     /// The value at byte `offset`.
@@ -64,7 +66,7 @@ impl<T> Masked<T> {
     pub(super) unsafe fn at_byte(&self, offset: usize) -> &T {
         // SAFETY: the caller's promise.
         let value = unsafe { self.base.byte_add(offset) };
-        // SAFETY: inside `values`, which `self` holds and never lends mutably.
+        // SAFETY: as in `get`.
         unsafe { &*value }
     }
 
