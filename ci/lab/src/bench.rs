@@ -1,7 +1,7 @@
 //! `cargo ci bench`: this workspace beside rdma-core, in the same machine.
 //!
-//! Each suite prints one table. Being slower is a result and no failure; what cannot be measured
-//! is.
+//! Each suite prints one table, and without a suite all of them run. Being slower is a result and no
+//! failure; what cannot be measured is.
 
 mod calls;
 mod control;
@@ -20,7 +20,7 @@ mod table;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fmt::Display;
@@ -51,9 +51,9 @@ enum Suite {
 /// `cargo ci bench`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArguments {
-    /// What to measure
+    /// What to measure; all of it, one suite after the other, unless one is named
     #[arg(value_enum)]
-    suite: Suite,
+    suite: Option<Suite>,
     /// The kernel to boot
     #[arg(long, value_enum, default_value = "newest")]
     kernel: KernelName,
@@ -64,7 +64,7 @@ pub(crate) struct BenchArguments {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only operations whose name contains this
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", requires = "suite")]
     only: Option<String>,
     /// With rxe, its futures and scale: let the guest's clock count instructions: the same result each
     /// time, whatever else this machine does. The guest has one processor then, so that polling over
@@ -72,9 +72,9 @@ pub(crate) struct BenchArguments {
     #[arg(long)]
     count_instructions: bool,
     /// With control: print the system calls of both sides, one by one, and measure nothing
-    #[arg(long)]
+    #[arg(long, requires = "suite")]
     calls: bool,
-    /// Print one JSON object in place of the table
+    /// Print one JSON object in place of each table
     #[arg(long)]
     json: bool,
     /// Show the kernel's console
@@ -96,40 +96,77 @@ impl BenchArguments {
         self.only.as_ref().is_none_or(|text| operation.contains(text.as_str()))
     }
 
-    fn print(&self, result: &(impl Serialize + Display)) -> Result<()> {
-        print!("{}", self.text(result)?);
-        Ok(())
+    /// The suites to run, in this order.
+    fn suites(&self) -> &[Suite] {
+        match &self.suite {
+            Some(suite) => std::slice::from_ref(suite),
+            None => Suite::value_variants(),
+        }
     }
 
     /// What a suite found, for programs or for people.
-    fn text(&self, result: &(impl Serialize + Display)) -> Result<String> {
+    fn text(&self, suite: Suite, result: &(impl Serialize + Display)) -> Result<String> {
         if self.json {
-            Ok(serde_json::to_string_pretty(result)? + "\n")
+            let document = Document { suite: suite.name(), result };
+            Ok(serde_json::to_string_pretty(&document)? + "\n")
         } else {
             Ok(result.to_string())
         }
     }
+
+    /// Runs a suite.
+    fn measure(&self, suite: Suite) -> Result<String> {
+        match suite {
+            Suite::Rxe => self.text(suite, &rxe::run(self)?),
+            Suite::RxeFutures => self.text(suite, &futures::run(self)?),
+            Suite::Mlx5Path => self.text(suite, &path::run(self)?),
+            Suite::Mlx5Owned => self.text(suite, &owned::run(self)?),
+            Suite::Control if self.calls => self.text(suite, &calls::run(self)?),
+            Suite::Control => self.text(suite, &control::run(self)?),
+            Suite::Scale => self.text(suite, &scale::run(self)?),
+            Suite::Size => self.text(suite, &size::run(self)?),
+        }
+    }
 }
 
-/// Measures, and prints what came out.
-pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
-    match arguments.suite {
-        Suite::Rxe => arguments.print(&rxe::run(arguments)?)?,
-        Suite::RxeFutures => arguments.print(&futures::run(arguments)?)?,
-        Suite::Mlx5Path => arguments.print(&path::run(arguments)?)?,
-        Suite::Mlx5Owned => arguments.print(&owned::run(arguments)?)?,
-        Suite::Control if arguments.calls => arguments.print(&calls::run(arguments)?)?,
-        Suite::Control => arguments.print(&control::run(arguments)?)?,
-        Suite::Scale => arguments.print(&scale::run(arguments)?)?,
-        Suite::Size => arguments.print(&size::run(arguments)?)?,
+impl Suite {
+    /// As the command line spells it.
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// What is printed for programs: whose result it is, and the result.
+#[derive(Serialize)]
+struct Document<'a, T> {
+    suite: String,
+    #[serde(flatten)]
+    result: &'a T,
+}
+
+/// Measures, and prints what came out. A suite that fails keeps none from running after it.
+pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
+    for (place, &suite) in arguments.suites().iter().enumerate() {
+        match arguments.measure(suite).with_context(|| suite.name()) {
+            Ok(text) => {
+                let apart = if place > 0 && !arguments.json { "\n" } else { "" };
+                print!("{apart}{text}");
+            }
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                status = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(status)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use clap::error::ErrorKind;
 
     #[derive(Parser)]
     struct Line {
@@ -137,14 +174,47 @@ mod tests {
         bench: BenchArguments,
     }
 
+    fn parse(words: &[&str]) -> Result<BenchArguments, clap::Error> {
+        Line::try_parse_from([&["bench"], words].concat()).map(|line| line.bench)
+    }
+
     #[test]
     fn json_is_printed_in_place_of_the_table() {
         let found = serde_json::json!({ "kernel": "7.2", "rows": [] });
-        let text = |words: &[&str]| {
-            let line = Line::try_parse_from([&["bench", "size"], words].concat()).unwrap();
-            line.bench.text(&found).unwrap()
-        };
-        assert_eq!(text(&[]), found.to_string());
-        assert_eq!(text(&["--json"]), "{\n  \"kernel\": \"7.2\",\n  \"rows\": []\n}\n");
+        let text = |words| parse(words).unwrap().text(Suite::Size, &found).unwrap();
+        assert_eq!(text(&["size"]), found.to_string());
+        let document = "{\n  \"suite\": \"size\",\n  \"kernel\": \"7.2\",\n  \"rows\": []\n}\n";
+        assert_eq!(text(&["size", "--json"]), document);
+        // One of several looks the same.
+        assert_eq!(text(&["--json"]), document);
+    }
+
+    #[test]
+    fn all_suites_run_unless_one_is_named() {
+        assert_eq!(parse(&["rxe-futures"]).unwrap().suites(), [Suite::RxeFutures]);
+        let all = [
+            Suite::Rxe,
+            Suite::RxeFutures,
+            Suite::Mlx5Path,
+            Suite::Mlx5Owned,
+            Suite::Control,
+            Suite::Scale,
+            Suite::Size,
+        ];
+        assert_eq!(parse(&["--runs", "3"]).unwrap().suites(), all);
+        assert_eq!(all.map(Suite::name)[2..4], ["mlx5-path", "mlx5-owned"]);
+        let refused = |words| parse(words).unwrap_err().kind();
+        assert_eq!(refused(&["mlx5"]), ErrorKind::InvalidValue);
+        assert_eq!(refused(&["size", "scale"]), ErrorKind::UnknownArgument);
+    }
+
+    #[test]
+    fn what_picks_operations_picks_them_from_one_suite() {
+        let arguments = parse(&["control", "--only", "open", "--calls"]).unwrap();
+        assert!(arguments.wants("open, create") && !arguments.wants("region"));
+        for words in [["--only", "write"].as_slice(), &["--calls"]] {
+            let kind = parse(words).unwrap_err().kind();
+            assert_eq!(kind, ErrorKind::MissingRequiredArgument, "{words:?}");
+        }
     }
 }

@@ -65,7 +65,7 @@ enum Verb {
     Shell(exec::MachineArguments),
     /// Show it working: fetch, boot the newest kernel, and exchange messages between two processes
     Demo(demo::DemoArguments),
-    /// Measure the ping-pong of this workspace and that of rdma-core, in turns
+    /// Measure this workspace beside rdma-core, in the same machine: one suite, or all of them
     Bench(bench::BenchArguments),
     /// Run host checks and the device suites, and summarise
     Test(test::TestArguments),
