@@ -100,15 +100,16 @@ impl Side {
         self.meet()
     }
 
+    /// Posts receives, each by itself, as perftest does unless it is told otherwise.
     fn repost(&mut self, count: u32) -> Result<(), Failure> {
         let count = count.min(self.receives_left);
         self.receives_left -= count;
-        let mut batch = self.qp.recv_batch()?;
         for _ in 0..count {
+            let mut batch = self.qp.recv_batch()?;
             batch.push(Recv { wr_id: 0, sges: &self.target })?;
+            // SAFETY: the memory lives as long as the queue pair, and nobody borrows it.
+            unsafe { batch.ring() };
         }
-        // SAFETY: the memory lives as long as the queue pair, and nobody borrows it.
-        unsafe { batch.ring() };
         Ok(())
     }
 
