@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::control::{self, Control, LIST};
 use crate::scale::{self, Scale};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// What a program measures with.
@@ -73,14 +74,16 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The files that are mapped when a device is open, with their sizes.
+/// The files that are mapped when a device is open, with their sizes. Not this program, which can do
+/// more than that.
 fn mapped<C: Control>(device: &str) -> Result<(), Failure> {
     let _open = C::open(device)?;
+    let program = std::env::current_exe()?;
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let mut paths: Vec<&str> = maps
         .lines()
         .filter_map(|line| Some(&line[line.find('/')?..]))
-        .filter(|path| !path.starts_with("/dev/"))
+        .filter(|path| !path.starts_with("/dev/") && program != Path::new(path))
         .collect();
     paths.sort_unstable();
     paths.dedup();
