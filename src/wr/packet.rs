@@ -1,6 +1,6 @@
 //! What a request says of a raw packet beside its data.
 
-/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`].
+/// How a raw packet begins, and what the device adds to it; for [`SendWr::packet`](crate::SendWr::packet).
 ///
 /// ```
 /// # use uverbs::{Lkey, Packet, SendWr, Sge};
