@@ -4,46 +4,102 @@ use crate::env;
 use crate::pair::PATIENCE;
 use crate::tasks::{Half, ask, connected, echo_back};
 use crate::verdict::{Stop, Verdict, trials};
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context as Cx, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::Instant;
 use uverbs::Result;
-use uverbs::aio::{CompletionQueue, Watch};
+use uverbs::aio::{CompletionQueue, Driver, Watch};
 
 trials![edge_triggered];
 
-/// An event loop of one file, which tells of an edge only once.
+/// The file of the completion queue, and the one that wakers write, as epoll names them.
+const COMPLETIONS: u64 = 0;
+const WAKES: u64 = 1;
+
+/// An event loop of two files, which tells of an edge only once.
 struct Edges {
     epoll: OwnedFd,
+    waker: Arc<Bell>,
     /// An edge that was not used up.
     ready: bool,
-    waits: u64,
+    /// Edges of the completion queue's file.
+    edges: usize,
+    waits: usize,
 }
 
 impl Watch for Edges {
+    /// Edges that are not waited for yet stay where they are: whoever is pending waits.
     fn poll_read(
         &mut self,
         _: &mut Cx<'_>,
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>> {
-        if !std::mem::take(&mut self.ready) && !self.wait(Duration::ZERO) {
-            return Poll::Pending;
+        match std::mem::take(&mut self.ready) {
+            true => Poll::Ready(read()),
+            false => Poll::Pending,
         }
-        Poll::Ready(read())
     }
 }
 
 impl Edges {
-    fn wait(&mut self, timeout: Duration) -> bool {
+    fn new(completions: BorrowedFd<'_>) -> Edges {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll file");
+        let wakes = eventfd(0, EventfdFlags::CLOEXEC).expect("an event file");
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let add = |fd: BorrowedFd<'_>, name| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), flags).expect("a watched file")
+        };
+        add(completions, COMPLETIONS);
+        add(wakes.as_fd(), WAKES);
+        Edges { epoll, waker: Arc::new(Bell(wakes)), ready: false, edges: 0, waits: 0 }
+    }
+
+    /// Sleeps until something happens: nothing but an edge and a waker's word ends it.
+    fn wait(&mut self, deadline: Instant) -> Verdict {
         self.waits += 1;
-        let timeout = rustix::event::Timespec::try_from(timeout).expect("a short time");
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
-        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&timeout)).expect("epoll");
-        !events.is_empty()
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(timeout).expect("a short time");
+        let mut room = [const { MaybeUninit::uninit() }; 2];
+        let (events, _) = epoll::wait(&self.epoll, &mut room, Some(&timeout))?;
+        if events.is_empty() {
+            return Err(Stop::fail("the driver sleeps, and nobody wakes it"));
+        }
+        if events.iter().any(|event| event.data.u64() == COMPLETIONS) {
+            self.edges += 1;
+            self.ready = true;
+        }
+        Ok(())
+    }
+}
+
+/// Ends a wait. Nobody reads the file: each write to it is an edge.
+struct Bell(OwnedFd);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        rustix::io::write(&self.0, &1u64.to_ne_bytes()).expect("a count far from its limit");
+    }
+}
+
+/// Drives a queue to its end, on nothing but edges and wakers; how often it slept, and how many
+/// edges there were.
+fn drive(mut driver: Driver<Edges>) -> Verdict<(usize, usize)> {
+    let waker = Waker::from(driver.watch_mut().waker.clone());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Pin::new(&mut driver).poll(&mut Cx::from_waker(&waker)) {
+            Poll::Ready(end) => {
+                end?;
+                let watch = driver.watch_mut();
+                return Ok((watch.waits, watch.edges));
+            }
+            Poll::Pending => driver.watch_mut().wait(deadline)?,
+        }
     }
 }
 
@@ -55,45 +111,32 @@ impl Wake for Unpark {
     }
 }
 
-/// No edge is missed, and nobody needs more than edges.
+/// No edge is missed, and nobody needs more than edges: a driver that lost one sleeps for ever.
 fn edge_triggered() -> Verdict {
     const MESSAGES: usize = 300;
     let mut drivers = Vec::new();
     let mut half = || {
         let context = env::open()?;
-        let (cq, mut driver) = CompletionQueue::new(&context, 128, |fd| {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll file");
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).expect("a watched file");
-            Ok(Edges { epoll, ready: false, waits: 0 })
-        })?;
-        drivers.push(std::thread::spawn(move || {
-            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-            let deadline = std::time::Instant::now() + PATIENCE;
-            loop {
-                let mut cx = Cx::from_waker(&waker);
-                match Pin::new(&mut driver).poll(&mut cx) {
-                    Poll::Ready(end) => return end.map_err(Stop::from),
-                    Poll::Pending if std::time::Instant::now() > deadline => {
-                        return Err(Stop::fail("the driver does not end"));
-                    }
-                    // Not for ever: the last user's farewell is no event of the file.
-                    Poll::Pending => {
-                        let watch = driver.watch_mut();
-                        watch.ready = watch.wait(Duration::from_millis(20));
-                    }
-                }
-            }
-        }));
+        let (cq, driver) = CompletionQueue::new(&context, 128, |fd| Ok(Edges::new(fd)))?;
+        drivers.push(std::thread::spawn(move || drive(driver)));
         Half::on(context, cq)
     };
     let (a, b) = (half()?, half()?);
     connected(&a, &b)?;
     let server = std::thread::spawn(move || block_on(echo_back(&b, MESSAGES)));
-    block_on(ask(&a, MESSAGES))?;
-    server.join().expect("no panic")?;
+    let asked = block_on(ask(&a, MESSAGES));
     drop(a);
-    drivers.into_iter().try_for_each(|driver| driver.join().expect("no panic"))
+    let served = server.join().expect("no panic");
+    // What became of the drivers says more than that their futures ended with them.
+    for driver in drivers {
+        let (waits, edges) = driver.join().expect("no panic")?;
+        // Each message is sent and received once on each side, and each event is of a completion.
+        let most = 2 * MESSAGES;
+        assert!((1..=most).contains(&edges), "{edges} edges of {most} completions");
+        // Beside edges it sleeps after a look that found something, and before its end.
+        assert!(waits <= edges + most + 1, "{waits} waits for {edges} edges");
+    }
+    asked.and(served)
 }
 
 fn block_on<F: Future>(future: F) -> F::Output {
