@@ -22,6 +22,7 @@ trials![
     a_full_queue_keeps_the_order,
     who_waits_and_leaves_keeps_nobody_waiting,
     ten_thousand_at_once,
+    ten_thousand_at_once_on_many_threads,
     what_describes_a_queue_pair_may_make_another,
     messages_outlive_their_queue_pair_on_a_shared_queue,
     events_are_a_stream,
@@ -158,27 +159,52 @@ fn who_waits_and_leaves_keeps_nobody_waiting() -> Verdict {
 }
 
 fn ten_thousand_at_once() -> Verdict {
-    const REQUESTS: u64 = 10_000;
-    run(2, async {
+    at_once(0)
+}
+
+fn ten_thousand_at_once_on_many_threads() -> Verdict {
+    at_once(2)
+}
+
+fn at_once(threads: usize) -> Verdict {
+    const REQUESTS: usize = 10_000;
+    run(threads, async move {
         let (a, b) = pair()?;
         let mut theirs = b.pd.allocate::<u64>(1024)?;
         for n in 0..1024 {
             theirs.write_at(n, n as u64)?;
         }
-        let pool = a.pd.buffer_pool(64).count(REQUESTS as usize).build()?;
-        let mut tasks = Vec::with_capacity(REQUESTS as usize);
+        let pool = a.pd.buffer_pool(64).count(REQUESTS).build()?;
+        let mut reads = Vec::with_capacity(REQUESTS);
         for n in 0..REQUESTS {
-            let remote = theirs.remote(n as usize % 1024 * 8)?;
+            let remote = theirs.remote(n % 1024 * 8)?;
             let mut buffer = pool.take().expect("a buffer");
             buffer.set_len(8);
-            let read = a.qp.read(remote, buffer);
-            tasks.push(tokio::spawn(async move { read.await.map(|read| read.memory) }));
+            reads.push(Box::pin(a.qp.read(remote, buffer)));
         }
-        for (n, task) in tasks.into_iter().enumerate() {
+        // All are begun before one is over: what a future comes to is told by a later poll of it.
+        let begun = std::future::poll_fn(|cx| {
+            let begun = reads.iter_mut().map(|read| read.as_mut().poll(cx).is_pending());
+            let begun = begun.filter(|pending| *pending).count();
+            Poll::Ready((begun, a.qp.under_way()))
+        });
+        let (begun, under_way) = begun.await;
+        assert_eq!((begun, pool.idle()), (REQUESTS, 0));
+        let posted = reads.iter().filter(|read| read.is_posted()).count();
+        let depth = a.qp.caps().max_send_wr as usize;
+        // Where other threads look for completions, places in the queue may have become free again.
+        match threads {
+            0 => assert_eq!((posted, under_way), (depth, depth)),
+            _ => assert!(posted >= depth, "{posted} of {depth}"),
+        }
+        let tasks = reads
+            .into_iter()
+            .map(|read| tokio::spawn(async move { read.await.map(|read| read.memory) }));
+        for (n, task) in tasks.collect::<Vec<_>>().into_iter().enumerate() {
             let buffer = task.await?.map_err(|error| Stop::fail(error.cause))?;
             assert_eq!(buffer[..], (n as u64 % 1024).to_ne_bytes());
         }
-        assert_eq!((pool.idle(), a.cq.strays()), (REQUESTS as usize, 0));
+        assert_eq!((pool.idle(), a.cq.strays()), (REQUESTS, 0));
         assert_eq!((a.qp.under_way(), a.context.leaked()), (0, 0));
         Ok(())
     })
