@@ -6,7 +6,7 @@ use crate::owned::{Ending, Part, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{Access, Errno, PollError, PostError, QpState, Remote, Rkey, SendWr, WcStatus};
 use std::os::unix::process::ExitStatusExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use uverbs_uapi::object::UVERBS_OBJECT_MR;
@@ -147,6 +147,41 @@ fn a_silent_peer_costs_the_connection() {
     );
     device.join().unwrap();
     assert_eq!(owned.qp.state(), QpState::ERR);
+    let others = owned.cq.poll().unwrap().next().unwrap();
+    assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
+}
+
+/// Unwinding waits as well, and goes as far.
+#[test]
+fn a_panic_with_a_silent_peer_costs_the_connection() {
+    let mut owned = Owned::new();
+    let mut inbox = owned.pool.take().unwrap();
+    let mut local = [0u8; 100];
+    owned.recv("of others");
+    let device = device(&owned, true);
+    let (script, handle) = (owned.bench.script.clone(), owned.qp.handle());
+    let regions = script.count(UVERBS_OBJECT_MR);
+    let pd = &owned.bench.pd;
+    let started = Instant::now();
+    let scoped = catch_unwind(AssertUnwindSafe(|| {
+        owned.qp.scope(&mut owned.cq, |scope| {
+            scope.patience(SOON);
+            let whole = scope.register(pd, &mut local).unwrap();
+            let _ = scope.post(SendWr::read(REMOTE, &[]), whole).unwrap();
+            let _ = scope.recv(&mut inbox).unwrap();
+            resume_unwind(Box::new("as planned"));
+        })
+    }));
+    // Before anything else: the panic is not to go on while the device has requests.
+    let left = [Role::Send, Role::Recv].map(|role| script.pending(handle, role));
+    assert_eq!((left, script.count(UVERBS_OBJECT_MR)), ([0, 0], regions));
+    assert!(started.elapsed() >= SOON, "the peer was not waited for");
+    let payload = scoped.map(drop).unwrap_err();
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"as planned"));
+    device.join().unwrap();
+    assert_eq!(owned.qp.state(), QpState::ERR);
+    inbox.fill(1);
+    local.fill(1);
     let others = owned.cq.poll().unwrap().next().unwrap();
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }

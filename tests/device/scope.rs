@@ -1,21 +1,27 @@
 //! Requests on borrowed memory: nothing is returned to its owner while a device may touch it.
 
+use crate::capability::Capability;
+use crate::env;
 use crate::helper::Helper;
-use crate::lent::{DEPTH, FAR_BYTES, Half, far, hasty, pair};
+use crate::leaks;
+use crate::lent::{DEPTH, FAR_BYTES, Half, far, hasty, pair, pair_of};
 use crate::pair::{PORT, SILENCE, gid};
 use crate::pattern;
-use crate::verdict::{Verdict, trials};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
-use uverbs::owned::{Ending, Part, ScopeError};
-use uverbs::{QpState, SendWr, WcStatus};
+use crate::verdict::{Stop, Verdict, supported, trials};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+use uverbs::owned::{Ending, OwnedCompletionQueue, Part, ScopeError};
+use uverbs::{ObjectKind, ParentDomain, PostError, QpState, QpType, SendWr, WcStatus};
 
 trials![
     borrowed_memory_of_all_kinds,
     a_panic_waits_for_the_requests,
     a_silent_peer_is_cut_off,
+    a_panic_with_a_silent_peer_cuts_it_off,
     a_peer_that_is_killed,
     after_a_reset_the_pair_works_again,
+    under_a_thread_domain,
+    rounds_leave_nothing,
 ];
 
 fn borrowed_memory_of_all_kinds() -> Verdict {
@@ -39,12 +45,12 @@ fn borrowed_memory_of_all_kinds() -> Verdict {
             let _read = sender.post(SendWr::read(theirs.remote(0)?, &[]), front)?;
             let (text, _) = sender.wait(sent)?;
             pattern::check(text, 1);
-            Ok::<_, crate::verdict::Stop>(())
+            Ok::<_, Stop>(())
         })??;
         let (inbox, outcome) = receiver.wait(received)?;
         assert_eq!(outcome.byte_len, 700);
         pattern::check(&inbox[..700], 1);
-        Ok::<_, crate::verdict::Stop>(outcome.status)
+        Ok::<_, Stop>(outcome.status)
     })??;
     assert_eq!(received, WcStatus::SUCCESS);
     pattern::check(&local[..700], 2);
@@ -98,6 +104,49 @@ fn a_silent_peer_is_cut_off() -> Verdict {
     Ok(())
 }
 
+/// As a panic does, without its message.
+fn unwind() -> ! {
+    resume_unwind(Box::new("as planned"))
+}
+
+fn a_panic_with_a_silent_peer_cuts_it_off() -> Verdict {
+    const SOON: Duration = Duration::from_millis(50);
+    let (mut a, mut b) = pair()?;
+    let mut inboxes: Vec<_> = (1..DEPTH).map(|_| a.pool.take().expect("a buffer")).collect();
+    let mut local = vec![0u8; 4096];
+    let room = a.qp.recv_room();
+    let regions = || supported(a.context.handles(ObjectKind::MR), Capability::InfoHandles);
+    let before = regions()?;
+    let started = Instant::now();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        a.qp.scope(&mut a.cq, |scope| {
+            scope.patience(SOON);
+            let whole = scope.register(&a.pd, &mut local).expect("a region");
+            let _ = scope.recv(whole).expect("room");
+            inboxes.iter_mut().for_each(|inbox| drop(scope.recv(inbox).expect("room")));
+            unwind();
+        })
+    }));
+    let payload = ended.map(drop).expect_err("it panicked");
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"as planned"));
+    assert!(started.elapsed() >= SOON, "the peer was not waited for");
+    assert_eq!((a.qp.state(), a.qp.recv_room()), (QpState::ERR, room));
+    assert_eq!(regions()?, before, "what was borrowed is registered no more");
+    local.fill(1);
+    inboxes.iter_mut().for_each(|inbox| inbox.fill(1));
+    // What the peer sends now goes nowhere.
+    let mut text = b.pool.take().expect("a buffer");
+    text.fill(0xff);
+    let mut batch = b.qp.send_batch()?;
+    batch.push(SendWr::send(&[]), text, 0)?;
+    batch.ring()?;
+    assert!(!b.wait()?.outcome.is_success());
+    assert!(local.iter().all(|byte| *byte == 1));
+    assert!(inboxes.iter().all(|inbox| inbox.iter().all(|byte| *byte == 1)));
+    assert_eq!(a.context.leaked(), 0);
+    Ok(())
+}
+
 fn a_peer_that_is_killed() -> Verdict {
     let mut a = Half::new()?;
     let mut peer = Helper::start()?;
@@ -106,7 +155,7 @@ fn a_peer_that_is_killed() -> Verdict {
     a.qp.scope(&mut a.cq, |scope| {
         let whole = scope.register(&a.pd, &mut local)?;
         scope.post(SendWr::read(remote, &[]), whole).map(drop)?;
-        Ok::<_, crate::verdict::Stop>(())
+        Ok::<_, Stop>(())
     })??;
     assert!(local.iter().all(|byte| *byte == 7));
     let status = a.qp.scope(&mut a.cq, |scope| {
@@ -114,7 +163,7 @@ fn a_peer_that_is_killed() -> Verdict {
         let read = scope.post(SendWr::read(remote, &[]), whole)?;
         peer.kill()?;
         let (_, outcome) = scope.wait(read)?;
-        Ok::<_, crate::verdict::Stop>(outcome.status)
+        Ok::<_, Stop>(outcome.status)
     })??;
     // It may have been quicker; else its memory, its queue pair or its answers are missed first.
     let known = [
@@ -128,7 +177,7 @@ fn a_peer_that_is_killed() -> Verdict {
     let after = a.qp.scope(&mut a.cq, |scope| {
         let whole = scope.register(&a.pd, &mut local)?;
         scope.post(SendWr::read(remote, &[]), whole).map(drop)?;
-        Ok::<_, crate::verdict::Stop>(())
+        Ok::<_, Stop>(())
     });
     assert!(after.is_ok_and(|posted| posted.is_ok()), "failed requests are over, too");
     assert!(local.iter().all(|byte| *byte == 1));
@@ -157,7 +206,101 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
         b.qp.scope(&mut b.cq, |sender| sender.post(SendWr::send(&[]), &text).map(drop))??;
         let (inbox, outcome) = receiver.wait(received)?;
         assert_eq!(&inbox[..outcome.byte_len as usize], b"again");
-        Ok::<_, crate::verdict::Stop>(())
+        Ok::<_, Stop>(())
     })??;
     Ok(())
+}
+
+fn under_a_thread_domain() -> Verdict {
+    let context = env::open()?;
+    let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
+    let pd = context.alloc_pd()?;
+    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let pool = pd.buffer_pool(64).build()?;
+    let make = || {
+        let mut cq = OwnedCompletionQueue::<u64>::new(context.create_cq(64).build()?);
+        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
+        let qp = cq.adopt(supported(qp.max_recv_wr(4).build(), Capability::Rc)?)?;
+        Ok::<_, Stop>((qp, cq))
+    };
+    let ((mut a, mut a_cq), (mut b, mut b_cq)) = (make()?, make()?);
+    let index = gid(&context)?.index;
+    let (here, there) = (a.endpoint(PORT, index)?, b.endpoint(PORT, index)?);
+    a.handshake_with(&there, &hasty())?;
+    b.handshake_with(&here, &hasty())?;
+    let mut theirs = pd.allocate::<u8>(4096)?;
+    theirs.copy_from(0, &pattern::bytes(1, 4096))?;
+    let remote = theirs.remote(0)?;
+    let text = pool.copy(b"text").expect("a buffer");
+    let mut inbox = pool.take().expect("a buffer");
+    let mut local = [0u8; 4096];
+    b.scope(&mut b_cq, |receiver| {
+        let received = receiver.recv(&mut inbox)?;
+        a.scope(&mut a_cq, |sender| {
+            // Of what the other token does not ring, nothing is waited for.
+            let refused = sender.post(SendWr::send(&[]), &text, &mut other);
+            assert_eq!(refused.map(drop), Err(PostError::ForeignThreadDomain));
+            let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
+            let whole = sender.register(&parent, &mut local)?;
+            let _read = sender.post(SendWr::read(remote, &[]), whole, &mut td)?;
+            let (text, outcome) = sender.wait(sent)?;
+            assert_eq!((&**text, outcome.status), (&b"text"[..], WcStatus::SUCCESS));
+            Ok::<_, Stop>(())
+        })??;
+        let (inbox, outcome) = receiver.wait(received)?;
+        assert_eq!(&inbox[..outcome.byte_len as usize], b"text");
+        Ok::<_, Stop>(())
+    })??;
+    pattern::check(&local, 1);
+    // The token rings before a panic and after it as well.
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        a.scope(&mut a_cq, |scope| {
+            local.fill(0);
+            let whole = scope.register(&parent, &mut local).expect("a region");
+            let _ = scope.post(SendWr::read(remote, &[]), whole, &mut td).expect("room");
+            unwind();
+        })
+    }));
+    assert!(ended.is_err());
+    pattern::check(&local, 1);
+    a.scope(&mut a_cq, |scope| scope.post(SendWr::write(remote, &[]), &text, &mut td).map(drop))??;
+    let mut begin = [0; 4];
+    theirs.copy_to(0, &mut begin)?;
+    assert_eq!((&begin, context.leaked()), (b"text", 0));
+    Ok(())
+}
+
+/// Scopes that return, that unwind, and whose requests are called off, each with a region of its own.
+fn rounds_leave_nothing() -> Verdict {
+    const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
+    leaks::rounds_of(env::rounds(50, 1000), &KINDS, |context| {
+        let context = context.clone();
+        let mut local = vec![0u8; 8192];
+        Ok(Box::new(move || {
+            let (mut a, b) = pair_of(Half::on(context.clone())?, Half::on(context.clone())?)?;
+            let theirs = b.pd.allocate::<u8>(8192)?;
+            let remote = theirs.remote(0)?;
+            a.qp.scope(&mut a.cq, |scope| {
+                let whole = scope.register(&a.pd, &mut local)?;
+                scope.post(SendWr::read(remote, &[]), whole).map(drop)?;
+                Ok::<_, Stop>(())
+            })??;
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                a.qp.scope(&mut a.cq, |scope| {
+                    let whole = scope.register(&a.pd, &mut local).expect("a region");
+                    let _ = scope.post(SendWr::read(remote, &[]), whole).expect("room");
+                    unwind();
+                })
+            }));
+            assert!(ended.is_err());
+            let cut = a.qp.scope(&mut a.cq, |scope| {
+                scope.patience(Duration::ZERO);
+                let whole = scope.register(&a.pd, &mut local)?;
+                scope.recv(whole).map(drop)?;
+                Ok::<_, Stop>(())
+            });
+            assert!(matches!(cut, Err(ScopeError::CalledOff { value: Ok(()), .. })), "{cut:?}");
+            Ok(())
+        }))
+    })
 }
