@@ -73,3 +73,10 @@ pub(crate) fn rounds(few: u64, many: u64) -> u64 {
 pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
 }
+
+/// Huge pages of the usual size that nobody has.
+pub(crate) fn free_huge_pages() -> Verdict<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)
+}

@@ -7,13 +7,15 @@ use crate::env;
 use crate::lent::{DEPTH, Half, hasty, pair, wait};
 use crate::pair::{PATIENCE, PORT, gid};
 use crate::pattern;
-use crate::verdict::{Verdict, supported, trials};
+use crate::verdict::{Verdict, require, supported, trials};
 use std::sync::Arc;
 use std::time::Instant;
 use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
-use uverbs::{ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus};
+use uverbs::{
+    Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
+};
 
 trials![
     buffers_carry_messages,
@@ -29,7 +31,7 @@ trials![
     under_a_thread_domain,
     poster_and_poller_on_two_threads,
     rounds_leave_nothing,
-    huge_pages,
+    huge_pages_carry_messages,
 ];
 
 fn buffers_carry_messages() -> Verdict {
@@ -520,17 +522,50 @@ fn rounds_leave_nothing() -> Verdict {
     Ok(())
 }
 
-fn huge_pages() -> Verdict {
-    let context = env::open()?;
-    let pd = context.alloc_pd()?;
-    let text = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
-    let there = text.trim().parse::<u32>().unwrap_or(0) > 0;
-    match pd.buffer_pool(4096).count(16).huge_pages().build() {
-        Ok(pool) => assert!(there && pool.take().is_some()),
-        Err(error) => {
-            assert!(!there, "{error}");
-            assert!(error.to_string().contains("nr_hugepages"), "{error}");
-        }
-    }
+fn huge_pages_carry_messages() -> Verdict {
+    let (mut a, mut b) = pair()?;
+    let before = env::free_huge_pages()?;
+    // More than there are: the error names where they are set aside.
+    let greedy = a.pd.buffer_pool(1 << 30).count(before + 1).huge_pages();
+    let error = greedy.build().expect_err("more huge pages than there are");
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(error.to_string().contains("nr_hugepages"), "{error}");
+    assert_eq!(env::free_huge_pages()?, before);
+    require(before > 0, Capability::HugePages, "none are set aside")?;
+    let pool = a.pd.buffer_pool(4096).count(16).huge_pages().build()?;
+    assert_eq!(env::free_huge_pages()?, before - 1);
+    // The last is not in the page that the first is in, were pages small.
+    let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    assert_eq!(buffers.len(), 16);
+    let (mut first, mut last) = (buffers.swap_remove(0), buffers.pop().expect("more than one"));
+    first.copy_from_slice(&pattern::bytes(7, 4096));
+    last.fill(0);
+    let mut batch = b.qp.recv_batch()?;
+    batch.push(b.pool.take().expect("a buffer"), 1)?;
+    batch.ring();
+    let mut batch = a.qp.recv_batch()?;
+    batch.push(last, 2)?;
+    batch.ring();
+    let mut batch = a.qp.send_batch()?;
+    batch.push(SendWr::send(&[]), first, 3)?;
+    batch.ring()?;
+    assert_eq!(a.wait()?.outcome.status, WcStatus::SUCCESS);
+    let received = b.wait()?;
+    assert_eq!(received.outcome.byte_len, 4096);
+    let text = received.memory.into_buffer().expect("the buffer");
+    pattern::check(&text, 7);
+    // And back into another of them.
+    let mut batch = b.qp.send_batch()?;
+    batch.push(SendWr::send(&[]), text, 4)?;
+    batch.ring()?;
+    let received = a.wait()?;
+    assert_eq!((received.tag, received.outcome.byte_len), (2, 4096));
+    let text = received.memory.into_buffer().expect("the buffer");
+    pattern::check(&text, 7);
+    // The pool lives as long as its last buffer.
+    drop((pool, buffers));
+    assert_eq!(env::free_huge_pages()?, before - 1);
+    drop(text);
+    assert_eq!(env::free_huge_pages()?, before);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Queue memory of a program's own.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -400,24 +401,17 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
     Ok(())
 }
 
-/// Huge pages of the usual size that nobody has.
-fn free_huge_pages() -> Verdict<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)
-}
-
 fn huge_pages_carry_traffic() -> Verdict {
     let context = super::open()?;
-    let before = free_huge_pages()?;
+    let before = env::free_huge_pages()?;
     // Three buffers of each side; doorbell records are left to the library.
     require(before >= 2 * 3, Capability::HugePages, "none, or few, are set aside")?;
     let huge = Arc::new(HugePages::new());
     let pair = carries(&huge)?;
     assert_eq!(huge.buffers(), 2 * 3);
-    assert_eq!(free_huge_pages()?, before - 2 * 3);
+    assert_eq!(env::free_huge_pages()?, before - 2 * 3);
     drop(pair);
-    assert_eq!((huge.buffers(), free_huge_pages()?), (0, before));
+    assert_eq!((huge.buffers(), env::free_huge_pages()?), (0, before));
     // Where none is left there is an error, or other memory if that is as well.
     let pd = context.alloc_pd()?;
     let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(34)?).build()?;
