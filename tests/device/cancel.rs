@@ -1,25 +1,28 @@
 //! Futures that are dropped before they end, at every point where they wait: what they held comes back,
 //! and nothing of them is left in the kernel, on the device or in the library.
 
+use crate::capability::Capability;
 use crate::env;
 use crate::leaks;
-use crate::pair::{PATIENCE, PORT, gid};
-use crate::tasks::{BUFFERS, Half, ask, connected, echo_back, pair, run};
-use crate::verdict::{Stop, Verdict, trials};
+use crate::pair::{Config, PATIENCE, PORT, Pair, gid};
+use crate::tasks::{BUFFERS, Half, ask, both, connected, echo_back, pair, run};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context as Cx, Poll};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use uverbs::ObjectKind;
 use uverbs::aio::CompletionQueue;
-use uverbs::aio::tokio::{accept, connect, within};
+use uverbs::aio::tokio::{Events, accept, connect, within};
+use uverbs::{AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
 
 trials![
     dropped_at_every_poll,
     dropped_at_every_poll_on_many_threads,
     connecting_dropped_at_every_poll,
     connecting_dropped_at_every_poll_on_many_threads,
+    listening_dropped_at_every_poll,
+    listening_dropped_at_every_poll_on_many_threads,
     rounds_leave_nothing,
     rounds_leave_nothing_in_a_context,
 ];
@@ -54,15 +57,25 @@ fn dropped_on(threads: usize) -> Verdict {
         for polls in 0..200 {
             let (a, b) = pair()?;
             let theirs = b.pd.allocate::<u8>(1024)?;
-            let server = tokio::spawn(async move { echo_back(&b, 2).await.map(|()| b) });
+            let server = tokio::spawn(async move { echo_back(&b, 3).await.map(|()| b) });
             let work = Box::pin(async {
+                // The receive is posted first: those of an inbox that is gone would be before it.
+                let received = async {
+                    let got = a.qp.recv(a.pool.take().expect("a buffer")).await?;
+                    assert_eq!(got.memory[..5], *b"short");
+                    Ok(())
+                };
+                both(received, async { Ok(a.qp.send_inline(b"short").await.map(drop)?) }).await?;
                 ask(&a, 2).await?;
                 let mut target = a.pool.take().expect("a buffer");
                 target.set_len(100);
                 a.qp.read(theirs.remote(0)?, target).await?;
                 let text = a.pool.copy(&[1; 100]).expect("a buffer");
                 a.qp.write(theirs.remote(0)?, text).await?;
-                a.qp.fetch_add(theirs.remote(512)?, 1, a.pool.take().expect("one")).await?;
+                let word = theirs.remote(512)?;
+                a.qp.fetch_add(word, 1, a.pool.take().expect("one")).await?;
+                let swap = a.qp.compare_swap(word, 1, 9, a.pool.take().expect("one"));
+                assert_eq!(swap.await?.0, 1);
                 Ok::<_, Stop>(())
             });
             finished = match AtMost(work, polls).await {
@@ -144,6 +157,75 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
         }
         Ok(())
     })
+}
+
+/// Whoever stops listening for events, at whatever point, leaves those that come to the next.
+fn listening_dropped_at_every_poll() -> Verdict {
+    listening_dropped_on(0)
+}
+
+fn listening_dropped_at_every_poll_on_many_threads() -> Verdict {
+    listening_dropped_on(2)
+}
+
+fn listening_dropped_on(threads: usize) -> Verdict {
+    const EVENTS: usize = 3;
+    run(threads, async move {
+        let mut finished = false;
+        for polls in 0..200 {
+            let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
+            pair.b.recv(1, 0..64)?;
+            let mut events = Events::new(&pair.b.context)?;
+            let key = pair.b.srq.as_ref().map(|srq| srq.key()).expect("a shared receive queue");
+            let check = |event: AsyncEvent| {
+                assert_eq!(event.kind, EventType::SRQ_LIMIT_REACHED);
+                assert_eq!(event.source, EventSource::Srq(key));
+            };
+            let (mut caused, mut heard) = (0, 0);
+            let work = Box::pin(async {
+                for _ in 0..EVENTS {
+                    let listens = async {
+                        check(events.next().await?);
+                        heard += 1;
+                        Ok(())
+                    };
+                    let happens = async {
+                        // Who listens is asleep by then.
+                        tokio::task::yield_now().await;
+                        caused += 1;
+                        reach_limit(&mut pair)
+                    };
+                    both(listens, happens).await?;
+                }
+                Ok::<_, Stop>(())
+            });
+            finished = match AtMost(work, polls).await {
+                Some(end) => end.map(|()| true)?,
+                None => false,
+            };
+            for _ in heard..caused {
+                check(tokio::time::timeout(PATIENCE, events.next()).await??);
+            }
+            assert_eq!(pair.b.context.try_next_event()?, None, "after {polls} polls");
+            if finished {
+                assert_eq!((caused, heard), (EVENTS, EVENTS));
+                assert!(threads > 0 || polls > EVENTS, "there are more points to stop at");
+                break;
+            }
+        }
+        assert!(finished);
+        Ok(())
+    })
+}
+
+/// Takes one of b's two shared receives, and with it the queue below its limit.
+fn reach_limit(pair: &mut Pair) -> Verdict {
+    pair.b.recv(1, 0..64)?;
+    let srq = pair.b.srq.as_mut().expect("a shared receive queue");
+    supported(srq.set_limit(2), Capability::SrqLimit)?;
+    pair.a.send(SendWr::send(&[]).id(3).signaled())?;
+    pair.a.expect(3, WcOpcode::SEND)?;
+    pair.b.expect(1, WcOpcode::RECV).map(drop)
 }
 
 fn rounds_leave_nothing() -> Verdict {
