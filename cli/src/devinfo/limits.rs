@@ -4,7 +4,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 use uverbs::DeviceAttr;
 
-/// Limits and capabilities by the names that the library's accessors have, in an order that puts
+/// Limits and capabilities by the names that the library's fields have, in an order that puts
 /// together what belongs together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Limits(Vec<(&'static str, Value)>);
@@ -13,7 +13,7 @@ impl Limits {
     pub(crate) fn of(attr: &DeviceAttr) -> Self {
         let mut limits = Vec::new();
         macro_rules! numbers {
-            ($($name:ident)*) => { $( limits.push((stringify!($name), attr.$name().into())); )* };
+            ($($name:ident)*) => { $( limits.push((stringify!($name), attr.$name.into())); )* };
         }
         numbers! {
             fw_ver vendor_id vendor_part_id hw_ver phys_port_cnt
@@ -25,14 +25,14 @@ impl Limits {
             max_mcast_grp max_mcast_qp_attach max_total_mcast_qp_attach max_raw_ethy_qp
             max_wq_type_rq max_dm_size local_ca_ack_delay
         }
-        limits.push(("atomic_cap", attr.atomic_cap().to_string().into()));
-        limits.push(("caps", names(attr.caps().iter_names().map(|(name, _)| name))));
-        limits.push(("caps_bits", attr.caps().bits().into()));
-        let raw_packet = attr.raw_packet_caps();
+        limits.push(("atomic_cap", attr.atomic_cap.to_string().into()));
+        limits.push(("caps", names(attr.caps.iter_names().map(|(name, _)| name))));
+        limits.push(("caps_bits", attr.caps.bits().into()));
+        let raw_packet = attr.raw_packet_caps;
         limits.push(("raw_packet_caps", names(raw_packet.iter_names().map(|(name, _)| name))));
-        limits.push(("timestamp_mask", attr.timestamp_mask().into()));
-        limits.push(("core_clock_khz", attr.core_clock_khz().into()));
-        let odp = attr.odp_caps();
+        limits.push(("timestamp_mask", attr.timestamp_mask.into()));
+        limits.push(("core_clock_khz", attr.core_clock_khz.into()));
+        let odp = attr.odp_caps;
         limits.push(("odp_implicit", odp.map(|odp| odp.implicit).into()));
         for (name, ops) in [
             ("odp_rc", odp.map(|odp| odp.rc)),
@@ -43,17 +43,17 @@ impl Limits {
             let ops = ops.map(|ops| names(ops.iter_names().map(|(name, _)| name)));
             limits.push((name, ops.into()));
         }
-        let rss = attr.rss_caps();
+        let rss = attr.rss_caps;
         limits.push(("rss_qp_types", rss.map(|rss| rss.supported_qpts).into()));
         limits.push(("rss_max_tables", rss.map(|rss| rss.max_indirection_tables).into()));
         limits.push(("rss_max_table_size", rss.map(|rss| rss.max_indirection_table_size).into()));
-        let tags = attr.tag_matching_caps();
+        let tags = attr.tag_matching_caps;
         limits.push(("tm_rc", tags.map(|tags| tags.rc).into()));
         limits.push(("tm_max_num_tags", tags.map(|tags| tags.max_num_tags).into()));
         limits.push(("tm_max_ops", tags.map(|tags| tags.max_ops).into()));
         limits.push(("tm_max_sge", tags.map(|tags| tags.max_sge).into()));
         limits.push(("tm_max_rndv_hdr_size", tags.map(|tags| tags.max_rndv_hdr_size).into()));
-        let moderation = attr.moderation_caps();
+        let moderation = attr.moderation_caps;
         limits.push(("cq_moderation_max_count", moderation.map(|caps| caps.max_count).into()));
         limits.push(("cq_moderation_max_us", moderation.map(|caps| caps.max_period_us).into()));
         Limits(limits)
