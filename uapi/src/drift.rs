@@ -100,10 +100,25 @@ pub const CHANGES: &[Change] = &[
     },
     Change {
         absent_in: (6, 12),
-        present_in: (7, 2),
+        present_in: (6, 16),
         items: &[
-            "UVERBS_ATTR_ALLOC_DMABUF_HANDLE",
-            "UVERBS_ATTR_ALLOC_DMABUF_PGOFF",
+            "UVERBS_ATTR_GET_CONTEXT_FD_ARR",
+            "IB_UVERBS_ODP_SUPPORT_ATOMIC_WRITE",
+            "IB_UVERBS_ODP_SUPPORT_FLUSH",
+            "MLX5_IB_MODIFY_QP_OOO_DP",
+            "MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP",
+            "MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT",
+            "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_RX",
+            "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_TX",
+            "RDMA_NLDEV_ATTR_STAT_OPCOUNTER_ENABLED",
+            "RDMA_RENAME_EVENT",
+            "RDMA_NETDEV_RENAME_EVENT",
+        ],
+    },
+    Change {
+        absent_in: (6, 16),
+        present_in: (6, 17),
+        items: &[
             "UVERBS_ATTR_ALLOC_DMAH_CPU_ID",
             "UVERBS_ATTR_ALLOC_DMAH_HANDLE",
             "UVERBS_ATTR_ALLOC_DMAH_PH",
@@ -112,14 +127,7 @@ pub const CHANGES: &[Change] = &[
             "UVERBS_ATTR_CREATE_CQ_BUFFER_LENGTH",
             "UVERBS_ATTR_CREATE_CQ_BUFFER_OFFSET",
             "UVERBS_ATTR_CREATE_CQ_BUFFER_VA",
-            "UVERBS_ATTR_CREATE_CQ_BUF_UMEM",
-            "UVERBS_ATTR_CREATE_QP_BUF_UMEM",
-            "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM",
-            "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM",
             "UVERBS_ATTR_FREE_DMA_HANDLE",
-            "UVERBS_ATTR_GET_CONTEXT_FD_ARR",
-            "UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM",
-            "UVERBS_ATTR_QUERY_PORT_SPEED_RESP",
             "UVERBS_ATTR_REG_MR_ACCESS_FLAGS",
             "UVERBS_ATTR_REG_MR_ADDR",
             "UVERBS_ATTR_REG_MR_DMA_HANDLE",
@@ -131,35 +139,37 @@ pub const CHANGES: &[Change] = &[
             "UVERBS_ATTR_REG_MR_PD_HANDLE",
             "UVERBS_ATTR_REG_MR_RESP_LKEY",
             "UVERBS_ATTR_REG_MR_RESP_RKEY",
-            "UVERBS_OBJECT_DMABUF",
             "UVERBS_OBJECT_DMAH",
-            "UVERBS_METHOD_QUERY_PORT_SPEED",
-            "UVERBS_METHOD_DMABUF_ALLOC",
             "UVERBS_METHOD_DMAH_ALLOC",
             "UVERBS_METHOD_DMAH_FREE",
             "UVERBS_METHOD_REG_MR",
-            "IB_UVERBS_BUFFER_TYPE_DMABUF",
-            "IB_UVERBS_BUFFER_TYPE_VA",
-            "IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA",
-            "RDMA_DRIVER_IONIC",
-            "ib_uverbs_buffer_desc",
-            "IB_UVERBS_DEVICE_CC_DMA_BOUNCE",
-            "IB_UVERBS_ODP_SUPPORT_ATOMIC_WRITE",
-            "IB_UVERBS_ODP_SUPPORT_FLUSH",
+        ],
+    },
+    Change { absent_in: (6, 17), present_in: (6, 18), items: &["RDMA_DRIVER_IONIC"] },
+    Change { absent_in: (6, 18), present_in: (6, 19), items: &["IB_RATE_1600_GBPS"] },
+    Change {
+        absent_in: (6, 19),
+        present_in: (7, 0),
+        items: &[
+            "UVERBS_ATTR_ALLOC_DMABUF_HANDLE",
+            "UVERBS_ATTR_ALLOC_DMABUF_PGOFF",
+            "UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM",
+            "UVERBS_ATTR_QUERY_PORT_SPEED_RESP",
+            "UVERBS_OBJECT_DMABUF",
+            "UVERBS_METHOD_QUERY_PORT_SPEED",
+            "UVERBS_METHOD_DMABUF_ALLOC",
             "IB_EVENT_DEVICE_SPEED_CHANGE",
-            "IB_RATE_1600_GBPS",
-            "MLX5_IB_MODIFY_QP_OOO_DP",
-            "MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP",
-            "MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM",
-            "MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM",
-            "MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT",
+        ],
+    },
+    Change {
+        absent_in: (7, 0),
+        present_in: (7, 1),
+        items: &[
+            "IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA",
             "MLX5_IB_ATTR_VAR_OBJ_ALLOC_FLAGS",
-            "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_RX",
-            "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_TX",
             "MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP",
             "RDMA_NLDEV_CMD_FRMR_POOLS_GET",
             "RDMA_NLDEV_CMD_FRMR_POOLS_SET",
-            "RDMA_NLDEV_ATTR_STAT_OPCOUNTER_ENABLED",
             "RDMA_NLDEV_ATTR_FRMR_POOLS",
             "RDMA_NLDEV_ATTR_FRMR_POOL_ENTRY",
             "RDMA_NLDEV_ATTR_FRMR_POOL_KEY",
@@ -173,8 +183,22 @@ pub const CHANGES: &[Change] = &[
             "RDMA_NLDEV_ATTR_FRMR_POOLS_AGING_PERIOD",
             "RDMA_NLDEV_ATTR_FRMR_POOL_PINNED_HANDLES",
             "RDMA_NLDEV_ATTR_FRMR_POOL_KEY_KERNEL_VENDOR_KEY",
-            "RDMA_RENAME_EVENT",
-            "RDMA_NETDEV_RENAME_EVENT",
+        ],
+    },
+    Change {
+        absent_in: (7, 1),
+        present_in: (7, 2),
+        items: &[
+            "UVERBS_ATTR_CREATE_CQ_BUF_UMEM",
+            "UVERBS_ATTR_CREATE_QP_BUF_UMEM",
+            "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM",
+            "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM",
+            "IB_UVERBS_BUFFER_TYPE_DMABUF",
+            "IB_UVERBS_BUFFER_TYPE_VA",
+            "ib_uverbs_buffer_desc",
+            "IB_UVERBS_DEVICE_CC_DMA_BOUNCE",
+            "MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM",
+            "MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM",
         ],
     },
     Change {
@@ -193,7 +217,7 @@ pub const CHANGES: &[Change] = &[
 /// What was renamed since 6.1.
 pub const RENAMES: &[Rename] = &[Rename {
     old_in: (6, 12),
-    new_in: (7, 2),
+    new_in: (6, 16),
     names: &[
         ("IB_UVERBS_ODP_SUPPORT", "IB_ODP_SUPPORT"),
         ("IB_UVERBS_ODP_SUPPORT_ATOMIC", "IB_ODP_SUPPORT_ATOMIC"),
@@ -246,9 +270,12 @@ mod tests {
     #[test]
     fn an_item_is_absent_then_uncertain_then_present() {
         let item = "UVERBS_METHOD_REG_MR";
+        assert_eq!(states(item, (6, 16)), (State::Absent, State::Absent));
+        assert_eq!(states(item, (6, 17)), (State::Present, State::Present));
+        let item = "MLX5_IB_MODIFY_QP_OOO_DP";
         assert_eq!(states(item, (6, 12)), (State::Absent, State::Absent));
-        assert_eq!(states(item, (6, 18)), (State::Absent, State::Present));
-        assert_eq!(states(item, (7, 2)), (State::Present, State::Present));
+        assert_eq!(states(item, (6, 14)), (State::Absent, State::Present));
+        assert_eq!(states(item, (6, 16)), (State::Present, State::Present));
     }
 
     #[test]

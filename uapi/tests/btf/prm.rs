@@ -30,8 +30,8 @@ const LEFT_OUT: &[&str] = &[
 
 /// What older kernels do not have, with the last series without it.
 const LATER: &[(&str, (u32, u32))] = &[
-    ("tlp_dev_emu_capabilities", (6, 12)),
-    ("cmd_hca_cap.tlp_device_emulation_manager", (6, 12)),
+    ("tlp_dev_emu_capabilities", (7, 0)),
+    ("cmd_hca_cap.tlp_device_emulation_manager", (7, 0)),
     ("ib_ext_port_cntrs_grp_data_layout", (6, 1)),
     ("create_qp_in.wq_umem_offset", (6, 1)),
     ("create_qp_in.wq_umem_id", (6, 1)),
@@ -55,7 +55,7 @@ struct Grown {
 
 const GROWN: &[Grown] = &[
     Grown { field: "mkc.log_page_size", last: (6, 1), old: (0x1db, 5) },
-    Grown { field: "nic_vport_context.allowed_list_size", last: (6, 12), old: (0x794, 12) },
+    Grown { field: "nic_vport_context.allowed_list_size", last: (7, 1), old: (0x794, 12) },
 ];
 
 /// One trial per kernel.
