@@ -78,12 +78,12 @@ impl Context {
 
         // The context has no event file of its own: whoever wants events allocates one.
         let events = alloc_async_fd(&*kernel, VERB)?;
-        let provider = opening.finish(&*kernel, epoch)?;
+        let provider = opening.finish(&*kernel)?;
         // One question for both: children of one process inherit the state of any generator in
         // memory, so the kernel is asked each time.
         let [origin, secret] = random();
         let facts = Facts::new(origin.max(1), completion_vectors, support);
-        let keys = Keys::new(epoch, secret);
+        let keys = Keys::new(secret);
         let file = File::new(kernel, device, provider, epoch, keys, events, facts);
         Ok(Context { file: Arc::new(file) })
     }
@@ -118,7 +118,8 @@ impl Context {
 
     /// How many objects of this context could not be destroyed when they were dropped.
     ///
-    /// Their memory is not freed before the process ends, because a device may still reach it.
+    /// Their memory is not freed before the process ends, because a device may still reach it; nor is
+    /// what a memory window [holds](crate::MemoryWindow#what-a-window-holds), which counts as one with it.
     /// 0 unless the kernel refused a destruction, because of another holder of the file for one.
     pub fn leaked(&self) -> u64 {
         self.file.leaked.load(Ordering::Relaxed)

@@ -2,9 +2,8 @@
 //!
 //! A kernel older than a field leaves it out of the answer; what it left out reads as "none".
 
-use crate::device::Guid;
+use crate::device::guid::Guid;
 use crate::number::open_enum;
-use std::fmt;
 use uverbs_uapi::device as uapi;
 use uverbs_uapi::device::ib_uverbs_device_cap_flags as cap;
 use uverbs_uapi::device::ib_uverbs_ex_query_device_resp as Raw;
@@ -27,7 +26,8 @@ open_enum! {
 bitflags::bitflags! {
     /// What a device can do. Bits without a name here are kept.
     #[doc(alias = "ibv_device_cap_flags")]
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct DeviceCaps: u64 {
         /// Queue pairs can be resized.
         const RESIZE_MAX_WR = cap::IB_UVERBS_DEVICE_RESIZE_MAX_WR.bits();
@@ -94,7 +94,8 @@ bitflags::bitflags! {
 bitflags::bitflags! {
     /// Operations that may touch memory whose pages are not there yet.
     #[doc(alias = "ibv_odp_transport_cap_bits")]
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct OdpOps: u32 {
         /// Sending.
         const SEND = odp::IB_UVERBS_ODP_SUPPORT_SEND.bits();
@@ -118,7 +119,8 @@ bitflags::bitflags! {
 
 /// On-demand paging: registration without pinning.
 #[doc(alias = "ibv_odp_caps")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OdpCaps {
     /// Whether the whole address space can be registered at once.
@@ -135,7 +137,8 @@ pub struct OdpCaps {
 
 /// Receive-side scaling: spreading packets over queues.
 #[doc(alias = "ibv_rss_caps")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RssCaps {
     /// Types of queue pairs that can spread, as `1 << type`.
@@ -148,7 +151,8 @@ pub struct RssCaps {
 
 /// Tag matching in shared receive queues.
 #[doc(alias = "ibv_tm_caps")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TagMatchingCaps {
     /// Bytes of a rendezvous request's header.
@@ -165,7 +169,8 @@ pub struct TagMatchingCaps {
 
 /// Moderation of completion events.
 #[doc(alias = "ibv_cq_moderation_caps")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ModerationCaps {
     /// Completions until an event.
@@ -177,7 +182,8 @@ pub struct ModerationCaps {
 bitflags::bitflags! {
     /// What a device does with raw packets.
     #[doc(alias = "ibv_raw_packet_caps")]
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct RawPacketCaps: u32 {
         /// The VLAN tag can be taken off.
         const CVLAN_STRIPPING = raw_packet::IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING.bits();
@@ -193,236 +199,198 @@ bitflags::bitflags! {
 
 /// Limits and capabilities of a device, answered by [`query_device`](crate::Context::query_device).
 ///
-/// A limit is what the device could do alone: what is left when others use it may be less.
+/// A limit is what the device could do alone: what is left when others use it may be less. A test of a
+/// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
 #[doc(alias = "ibv_device_attr")]
 #[doc(alias = "ibv_device_attr_ex")]
-#[derive(Clone)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct DeviceAttr {
-    raw: Raw,
-}
-
-/// Fields of the answer's first part, which every kernel fills.
-macro_rules! base {
-    ($( $(#[$meta:meta])* $name:ident: $type:ty; )*) => {
-        impl DeviceAttr {
-            $( $(#[$meta])* pub fn $name(&self) -> $type { self.raw.base.$name } )*
-
-            fn debug_base(&self, f: &mut fmt::DebugStruct<'_, '_>) {
-                $( f.field(stringify!($name), &self.$name()); )*
-            }
-        }
-    };
-}
-
-base! {
+    /// Identifies the device.
+    pub node_guid: Guid,
+    /// Identifies the system that the device is part of.
+    pub sys_image_guid: Guid,
+    /// Version of the firmware, as its vendor counts: three numbers of 16, 16 and 32 bits on
+    /// NVIDIA's devices. [`Device::firmware`](crate::Device::firmware) has it as text.
+    pub fw_ver: u64,
+    /// What the device can do.
+    pub caps: DeviceCaps,
+    /// Against whom compare-and-swap and fetch-and-add are atomic.
+    pub atomic_cap: AtomicCap,
     /// Bytes of a memory region.
-    max_mr_size: u64;
+    pub max_mr_size: u64,
     /// Page sizes of memory regions, as the or of them all.
-    page_size_cap: u64;
+    pub page_size_cap: u64,
     /// PCI or IEEE number of the vendor.
-    vendor_id: u32;
+    pub vendor_id: u32,
     /// The vendor's number of the product.
-    vendor_part_id: u32;
+    pub vendor_part_id: u32,
     /// Revision of the hardware.
-    hw_ver: u32;
+    pub hw_ver: u32,
     /// Queue pairs.
-    max_qp: u32;
+    pub max_qp: u32,
     /// Requests of a send or receive queue.
-    max_qp_wr: u32;
+    pub max_qp_wr: u32,
     /// Scatter/gather entries of a request other than a read.
-    max_sge: u32;
+    pub max_sge: u32,
     /// Scatter/gather entries of a read.
-    max_sge_rd: u32;
+    pub max_sge_rd: u32,
     /// Completion queues.
-    max_cq: u32;
+    pub max_cq: u32,
     /// Entries of a completion queue.
-    max_cqe: u32;
+    pub max_cqe: u32,
     /// Memory regions.
-    max_mr: u32;
+    pub max_mr: u32,
     /// Protection domains.
-    max_pd: u32;
+    pub max_pd: u32,
     /// Reads and atomics of a peer that a queue pair answers at once.
-    max_qp_rd_atom: u32;
+    pub max_qp_rd_atom: u32,
     /// Reads and atomics of all peers that the device answers at once.
-    max_res_rd_atom: u32;
+    pub max_res_rd_atom: u32,
     /// Reads and atomics that a queue pair can have under way.
-    max_qp_init_rd_atom: u32;
+    pub max_qp_init_rd_atom: u32,
     /// Memory windows.
-    max_mw: u32;
+    pub max_mw: u32,
     /// Queue pairs of raw Ethernet frames.
-    max_raw_ethy_qp: u32;
+    pub max_raw_ethy_qp: u32,
     /// Multicast groups.
-    max_mcast_grp: u32;
+    pub max_mcast_grp: u32,
     /// Queue pairs in a multicast group.
-    max_mcast_qp_attach: u32;
+    pub max_mcast_qp_attach: u32,
     /// Queue pairs in all multicast groups together.
-    max_total_mcast_qp_attach: u32;
+    pub max_total_mcast_qp_attach: u32,
     /// Address handles.
-    max_ah: u32;
+    pub max_ah: u32,
     /// Shared receive queues; 0 without support.
-    max_srq: u32;
+    pub max_srq: u32,
     /// Requests of a shared receive queue.
-    max_srq_wr: u32;
+    pub max_srq_wr: u32,
     /// Scatter/gather entries of a receive in a shared receive queue.
-    max_srq_sge: u32;
+    pub max_srq_sge: u32,
     /// Partition keys of a port.
-    max_pkeys: u16;
+    pub max_pkeys: u16,
     /// How long an acknowledgement may take inside the device, 4.096 µs · 2ⁿ.
-    local_ca_ack_delay: u8;
+    pub local_ca_ack_delay: u8,
     /// Ports.
-    phys_port_cnt: u8;
+    pub phys_port_cnt: u8,
+    /// On-demand paging; `None` without.
+    pub odp_caps: Option<OdpCaps>,
+    /// The bits of a completion's timestamp that count; `None` if completions carry none.
+    #[doc(alias = "completion_timestamp_mask")]
+    pub timestamp_mask: Option<u64>,
+    /// Frequency of the clock behind timestamps, in kHz; `None` without one.
+    #[doc(alias = "hca_core_clock")]
+    pub core_clock_khz: Option<u64>,
+    /// Receive-side scaling; `None` without.
+    pub rss_caps: Option<RssCaps>,
+    /// Work queues that can receive by themselves; 0 without.
+    pub max_wq_type_rq: u32,
+    /// What the device does with raw packets.
+    pub raw_packet_caps: RawPacketCaps,
+    /// Tag matching; `None` without.
+    pub tag_matching_caps: Option<TagMatchingCaps>,
+    /// Moderation of completion events; `None` without.
+    pub moderation_caps: Option<ModerationCaps>,
+    /// Bytes of device memory; 0 without.
+    pub max_dm_size: u64,
 }
 
-/// Whether the kernel filled a field of the answer's later parts.
+/// A field of the answer's later parts, if the kernel filled it.
 macro_rules! told {
-    ($raw:expr, $field:ident) => {
-        $raw.response_length as usize
-            >= std::mem::offset_of!(Raw, $field) + size_of_val(&$raw.$field)
-    };
+    ($raw:expr, $field:ident) => {{
+        let end = std::mem::offset_of!(Raw, $field) + size_of_val(&$raw.$field);
+        ($raw.response_length as usize >= end).then_some(&$raw.$field)
+    }};
 }
 
 impl DeviceAttr {
-    pub(crate) fn new(raw: Raw) -> Self {
-        DeviceAttr { raw }
-    }
-
-    /// Version of the firmware, as its vendor counts: three numbers of 16, 16 and 32 bits on
-    /// NVIDIA's devices. [`Device::firmware`](crate::Device::firmware) has it as text.
-    pub fn fw_ver(&self) -> u64 {
-        self.raw.base.fw_ver
-    }
-
-    /// What the device can do.
-    pub fn caps(&self) -> DeviceCaps {
-        let wide = told!(self.raw, device_cap_flags_ex);
-        DeviceCaps::from_bits_retain(if wide {
-            self.raw.device_cap_flags_ex
-        } else {
-            self.raw.base.device_cap_flags.into()
-        })
-    }
-
-    /// Against whom compare-and-swap and fetch-and-add are atomic.
-    pub fn atomic_cap(&self) -> AtomicCap {
-        AtomicCap(self.raw.base.atomic_cap)
-    }
-
-    /// On-demand paging; `None` without.
-    pub fn odp_caps(&self) -> Option<OdpCaps> {
-        if !told!(self.raw, odp_caps) {
-            return None;
+    pub(crate) fn new(raw: &Raw) -> Self {
+        let base = &raw.base;
+        let caps = told!(raw, device_cap_flags_ex).copied();
+        DeviceAttr {
+            node_guid: Guid::new(base.node_guid.get()),
+            sys_image_guid: Guid::new(base.sys_image_guid.get()),
+            fw_ver: base.fw_ver,
+            caps: DeviceCaps::from_bits_retain(caps.unwrap_or(base.device_cap_flags.into())),
+            atomic_cap: AtomicCap(base.atomic_cap),
+            max_mr_size: base.max_mr_size,
+            page_size_cap: base.page_size_cap,
+            vendor_id: base.vendor_id,
+            vendor_part_id: base.vendor_part_id,
+            hw_ver: base.hw_ver,
+            max_qp: base.max_qp,
+            max_qp_wr: base.max_qp_wr,
+            max_sge: base.max_sge,
+            max_sge_rd: base.max_sge_rd,
+            max_cq: base.max_cq,
+            max_cqe: base.max_cqe,
+            max_mr: base.max_mr,
+            max_pd: base.max_pd,
+            max_qp_rd_atom: base.max_qp_rd_atom,
+            max_res_rd_atom: base.max_res_rd_atom,
+            max_qp_init_rd_atom: base.max_qp_init_rd_atom,
+            max_mw: base.max_mw,
+            max_raw_ethy_qp: base.max_raw_ethy_qp,
+            max_mcast_grp: base.max_mcast_grp,
+            max_mcast_qp_attach: base.max_mcast_qp_attach,
+            max_total_mcast_qp_attach: base.max_total_mcast_qp_attach,
+            max_ah: base.max_ah,
+            max_srq: base.max_srq,
+            max_srq_wr: base.max_srq_wr,
+            max_srq_sge: base.max_srq_sge,
+            max_pkeys: base.max_pkeys,
+            local_ca_ack_delay: base.local_ca_ack_delay,
+            phys_port_cnt: base.phys_port_cnt,
+            odp_caps: odp_caps(raw),
+            timestamp_mask: told!(raw, timestamp_mask).copied().filter(|mask| *mask != 0),
+            core_clock_khz: told!(raw, hca_core_clock).copied().filter(|khz| *khz != 0),
+            rss_caps: told!(raw, rss_caps).filter(|caps| caps.max_rwq_indirection_tables != 0).map(
+                |caps| RssCaps {
+                    supported_qpts: caps.supported_qpts,
+                    max_indirection_tables: caps.max_rwq_indirection_tables,
+                    max_indirection_table_size: caps.max_rwq_indirection_table_size,
+                },
+            ),
+            max_wq_type_rq: told!(raw, max_wq_type_rq).copied().unwrap_or_default(),
+            raw_packet_caps: told!(raw, raw_packet_caps)
+                .map_or(RawPacketCaps::empty(), |caps| RawPacketCaps::from_bits_retain(*caps)),
+            tag_matching_caps: told!(raw, tm_caps).filter(|caps| caps.max_num_tags != 0).map(
+                |caps| {
+                    /// `IBV_TM_CAP_RC`.
+                    const RC: u32 = 1;
+                    TagMatchingCaps {
+                        max_rndv_hdr_size: caps.max_rndv_hdr_size,
+                        max_num_tags: caps.max_num_tags,
+                        rc: caps.flags & RC != 0,
+                        max_ops: caps.max_ops,
+                        max_sge: caps.max_sge,
+                    }
+                },
+            ),
+            moderation_caps: told!(raw, cq_moderation_caps)
+                .filter(|caps| caps.max_cq_moderation_count != 0)
+                .map(|caps| ModerationCaps {
+                    max_count: caps.max_cq_moderation_count,
+                    max_period_us: caps.max_cq_moderation_period,
+                }),
+            max_dm_size: told!(raw, max_dm_size).copied().unwrap_or_default(),
         }
-        let caps = &self.raw.odp_caps;
-        let general = uapi::ib_uverbs_odp_general_cap_bits::from_bits_retain(caps.general_caps);
-        let support = uapi::ib_uverbs_odp_general_cap_bits::IB_UVERBS_ODP_SUPPORT;
-        let implicit = uapi::ib_uverbs_odp_general_cap_bits::IB_UVERBS_ODP_SUPPORT_IMPLICIT;
-        let xrc = if told!(self.raw, xrc_odp_caps) { self.raw.xrc_odp_caps } else { 0 };
-        general.contains(support).then_some(OdpCaps {
-            implicit: general.contains(implicit),
-            rc: OdpOps::from_bits_retain(caps.per_transport_caps.rc_odp_caps),
-            uc: OdpOps::from_bits_retain(caps.per_transport_caps.uc_odp_caps),
-            ud: OdpOps::from_bits_retain(caps.per_transport_caps.ud_odp_caps),
-            xrc: OdpOps::from_bits_retain(xrc),
-        })
-    }
-
-    /// The bits of a completion's timestamp that count; `None` if completions carry none.
-    #[doc(alias = "completion_timestamp_mask")]
-    pub fn timestamp_mask(&self) -> Option<u64> {
-        let told = told!(self.raw, timestamp_mask);
-        (told && self.raw.timestamp_mask != 0).then_some(self.raw.timestamp_mask)
-    }
-
-    /// Frequency of the clock behind timestamps, in kHz; `None` without one.
-    #[doc(alias = "hca_core_clock")]
-    pub fn core_clock_khz(&self) -> Option<u64> {
-        let told = told!(self.raw, hca_core_clock);
-        (told && self.raw.hca_core_clock != 0).then_some(self.raw.hca_core_clock)
-    }
-
-    /// Receive-side scaling; `None` without.
-    pub fn rss_caps(&self) -> Option<RssCaps> {
-        let caps = &self.raw.rss_caps;
-        let some = told!(self.raw, rss_caps) && caps.max_rwq_indirection_tables != 0;
-        some.then_some(RssCaps {
-            supported_qpts: caps.supported_qpts,
-            max_indirection_tables: caps.max_rwq_indirection_tables,
-            max_indirection_table_size: caps.max_rwq_indirection_table_size,
-        })
-    }
-
-    /// Work queues that can receive by themselves; 0 without.
-    pub fn max_wq_type_rq(&self) -> u32 {
-        if told!(self.raw, max_wq_type_rq) { self.raw.max_wq_type_rq } else { 0 }
-    }
-
-    /// What the device does with raw packets.
-    pub fn raw_packet_caps(&self) -> RawPacketCaps {
-        let told = told!(self.raw, raw_packet_caps);
-        RawPacketCaps::from_bits_retain(if told { self.raw.raw_packet_caps } else { 0 })
-    }
-
-    /// Tag matching; `None` without.
-    pub fn tag_matching_caps(&self) -> Option<TagMatchingCaps> {
-        /// `IBV_TM_CAP_RC`.
-        const RC: u32 = 1;
-        let caps = &self.raw.tm_caps;
-        let some = told!(self.raw, tm_caps) && caps.max_num_tags != 0;
-        some.then_some(TagMatchingCaps {
-            max_rndv_hdr_size: caps.max_rndv_hdr_size,
-            max_num_tags: caps.max_num_tags,
-            rc: caps.flags & RC != 0,
-            max_ops: caps.max_ops,
-            max_sge: caps.max_sge,
-        })
-    }
-
-    /// Moderation of completion events; `None` without.
-    pub fn moderation_caps(&self) -> Option<ModerationCaps> {
-        let caps = &self.raw.cq_moderation_caps;
-        let some = told!(self.raw, cq_moderation_caps) && caps.max_cq_moderation_count != 0;
-        some.then_some(ModerationCaps {
-            max_count: caps.max_cq_moderation_count,
-            max_period_us: caps.max_cq_moderation_period,
-        })
-    }
-
-    /// Bytes of device memory; 0 without.
-    pub fn max_dm_size(&self) -> u64 {
-        if told!(self.raw, max_dm_size) { self.raw.max_dm_size } else { 0 }
-    }
-
-    /// Identifies the device.
-    pub fn node_guid(&self) -> Guid {
-        Guid::new(self.raw.base.node_guid.get())
-    }
-
-    /// Identifies the system that the device is part of.
-    pub fn sys_image_guid(&self) -> Guid {
-        Guid::new(self.raw.base.sys_image_guid.get())
     }
 }
 
-impl fmt::Debug for DeviceAttr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = f.debug_struct("DeviceAttr");
-        out.field("node_guid", &self.node_guid())
-            .field("sys_image_guid", &self.sys_image_guid())
-            .field("fw_ver", &self.fw_ver())
-            .field("caps", &self.caps())
-            .field("atomic_cap", &self.atomic_cap());
-        self.debug_base(&mut out);
-        out.field("odp_caps", &self.odp_caps())
-            .field("timestamp_mask", &self.timestamp_mask())
-            .field("core_clock_khz", &self.core_clock_khz())
-            .field("rss_caps", &self.rss_caps())
-            .field("max_wq_type_rq", &self.max_wq_type_rq())
-            .field("raw_packet_caps", &self.raw_packet_caps())
-            .field("tag_matching_caps", &self.tag_matching_caps())
-            .field("moderation_caps", &self.moderation_caps())
-            .field("max_dm_size", &self.max_dm_size())
-            .finish()
-    }
+fn odp_caps(raw: &Raw) -> Option<OdpCaps> {
+    use uapi::ib_uverbs_odp_general_cap_bits as General;
+    let caps = told!(raw, odp_caps)?;
+    let general = General::from_bits_retain(caps.general_caps);
+    let xrc = told!(raw, xrc_odp_caps).copied().unwrap_or_default();
+    general.contains(General::IB_UVERBS_ODP_SUPPORT).then_some(OdpCaps {
+        implicit: general.contains(General::IB_UVERBS_ODP_SUPPORT_IMPLICIT),
+        rc: OdpOps::from_bits_retain(caps.per_transport_caps.rc_odp_caps),
+        uc: OdpOps::from_bits_retain(caps.per_transport_caps.uc_odp_caps),
+        ud: OdpOps::from_bits_retain(caps.per_transport_caps.ud_odp_caps),
+        xrc: OdpOps::from_bits_retain(xrc),
+    })
 }
 
 #[cfg(test)]

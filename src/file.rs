@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::events::file::EventFile;
 use crate::events::keys::{Keys, Kind, Registration};
 use crate::mem::fork::Epoch;
+use crate::mem::lock::Lock;
 use crate::port::LinkLayers;
 use crate::provider::Provider;
 use crate::provider::answer::Answer;
@@ -17,8 +18,8 @@ use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use uverbs_uapi::context::ib_uverbs_core_support;
 use uverbs_uapi::device::{
@@ -55,7 +56,7 @@ pub(crate) struct File {
     /// Whether somebody was told that the device is gone.
     pub(crate) fatal: AtomicBool,
     /// Until when objects wait that the kernel is about to destroy; set by the first that does.
-    farewell: OnceLock<Instant>,
+    farewell: Lock<Option<Instant>>,
     /// What carries the device's ports.
     pub(crate) links: LinkLayers,
     /// Whether the kernel's file has holders besides this context, as far as is known here: it came from
@@ -105,7 +106,7 @@ impl File {
             leaked: AtomicU64::new(0),
             dead_events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
-            farewell: OnceLock::new(),
+            farewell: Lock::default(),
             links: LinkLayers::default(),
             shared: AtomicBool::new(false),
         }
@@ -126,7 +127,7 @@ impl File {
     }
 
     pub(crate) fn check_fork(&self, verb: &'static str) -> Result<()> {
-        if self.epoch.is_over() { Err(forked(verb)) } else { Ok(()) }
+        if self.epoch.is_over() { Err(Error::forked(verb)) } else { Ok(()) }
     }
 
     /// Refuses two objects of different kernel files: a handle of one is a number that means
@@ -173,7 +174,9 @@ impl File {
 
     /// Until when to wait for the kernel to destroy what it takes away with the device.
     pub(crate) fn farewell(&self) -> Instant {
-        *self.farewell.get_or_init(|| Instant::now() + FAREWELL)
+        // A forked child destroys nothing, and waits for nothing.
+        let Some(mut farewell) = self.farewell.lock() else { return Instant::now() };
+        *farewell.get_or_insert_with(|| Instant::now() + FAREWELL)
     }
 
     /// Limits and capabilities of the device, and what its driver says beside them.
@@ -186,7 +189,7 @@ impl File {
             .driver(&[], answer.as_mut());
         self.execute(verb, &mut command)?;
         drop(command);
-        Ok((DeviceAttr::new(resp), answer))
+        Ok((DeviceAttr::new(&resp), answer))
     }
 
     /// The device's limits, to say in an error; `None` if it does not tell them either.
@@ -214,12 +217,6 @@ impl Drop for File {
             self.provider.close(&*self.kernel);
         }
     }
-}
-
-pub(crate) fn forked(verb: &'static str) -> Error {
-    Error::new(verb, Errno::OWNERDEAD).detail(
-        "this process is a fork of the one that made the object; use Context::reimport in the child",
-    )
 }
 
 /// Numbers that nobody else has drawn: the name of a kernel file, the secret of its keys. The kernel is

@@ -126,7 +126,7 @@ macro_rules! open_enum {
         impl $name {
             $( $(#[$id_meta])* pub const $id: $name = $name($value as $type); )*
 
-            /// The value's name, or `None` if this library does not know it.
+            /// What the value means, in words, or `None` if this library does not know it.
             pub fn name(self) -> Option<&'static str> {
                 match self {
                     $( Self::$id => Some($text), )*
@@ -135,11 +135,12 @@ macro_rules! open_enum {
             }
         }
 
+        /// The name of the constant, `WR_FLUSH_ERR` for one.
         impl std::fmt::Debug for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match self.name() {
-                    Some(name) => write!(f, "{name}"),
-                    None => write!(f, concat!(stringify!($name), "({})"), self.0),
+                match *self {
+                    $( Self::$id => f.write_str(stringify!($id)), )*
+                    _ => write!(f, concat!(stringify!($name), "({})"), self.0),
                 }
             }
         }

@@ -4,10 +4,9 @@ mod error;
 mod operation;
 mod packet;
 
-use crate::ah::AddressHandle;
 use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
-use crate::provider::Address;
+use uverbs_uapi::mlx5::wqe::mlx5_av;
 
 pub use error::PostError;
 pub(crate) use operation::SendOp;
@@ -19,7 +18,7 @@ pub use packet::Packet;
 /// It names memory by number. Nothing keeps the memory alive or its owner away from it, which is
 /// why ringing a batch is `unsafe`.
 #[doc(alias = "ibv_sge")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address, or offset in a zero-based region.
     pub addr: u64,
@@ -60,12 +59,20 @@ pub struct Destination<'a> {
     pub(crate) domain: Identity,
 }
 
-impl<'a> Destination<'a> {
-    /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to. The address handle
-    /// must stay until the request completes, or it fails.
-    #[inline]
-    pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        Destination { address: ah.address(), qpn, qkey, domain: ah.pd().identity() }
+/// An address handle as work requests carry it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Address {
+    Rxe { ah_num: u32 },
+    Mlx5(mlx5_av),
+}
+
+impl Address {
+    /// The number by which requests name the handle, where they do not carry the address itself.
+    pub(crate) fn number(&self) -> Option<u32> {
+        match self {
+            Address::Rxe { ah_num } => Some(*ah_num),
+            Address::Mlx5(_) => None,
+        }
     }
 }
 

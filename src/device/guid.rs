@@ -7,6 +7,7 @@ use std::fmt;
 ///
 /// Displays as sysfs writes it, `0002:c903:0000:1234`. Zero stands for a device that has none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Guid(u64);
 
 impl Guid {

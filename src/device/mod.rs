@@ -13,7 +13,7 @@
 
 mod cdev;
 mod driver;
-mod guid;
+pub(crate) mod guid;
 pub mod link;
 mod netlink;
 mod nldev;
@@ -184,6 +184,13 @@ impl Device {
         &self.name
     }
 
+    /// The device's folder in sysfs, whether or not sysfs is mounted; `device` in it leads to the PCI
+    /// function.
+    #[doc(alias = "ibdev_path")]
+    pub fn sysfs_path(&self) -> std::path::PathBuf {
+        std::path::Path::new("/sys/class/infiniband").join(&self.name)
+    }
+
     /// The kernel's number for the device; not used again soon after the device is gone. `None`
     /// without netlink.
     #[doc(alias = "ibv_get_device_index")]
@@ -314,7 +321,7 @@ impl Device {
     fn driver_name(&self) -> String {
         match self.driver {
             Some(driver) => driver.to_string(),
-            None => self.bus.get().kernel_driver.clone().unwrap_or_else(|| "unknown".into()),
+            None => self.bus.get().kernel_driver.unwrap_or_else(|| "unknown".into()),
         }
     }
 

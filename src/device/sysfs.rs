@@ -9,10 +9,10 @@ use super::driver::{DriverId, PciId, driver_of_pci};
 use super::guid::Guid;
 use super::node_type::NodeType;
 use super::protocol::Protocol;
+use crate::mem::lock::TryLock;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 /// Longest file that is read: sysfs hands out a page.
 const FILE_MAX: u64 = 4096;
@@ -34,38 +34,61 @@ pub(super) struct Bus {
 
 /// What is known of a device's bus once somebody asks: most programs never do, and it takes more
 /// system calls than all the rest of a device.
-#[derive(Clone, Debug)]
-pub(super) struct LazyBus {
-    /// Where it can be read; `None` if that has been done.
-    place: Option<(Sysfs, String)>,
-    bus: OnceLock<Bus>,
+#[derive(Debug)]
+pub(super) enum LazyBus {
+    Known(Bus),
+    /// Where it can be read, and what was. A forked child may find that locked, and reads again.
+    Unread(Sysfs, String, TryLock<Option<Bus>>),
 }
 
 impl LazyBus {
     pub(super) fn new(sysfs: &Sysfs, device: &str) -> LazyBus {
-        LazyBus { place: Some((sysfs.clone(), device.to_owned())), bus: OnceLock::new() }
+        LazyBus::Unread(sysfs.clone(), device.to_owned(), TryLock::new(None))
     }
 
-    pub(super) fn get(&self) -> &Bus {
-        self.bus.get_or_init(|| match &self.place {
-            Some((sysfs, device)) => sysfs.bus(device),
-            None => Bus::default(),
-        })
+    pub(super) fn get(&self) -> Bus {
+        let (sysfs, device, read) = match self {
+            LazyBus::Known(bus) => return bus.clone(),
+            LazyBus::Unread(sysfs, device, read) => (sysfs, device, read),
+        };
+        if let Some(bus) = read.try_lock().and_then(|read| read.clone()) {
+            return bus;
+        }
+        let bus = sysfs.bus(device);
+        if let Some(mut read) = read.try_lock() {
+            *read = Some(bus.clone());
+        }
+        bus
+    }
+}
+
+impl Clone for LazyBus {
+    fn clone(&self) -> LazyBus {
+        match self {
+            LazyBus::Known(bus) => LazyBus::Known(bus.clone()),
+            LazyBus::Unread(sysfs, device, read) => {
+                let read = read.try_lock().and_then(|read| read.clone());
+                LazyBus::Unread(sysfs.clone(), device.clone(), TryLock::new(read))
+            }
+        }
     }
 }
 
 impl From<Bus> for LazyBus {
     fn from(bus: Bus) -> LazyBus {
-        LazyBus { place: None, bus: bus.into() }
+        LazyBus::Known(bus)
     }
 }
 
 /// Of the same device, whether it was asked for or not.
 impl PartialEq for LazyBus {
     fn eq(&self, other: &LazyBus) -> bool {
-        match (&self.place, &other.place) {
-            (None, None) => self.get() == other.get(),
-            (one, other) => one == other,
+        match (self, other) {
+            (LazyBus::Known(one), LazyBus::Known(other)) => one == other,
+            (LazyBus::Unread(sysfs, device, _), LazyBus::Unread(others, other, _)) => {
+                (sysfs, device) == (others, other)
+            }
+            _ => false,
         }
     }
 }
@@ -399,5 +422,18 @@ mod tests {
         for name in ["..", ".", "", "../../class", "a\0b"] {
             assert_eq!(sysfs.bus(name), Bus::default(), "{name:?}");
         }
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_reads_a_bus_that_another_thread_was_reading() {
+        let tree = Scratch::new("sysfs-forked");
+        plant_mlx5(&tree);
+        let bus = LazyBus::new(&Sysfs::at(tree.path()), "mlx5_0");
+        let LazyBus::Unread(_, _, read) = &bus else { panic!("nobody read it") };
+        let child = || assert_eq!(bus.get().numa_node, Some(1));
+        crate::mem::lock::in_child_while_held(|| read.try_lock(), child);
+        assert_eq!(bus.get(), bus.clone().get());
     }
 }

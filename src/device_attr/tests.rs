@@ -11,43 +11,43 @@ fn answer(length: usize) -> DeviceAttr {
     let mut raw = Raw::read_from_bytes(&bytes).unwrap();
     raw.response_length = length as u32;
     raw.base.device_cap_flags = 1 << 20;
-    DeviceAttr::new(raw)
+    DeviceAttr::new(&raw)
 }
 
 #[test]
 fn what_an_old_kernel_left_out_reads_as_none() {
     let full = answer(size_of::<Raw>());
-    assert!(full.odp_caps().is_some_and(|caps| caps.xrc.bits() != 0));
-    assert!(full.timestamp_mask().is_some());
-    assert!(full.core_clock_khz().is_some());
-    assert!(full.rss_caps().is_some());
-    assert!(full.max_wq_type_rq() != 0);
-    assert!(!full.raw_packet_caps().is_empty());
-    assert!(full.tag_matching_caps().is_some());
-    assert!(full.moderation_caps().is_some());
-    assert!(full.max_dm_size() != 0);
-    assert_ne!(full.caps(), DeviceCaps::XRC);
+    assert!(full.odp_caps.is_some_and(|caps| caps.xrc.bits() != 0));
+    assert!(full.timestamp_mask.is_some());
+    assert!(full.core_clock_khz.is_some());
+    assert!(full.rss_caps.is_some());
+    assert!(full.max_wq_type_rq != 0);
+    assert!(!full.raw_packet_caps.is_empty());
+    assert!(full.tag_matching_caps.is_some());
+    assert!(full.moderation_caps.is_some());
+    assert!(full.max_dm_size != 0);
+    assert_ne!(full.caps, DeviceCaps::XRC);
 
     let least = answer(offset_of!(Raw, odp_caps));
-    assert_eq!(least.odp_caps(), None);
-    assert_eq!(least.timestamp_mask(), None);
-    assert_eq!(least.core_clock_khz(), None);
-    assert_eq!(least.rss_caps(), None);
-    assert_eq!(least.max_wq_type_rq(), 0);
-    assert!(least.raw_packet_caps().is_empty());
-    assert_eq!(least.tag_matching_caps(), None);
-    assert_eq!(least.moderation_caps(), None);
-    assert_eq!(least.max_dm_size(), 0);
+    assert_eq!(least.odp_caps, None);
+    assert_eq!(least.timestamp_mask, None);
+    assert_eq!(least.core_clock_khz, None);
+    assert_eq!(least.rss_caps, None);
+    assert_eq!(least.max_wq_type_rq, 0);
+    assert!(least.raw_packet_caps.is_empty());
+    assert_eq!(least.tag_matching_caps, None);
+    assert_eq!(least.moderation_caps, None);
+    assert_eq!(least.max_dm_size, 0);
     // The first part has the lower half of the capabilities.
-    assert_eq!(least.caps(), DeviceCaps::XRC);
+    assert_eq!(least.caps, DeviceCaps::XRC);
 }
 
 #[test]
 fn a_field_that_was_cut_in_two_is_not_believed() {
     let end = offset_of!(Raw, timestamp_mask) + 8;
-    assert_eq!(answer(end - 1).timestamp_mask(), None);
-    assert!(answer(end).timestamp_mask().is_some());
-    assert_eq!(answer(end).core_clock_khz(), None);
+    assert_eq!(answer(end - 1).timestamp_mask, None);
+    assert!(answer(end).timestamp_mask.is_some());
+    assert_eq!(answer(end).core_clock_khz, None);
 }
 
 #[test]
@@ -78,34 +78,34 @@ fn limits_come_from_their_fields() {
     base.local_ca_ack_delay = 22;
     base.phys_port_cnt = 23;
     base.atomic_cap = 2;
-    let attr = DeviceAttr::new(raw);
+    let attr = DeviceAttr::new(&raw);
     let limits = [
-        attr.max_qp(),
-        attr.max_qp_wr(),
-        attr.max_sge(),
-        attr.max_sge_rd(),
-        attr.max_cq(),
-        attr.max_cqe(),
-        attr.max_mr(),
-        attr.max_pd(),
-        attr.max_qp_rd_atom(),
-        attr.max_res_rd_atom(),
-        attr.max_qp_init_rd_atom(),
-        attr.max_mw(),
-        attr.max_raw_ethy_qp(),
-        attr.max_mcast_grp(),
-        attr.max_mcast_qp_attach(),
-        attr.max_total_mcast_qp_attach(),
-        attr.max_ah(),
-        attr.max_srq(),
-        attr.max_srq_wr(),
-        attr.max_srq_sge(),
-        attr.max_pkeys().into(),
-        attr.local_ca_ack_delay().into(),
-        attr.phys_port_cnt().into(),
+        attr.max_qp,
+        attr.max_qp_wr,
+        attr.max_sge,
+        attr.max_sge_rd,
+        attr.max_cq,
+        attr.max_cqe,
+        attr.max_mr,
+        attr.max_pd,
+        attr.max_qp_rd_atom,
+        attr.max_res_rd_atom,
+        attr.max_qp_init_rd_atom,
+        attr.max_mw,
+        attr.max_raw_ethy_qp,
+        attr.max_mcast_grp,
+        attr.max_mcast_qp_attach,
+        attr.max_total_mcast_qp_attach,
+        attr.max_ah,
+        attr.max_srq,
+        attr.max_srq_wr,
+        attr.max_srq_sge,
+        attr.max_pkeys.into(),
+        attr.local_ca_ack_delay.into(),
+        attr.phys_port_cnt.into(),
     ];
     assert!(limits.into_iter().eq(1..=23), "{limits:?}");
-    assert_eq!(attr.atomic_cap(), AtomicCap::GLOBAL);
+    assert_eq!(attr.atomic_cap, AtomicCap::GLOBAL);
     let text = format!("{attr:?}");
     assert!(text.contains("max_srq_sge: 20") && text.contains("odp_caps: None"), "{text}");
 }

@@ -1,4 +1,6 @@
+use super::query::{choose_gid, parse_pkey};
 use super::*;
+use crate::number::Gid;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use zerocopy::FromBytes;
 

@@ -1,7 +1,7 @@
 //! Why a request is refused when it is posted; how one fails later is a
 //! [`WcStatus`](crate::WcStatus).
 
-use crate::qp::QpState;
+use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
 

@@ -78,3 +78,28 @@ fn unshared(raw: std::io::Result<MmapRaw>, advice: Advice) -> Result<Mapping, Er
 pub(super) fn pages(size: usize, align: usize) -> Result<Mapping, Errno> {
     anonymous(room(size, align, page_size()).ok_or(Errno::NOMEM)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_has_room_wherever_its_pages_begin_and_no_page_too_many() {
+        const PAGE: usize = 4096;
+        for size in [0, 1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE] {
+            let pages = size.max(1).next_multiple_of(PAGE);
+            // What pages are aligned to needs nothing more.
+            for align in [1, 64, PAGE] {
+                assert_eq!(room(size, align, PAGE), Some(pages), "{size} at {align}");
+            }
+            for align in [2 * PAGE, 64 * PAGE] {
+                let room = room(size, align, PAGE).unwrap();
+                // The farthest that a page is from the next multiple.
+                assert!(room >= size.max(1) + align - PAGE && room % PAGE == 0);
+                assert!(room <= pages + align, "{size} at {align}");
+            }
+        }
+        assert_eq!(room(usize::MAX, 1, PAGE), None);
+        assert_eq!(room(usize::MAX - PAGE, 2 * PAGE, PAGE), None);
+    }
+}

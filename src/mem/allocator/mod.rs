@@ -15,7 +15,6 @@ pub use shared::{QueueFile, SharedMemory};
 
 use super::queue::QueueMemory;
 use crate::error::{Error, Result};
-use crate::pd::PdInner;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::fmt;
@@ -79,18 +78,18 @@ impl fmt::Display for ResourceType {
 
 /// The parent domain on whose behalf an allocator is asked: a view that cannot be kept.
 pub struct DomainView<'a> {
-    pub(crate) pd: &'a PdInner,
+    pub(crate) domain: &'a dyn AllocatorDomain,
 }
 
 impl DomainView<'_> {
     /// The kernel's number of the protection domain underneath.
     pub fn handle(&self) -> u32 {
-        self.pd.handle()
+        self.domain.handle()
     }
 
     /// Name of the device, `mlx5_0` for one.
     pub fn device(&self) -> &str {
-        self.pd.file().device.name()
+        self.domain.device()
     }
 }
 
@@ -206,13 +205,59 @@ unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
     }
 }
 
+/// The protection domain under a parent domain, as far as an allocator is told of it.
+pub(crate) trait AllocatorDomain:
+    fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe
+{
+    /// The kernel's number of the protection domain.
+    fn handle(&self) -> u32;
+    /// Name of the device.
+    fn device(&self) -> &str;
+    /// Counts memory that could not be given back.
+    fn count_leak(&self);
+}
+
+/// A parent domain's allocator. Queue memory holds it, and with it the protection domain, until the
+/// memory was given back.
+#[derive(Debug)]
+pub(crate) struct DomainAllocator {
+    domain: Arc<dyn AllocatorDomain>,
+    allocator: Arc<dyn QueueAllocator>,
+}
+
+impl DomainAllocator {
+    pub(crate) fn new(
+        domain: Arc<dyn AllocatorDomain>,
+        allocator: Arc<dyn QueueAllocator>,
+    ) -> Self {
+        DomainAllocator { domain, allocator }
+    }
+
+    fn view(&self) -> DomainView<'_> {
+        DomainView { domain: &*self.domain }
+    }
+
+    /// Gives memory back to the allocator. A panic there must not leave a drop: it is counted with
+    /// what could not be freed.
+    fn give_back(&self, memory: NonNull<u8>, resource: ResourceType) {
+        let freed = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: this allocator answered the memory, and this is called once for it.
+            unsafe { self.allocator.free(&self.view(), memory, resource) }
+        }));
+        if let Err(payload) = freed {
+            // What was thrown may itself panic when it is dropped.
+            std::mem::forget(payload);
+            self.domain.count_leak();
+        }
+    }
+}
+
 /// Where one creation gets the memory of its queues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) verb: &'static str,
-    /// The domain that is created in; without one, or without an allocator in it, memory is this
-    /// library's own.
-    pub(crate) domain: Option<&'a Arc<PdInner>>,
+    /// The allocator of the domain that is created in; without one, memory is this library's own.
+    pub(crate) allocator: Option<&'a Arc<DomainAllocator>>,
 }
 
 impl Source<'_> {
@@ -248,9 +293,9 @@ impl Source<'_> {
         align: usize,
         resource: ResourceType,
     ) -> Result<Option<QueueMemory>> {
-        let custom = self.domain.and_then(|pd| Some((pd, pd.allocator.as_ref()?)));
-        let Some((pd, allocator)) = custom else { return Ok(None) };
-        let memory = match allocator.alloc(&DomainView { pd }, size, align, resource) {
+        let Some(domain) = self.allocator else { return Ok(None) };
+        let allocator = &domain.allocator;
+        let memory = match allocator.alloc(&domain.view(), size, align, resource) {
             Allocation::Memory(memory) => memory,
             Allocation::UseDefault => return Ok(None),
             Allocation::Failed => {
@@ -259,8 +304,8 @@ impl Source<'_> {
                 )));
             }
         };
-        let held = pd.clone();
-        let release = Box::new(move |memory| give_back(&held, memory, resource));
+        let held = domain.clone();
+        let release = Box::new(move |memory| held.give_back(memory, resource));
         // SAFETY: it was just answered, and `QueueMemory` keeps the dma-buf to itself.
         let asked = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.dmabuf(memory) }));
         let dmabuf = match asked {
@@ -299,21 +344,5 @@ impl Source<'_> {
             Ok(memory) => Ok(Some(memory.known_by(dmabuf))),
             Err(errno) => Err(Error::new(self.verb, errno)),
         }
-    }
-}
-
-/// Gives memory back to the allocator that it came from. A panic there must not leave a drop: it
-/// is counted with what could not be freed.
-fn give_back(pd: &Arc<PdInner>, memory: NonNull<u8>, resource: ResourceType) {
-    let Some(allocator) = &pd.allocator else { return };
-    let view = DomainView { pd };
-    let freed = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: this allocator answered the memory, and this is called once for it.
-        unsafe { allocator.free(&view, memory, resource) }
-    }));
-    if let Err(payload) = freed {
-        // What was thrown may itself panic when it is dropped.
-        std::mem::forget(payload);
-        pd.file().count_leak();
     }
 }

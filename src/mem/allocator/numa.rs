@@ -64,11 +64,17 @@ fn populate(mapping: &Mapping) -> Result<(), Errno> {
     }
 }
 
+/// The mask that names one node; `None` for a node that has no bit there.
+fn mask(node: u32) -> Option<[usize; NODES / WORD]> {
+    let node = node as usize;
+    let mut nodes = [0; NODES / WORD];
+    *nodes.get_mut(node / WORD)? = 1 << (node % WORD);
+    Some(nodes)
+}
+
 /// Has the pages of a mapping, none of which was touched yet, come from one node only.
 fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
-    let node = node as usize;
-    let mut nodes = [0usize; NODES / WORD];
-    *nodes.get_mut(node / WORD).ok_or(Errno::INVAL)? = 1 << (node % WORD);
+    let nodes = mask(node).ok_or(Errno::INVAL)?;
     // SAFETY: the range is a mapping of ours, and the mask has as many bits as is said; the kernel
     // reads it during the call.
     let answer = unsafe {
@@ -85,5 +91,20 @@ fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
     match answer {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_names_one_node_as_the_kernel_counts_them() {
+        for node in 0..NODES {
+            let mask = mask(node as u32).unwrap();
+            let named = |n: &usize| mask[n / WORD] >> (n % WORD) & 1 == 1;
+            assert!((0..NODES).filter(named).eq([node]), "{node}");
+        }
+        assert!([NODES as u32, u32::MAX].into_iter().all(|node| mask(node).is_none()));
     }
 }

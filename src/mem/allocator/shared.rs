@@ -3,7 +3,6 @@
 use super::lent::{Lent, room};
 use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
-use crate::file::forked;
 use crate::mem::fork::Epoch;
 use crate::mem::lock::Lock;
 use crate::mem::mapping::Mapping;
@@ -20,7 +19,9 @@ use std::ptr::NonNull;
 ///
 /// The memory is shared with forked children, too, and does not move because of them. The file is
 /// sealed once it is mapped here: whoever gets it can read it and map it for reading, and can neither
-/// write it nor make it shorter (`F_SEAL_FUTURE_WRITE`, Linux 5.1).
+/// write it nor make it shorter (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Kernels before 6.13 without its fix
+/// make a writable dma-buf of such a file for a process that may open `/dev/udmabuf`: there give it to
+/// none that may.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: Lent,
@@ -79,7 +80,7 @@ impl SharedMemory {
     /// that made the allocator.
     pub fn buffers(&self) -> Result<Vec<QueueFile>> {
         const VERB: &str = "list_buffers";
-        let files = self.files.lock().ok_or_else(|| forked(VERB))?;
+        let files = self.files.lock().ok_or_else(|| Error::forked(VERB))?;
         let duplicate = |file: &Lending| {
             let fd = rustix::io::fcntl_dupfd_cloexec(file.fd.as_fd(), 0)
                 .map_err(|errno| Error::new(VERB, errno))?;

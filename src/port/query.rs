@@ -1,0 +1,192 @@
+//! What a context asks of its device's ports. Pairs with the QUERY_PORT and QUERY_GID methods of
+//! `core/uverbs_std_types_device.c`.
+
+use super::{GidEntry, GidType, LinkLayer, PortAttr};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::number::Gid;
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use std::net::IpAddr;
+use uverbs_uapi::device::{
+    UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_GID_TABLE, UVERBS_METHOD_QUERY_PORT,
+};
+use uverbs_uapi::gid::{
+    UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX,
+    UVERBS_ATTR_QUERY_GID_ENTRY_PORT, UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY,
+    UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES,
+    UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, ib_uverbs_gid_entry,
+};
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
+use uverbs_uapi::port as uapi;
+
+/// An attribute's length has 16 bits.
+const MAX_GID_ENTRIES: usize = u16::MAX as usize / size_of::<ib_uverbs_gid_entry>();
+
+impl Context {
+    /// State and limits of a port; ports count from 1.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttr> {
+        let mut resp = uapi::ib_uverbs_query_port_resp_ex::default();
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT)
+            .u64(uapi::UVERBS_ATTR_QUERY_PORT_PORT_NUM, port.into())
+            .output(uapi::UVERBS_ATTR_QUERY_PORT_RESP, &mut resp);
+        let asked = self.file.execute("query_port", &mut command);
+        drop(command);
+        asked.map_err(|error| self.explain_port(error, port.into()))?;
+        Ok(PortAttr::new(&resp))
+    }
+
+    /// One entry of a port's table of global identifiers; the identifier of an empty slot
+    /// [is zero](Gid::is_zero).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have, or an index beyond the table.
+    #[doc(alias = "ibv_query_gid")]
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
+        const VERB: &str = "query_gid";
+        let mut entry = ib_uverbs_gid_entry::default();
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY)
+            .u64(UVERBS_ATTR_QUERY_GID_ENTRY_PORT, port.into())
+            .u64(UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX, index.into())
+            // The kernel wants them although it has none.
+            .u32(UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, 0)
+            .output(UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &mut entry);
+        let asked = self.file.execute(VERB, &mut command);
+        drop(command);
+        match asked {
+            Ok(()) => Ok(GidEntry::new(&entry)),
+            Err(error) if error.errno() == Errno::NODATA => Ok(GidEntry {
+                gid: Gid::default(),
+                index,
+                port: port.into(),
+                gid_type: GidType::default(),
+                ifindex: 0,
+            }),
+            Err(error) if error.errno() == Errno::INVAL => match self.query_port(port) {
+                Ok(attr) => Err(error.detail(format!(
+                    "index {index} of port {port}, whose table has {} entries",
+                    attr.gid_table_len
+                ))),
+                Err(other) => Err(other.in_verb(VERB)),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The global identifiers of all ports, without the empty slots.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        const VERB: &str = "query_gid_table";
+        let ports = u8::try_from(self.file.device.port_count()).unwrap_or(u8::MAX);
+        let mut total = 0usize;
+        for port in 1..=ports {
+            let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
+            total += attr.gid_table_len as usize;
+        }
+        // Only the slots in use are answered, so that the limit is no limit in practice.
+        let total = total.min(MAX_GID_ENTRIES);
+        if total == 0 {
+            return Ok(Vec::new());
+        }
+        let mut entries = vec![ib_uverbs_gid_entry::default(); total];
+        let mut count = 0u64;
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE)
+            .u64(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, size_of::<ib_uverbs_gid_entry>() as u64)
+            .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES, entries.as_mut_slice())
+            .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &mut count);
+        self.file.execute(VERB, &mut command)?;
+        drop(command);
+        let count = usize::try_from(count).unwrap_or(total).min(total);
+        Ok(entries[..count].iter().map(GidEntry::new).collect())
+    }
+
+    /// The entry of a port's table that suits most: on Ethernet RoCE v2 before v1, and of those an
+    /// IPv4 address before a global IPv6 one before a link-local one; on InfiniBand the first.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have, `ENODATA` if its table is empty: the
+    /// network interface is down or has no address.
+    pub fn default_gid(&self, port: u8) -> Result<GidEntry> {
+        const VERB: &str = "default_gid";
+        let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
+        let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
+        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == u32::from(port)))
+            .ok_or_else(|| {
+                let detail = format!("port {port} of {} has no address", self.file.device.name());
+                Error::new(VERB, Errno::NODATA).detail(detail)
+            })
+    }
+
+    /// A partition key of a port, in host order. No verb of the kernel tells it, so it is read
+    /// from sysfs.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have or an index beyond the table, `ENOENT`
+    /// where sysfs is not mounted or shows another network namespace's devices.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
+        const VERB: &str = "query_pkey";
+        self.file.check_fork(VERB)?;
+        let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
+        if index >= attr.pkey_table_len {
+            return Err(Error::invalid(
+                VERB,
+                format!(
+                    "index {index} of port {port}, whose table has {} entries",
+                    attr.pkey_table_len
+                ),
+            ));
+        }
+        let name = self.file.device.name();
+        let path = format!("/sys/class/infiniband/{name}/ports/{port}/pkeys/{index}");
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Error::new(VERB, errno).detail(path.clone())
+        })?;
+        parse_pkey(&text)
+            .ok_or_else(|| Error::new(VERB, Errno::PROTO).detail(format!("{path} reads {text:?}")))
+    }
+
+    fn explain_port(&self, error: Error, port: u32) -> Error {
+        match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "port {port}; {} has ports 1 to {}",
+                self.file.device.name(),
+                self.file.device.port_count()
+            )),
+            _ => error,
+        }
+    }
+}
+
+pub(super) fn choose_gid(
+    link_layer: LinkLayer,
+    entries: impl Iterator<Item = GidEntry>,
+) -> Option<GidEntry> {
+    let rank = |entry: &GidEntry| match link_layer {
+        LinkLayer::ETHERNET => {
+            let version = u8::from(entry.gid_type != GidType::ROCE_V2);
+            let reach = match entry.gid.ip() {
+                IpAddr::V4(_) => 0,
+                IpAddr::V6(_) if !entry.gid.is_link_local() => 1,
+                IpAddr::V6(_) => 2,
+            };
+            (version, reach, entry.index)
+        }
+        _ => (0, 0, entry.index),
+    };
+    entries.filter(|entry| !entry.gid.is_zero()).min_by_key(rank)
+}
+
+pub(super) fn parse_pkey(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.trim_end().strip_prefix("0x")?, 16).ok()
+}
