@@ -1,151 +1,33 @@
 //! Address handles: where datagrams go. Pairs with `ib_uverbs_create_ah` in `core/uverbs_cmd.c`.
 
+mod retired;
+
+use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
-use crate::number::Gid;
+use crate::number::{Qkey, Qpn};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::port::{GidType, LinkLayer};
-use crate::provider::{Address, Link};
+use crate::provider::Link;
 use crate::uverbs::invoke_write::write;
+use crate::wr::{Address, Destination};
+pub(crate) use retired::Retired;
 use rustix::io::Errno;
 use std::sync::Arc;
-use uverbs_uapi::ah::ib_uverbs_global_route;
-use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
-use uverbs_uapi::qp::ib_uverbs_qp_dest;
+use uverbs_uapi::ah::{ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_AH;
 use zerocopy::FromZeros;
 
-/// The global part of a path: mandatory on Ethernet, and between subnets.
-#[doc(alias = "ibv_global_route")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GlobalRoute {
-    /// The peer's port.
-    pub dgid: Gid,
-    /// Index of the local port's own identifier in its table: on Ethernet it chooses address,
-    /// VLAN and RoCE version.
-    pub sgid_index: u8,
-    /// 20 bits; on RoCE v2 the UDP source port is derived from it.
-    pub flow_label: u32,
-    /// Routers that a packet may pass. On RoCE v2 the time to live.
-    pub hop_limit: u8,
-    /// On RoCE v2 the type of service.
-    pub traffic_class: u8,
-}
-
-/// A path from a local port to a peer's.
-#[doc(alias = "ibv_ah_attr")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressVector {
-    /// The local port, from 1.
-    pub port: u8,
-    /// The peer's local identifier; 0 on Ethernet.
-    pub dlid: u16,
-    /// The global part.
-    pub global: Option<GlobalRoute>,
-    /// Service level, 0 to 15.
-    pub service_level: u8,
-    /// Low bits of the local identifier to send from; 0 on Ethernet.
-    pub src_path_bits: u8,
-    /// Rate limit as an enumerator of the specification; 0 is the port's rate.
-    pub static_rate: u8,
-}
-
-impl AddressVector {
-    /// A path by global identifier, as Ethernet needs it; hop limit 64.
-    pub fn global(port: u8, sgid_index: u8, dgid: Gid) -> Self {
-        AddressVector {
-            port,
-            dlid: 0,
-            global: Some(GlobalRoute {
-                dgid,
-                sgid_index,
-                flow_label: 0,
-                hop_limit: 64,
-                traffic_class: 0,
-            }),
-            service_level: 0,
-            src_path_bits: 0,
-            static_rate: 0,
-        }
-    }
-
-    /// A path by local identifier, within an InfiniBand subnet.
-    pub fn local(port: u8, dlid: u16) -> Self {
-        AddressVector {
-            port,
-            dlid,
-            global: None,
-            service_level: 0,
-            src_path_bits: 0,
-            static_rate: 0,
-        }
-    }
-
-    pub(crate) fn to_ah_attr(self) -> ib_uverbs_ah_attr {
-        let grh = self.global.map(|global| ib_uverbs_global_route {
-            dgid: global.dgid.0,
-            flow_label: global.flow_label,
-            sgid_index: global.sgid_index,
-            hop_limit: global.hop_limit,
-            traffic_class: global.traffic_class,
-            ..Default::default()
-        });
-        ib_uverbs_ah_attr {
-            grh: grh.unwrap_or_default(),
-            dlid: self.dlid,
-            sl: self.service_level,
-            src_path_bits: self.src_path_bits,
-            static_rate: self.static_rate,
-            is_global: grh.is_some().into(),
-            port_num: self.port,
-            ..Default::default()
-        }
-    }
-
-    /// The same path as modify and query carry it, where the fields stand in another order.
-    pub(crate) fn to_qp_dest(self) -> ib_uverbs_qp_dest {
-        let global = self.global;
-        ib_uverbs_qp_dest {
-            dgid: global.map(|global| global.dgid.0).unwrap_or_default(),
-            flow_label: global.map(|global| global.flow_label).unwrap_or_default(),
-            dlid: self.dlid,
-            sgid_index: global.map(|global| global.sgid_index).unwrap_or_default(),
-            hop_limit: global.map(|global| global.hop_limit).unwrap_or_default(),
-            traffic_class: global.map(|global| global.traffic_class).unwrap_or_default(),
-            sl: self.service_level,
-            src_path_bits: self.src_path_bits,
-            static_rate: self.static_rate,
-            is_global: global.is_some().into(),
-            port_num: self.port,
-            ..Default::default()
-        }
-    }
-
-    pub(crate) fn of_qp_dest(dest: &ib_uverbs_qp_dest) -> Self {
-        AddressVector {
-            port: dest.port_num,
-            dlid: dest.dlid,
-            global: (dest.is_global != 0).then_some(GlobalRoute {
-                dgid: Gid(dest.dgid),
-                sgid_index: dest.sgid_index,
-                flow_label: dest.flow_label,
-                hop_limit: dest.hop_limit,
-                traffic_class: dest.traffic_class,
-            }),
-            service_level: dest.sl,
-            src_path_bits: dest.src_path_bits,
-            static_rate: dest.static_rate,
-        }
-    }
-}
-
 /// A resolved path for datagrams.
 ///
-/// Keep it until the requests that use it have completed.
+/// It may be dropped as soon as the last request that uses it is pushed: where requests name it, which
+/// is so on soft-RoCE, the kernel's address handle stays until they have completed or their queue pair
+/// is gone.
 #[doc(alias = "ibv_ah")]
 #[derive(Debug)]
 pub struct AddressHandle {
-    object: Object,
+    /// `Some` until dropped.
+    object: Option<Object>,
     address: Address,
     pd: Arc<PdInner>,
 }
@@ -162,6 +44,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
         const VERB: &str = "create_ah";
+        self.inner.kernel.retired.sweep();
         let file = self.inner.file();
         let attr = vector.to_ah_attr();
         let link = self.link(vector).map_err(|error| error.in_verb(VERB))?;
@@ -187,7 +70,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             _ => error,
         })?;
         Ok(AddressHandle {
-            object: Object::new(file.clone(), Class::AH, resp.ah_handle, ()),
+            object: Some(Object::new(file.clone(), Class::AH, resp.ah_handle, ())),
             address: file.provider.address(&attr, link, &answer),
             pd: self.inner.clone(),
         })
@@ -237,16 +120,46 @@ impl AddressHandle {
         self.pd.handle()
     }
 
-    /// Destroys the handle and says whether that went well; dropping it does the same silently.
+    /// Destroys the handle and says whether that went well. Dropping it does the same silently, and
+    /// later if need be.
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the handle comes back with the error.
+    /// `EBUSY` while requests name it that have not completed, on soft-RoCE; what the kernel answers.
+    /// The handle comes back with the error.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
-        match self.object.destroy() {
+        let number = self.address.number();
+        let requests = number.map_or(0, |number| self.pd.kernel.retired.requests(number));
+        if requests > 0 {
+            let error = Error::new("destroy_ah", Errno::BUSY).detail(format!(
+                "{requests} requests name the address handle and have not completed; a handle that is \
+                 dropped goes with the last of them"
+            ));
+            return Err((self, error));
+        }
+        match self.object.as_mut().map_or(Ok(()), Object::destroy) {
             Ok(()) => Ok(()),
             Err(error) => Err((self, error)),
         }
+    }
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        match (self.address.number(), self.object.take()) {
+            (Some(number), Some(object)) if !object.is_gone() => {
+                self.pd.kernel.retired.retire(number, object);
+            }
+            (_, object) => drop(object),
+        }
+    }
+}
+
+impl<'a> Destination<'a> {
+    /// The queue pair `qpn` with the key `qkey` at the port that `ah` leads to.
+    #[inline]
+    pub fn new(ah: &'a AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
+        Destination { address: ah.address(), qpn, qkey, domain: ah.pd().identity() }
     }
 }

@@ -1,7 +1,9 @@
 //! Completion queues. Pairs with `core/uverbs_std_types_cq.c`; the ring is the provider's.
 
+mod numbers;
+
 use crate::channel::{ChannelInner, CompletionChannel};
-use crate::completion::{Completion, Wc};
+use crate::completion::Completion;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
@@ -12,10 +14,11 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
-use crate::provider::{CqMembers, CqRing, DirectRing, Member};
+use crate::provider::{CqMembers, CqRing, DirectRing, Member, Wc};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
+pub(crate) use numbers::{Lease, Numbers};
 use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -34,6 +37,8 @@ pub(crate) struct CqInner {
     pub(crate) object: Object<Hold>,
     /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
     pub(crate) members: CqMembers,
+    /// Numbers of queue pairs that lead to what others were lent.
+    pub(crate) numbers: Arc<Numbers>,
     registration: Registration,
     channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
@@ -171,7 +176,8 @@ impl CqBuilder {
             file.check_same(VERB, "parent domain", domain.file())?;
         }
         let registration = file.register(VERB, Kind::Cq)?;
-        let source = Source { verb: VERB, domain: domain.as_ref() };
+        let source =
+            Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
         let ask = CqAsk { cqe, cqe_size, pad, heard: channel.is_some() };
         let mut plan = CqPlan::new(&file.provider, ask, source)?;
         let mut granted = 0u32;
@@ -196,7 +202,7 @@ impl CqBuilder {
                 Some(limits) => error.detail(format!(
                     "{cqe} entries; {} takes at most {}",
                     file.device.name(),
-                    limits.max_cqe()
+                    limits.max_cqe
                 )),
                 None => error.detail(format!("{cqe} entries")),
             },
@@ -213,7 +219,9 @@ impl CqBuilder {
             .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
         let (members, epoch) = (ring.members(), file.epoch);
         let heard = registration.heard().clone();
-        let inner = Arc::new(CqInner { object, members, registration, channel, domain });
+        let numbers = Arc::default();
+        let inner = CqInner { object, members, numbers, registration, channel, domain };
+        let inner = Arc::new(inner);
         Ok(CompletionQueue { inner, ring, epoch, heard })
     }
 }
@@ -348,7 +356,7 @@ impl CompletionQueue {
         let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_CQ, &request);
         file.execute(VERB, &mut command).map_err(|error| {
             let name = file.device.name();
-            let caps = file.limits().and_then(|limits| limits.moderation_caps());
+            let caps = file.limits().and_then(|limits| limits.moderation_caps);
             match (error.errno(), caps) {
                 (Errno::OPNOTSUPP, _) => {
                     error.detail(format!("{name} does not moderate completion events"))
@@ -385,7 +393,10 @@ impl CompletionQueue {
         // The kernel copies what it believes unconsumed.
         self.ring.release();
         // Memory comes and goes outside the exchange, during which a lock is held.
-        let source = Source { verb: VERB, domain: self.inner.domain.as_ref() };
+        let source = Source {
+            verb: VERB,
+            allocator: self.inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref()),
+        };
         let plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
         let Some(mut plan) = plan else { return Ok(()) };
         let request = uapi::ib_uverbs_resize_cq {
@@ -401,7 +412,7 @@ impl CompletionQueue {
             let resized = resized.map_err(|error| match error.errno() {
                 Errno::INVAL => {
                     let most = match file.limits() {
-                        Some(limits) => limits.max_cqe().to_string(),
+                        Some(limits) => limits.max_cqe.to_string(),
                         None => "those".into(),
                     };
                     error.detail(format!(

@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::envelope::{Envelope, Proof};
 use crate::error::{Error, Result};
-use crate::file::{File, forked};
+use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
 use crate::mem::window::{WORD, Window};
@@ -89,7 +89,7 @@ impl Context {
             let detail = format!("an alignment of {align}, which is no power of two");
             return Err(Error::invalid(VERB, detail));
         }
-        let most = file.limits().map_or(u64::MAX, |limits| limits.max_dm_size());
+        let most = file.limits().map_or(u64::MAX, |limits| limits.max_dm_size);
         if most == 0 {
             let detail = format!("{} has no memory of its own", file.device.name());
             return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
@@ -398,7 +398,7 @@ impl From<DeviceMemoryError> for Error {
     fn from(error: DeviceMemoryError) -> Error {
         const VERB: &str = "copy_dm";
         match error {
-            DeviceMemoryError::Forked => forked(VERB),
+            DeviceMemoryError::Forked => Error::forked(VERB),
             other => Error::invalid(VERB, other.to_string()),
         }
     }

@@ -49,6 +49,13 @@ impl Error {
         }))
     }
 
+    /// A call in a forked child on what its parent made.
+    pub(crate) fn forked(verb: &'static str) -> Self {
+        Error::new(verb, Errno::OWNERDEAD).detail(
+            "this process is a fork of the one that made the object; use Context::reimport in the child",
+        )
+    }
+
     /// Shorthand for `EINVAL` with what was wrong.
     pub(crate) fn invalid(verb: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Error::new(verb, Errno::INVAL).detail(detail)

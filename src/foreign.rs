@@ -142,7 +142,8 @@ impl ForeignObject {
     /// # Safety
     ///
     /// Nobody acts as the object's owner any more, neither in another process nor in another context
-    /// of this one: whoever made it ended, or drops it before anything else is made on the file.
+    /// of this one: whoever made it ended, or drops it before anything else is made on the file. Of a
+    /// memory region moreover no memory window is left that was bound to it: destroy that first.
     ///
     /// The kernel gives the handle to the next object of the file, and an owner who is left takes
     /// that for its own: it changes what peers may do with memory that is somebody's slice, or

@@ -85,7 +85,9 @@ impl<T: Importable> Imported<T> {
     ///
     /// The object has no owner: the former one released it, or ended without destroying it, and
     /// nobody has taken it over since or will, be it in another process or in another context of
-    /// this one.
+    /// this one. If it is a memory region, no memory window of a process that ended was bound to it, or
+    /// that window was [destroyed](crate::ForeignObject::destroy) since: mlx5's driver deregisters a
+    /// region with a bound window, which then opens the next region of the same key to the peer.
     ///
     /// Nothing that an import looks at tells. When one of two owners has destroyed the object, the
     /// kernel gives its handle to the next one of the file, and the other owner takes that for its

@@ -1,7 +1,58 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # The verbs themselves
+//!
+//! Two queue pairs of one device, one message. [`Endpoint`] carries everything that a peer needs to know;
+//! with the feature `serde` it travels in any format.
+//!
+//! ```rust,no_run
+//! use uverbs::{Context, Recv, QpType, SendWr, devices};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
+//!     let context = Context::open(&device)?;
+//!     let pd = context.alloc_pd()?;
+//!     let mut cq = context.create_cq(16).build()?;
+//!
+//!     let mut left = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+//!     let mut right = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+//!     let gid = context.default_gid(1)?.index;
+//!     let (here, there) = (left.endpoint(1, gid)?, right.endpoint(1, gid)?);
+//!     left.handshake(&there)?;
+//!     right.handshake(&here)?;
+//!
+//!     let mut message = pd.allocate::<u8>(64)?;
+//!     let inbox = pd.allocate::<u8>(64)?;
+//!     message.copy_from(0, b"hello, peer")?;
+//!
+//!     let mut batch = right.recv_batch()?;
+//!     batch.push(Recv { wr_id: 1, sges: &[inbox.sge(..)?] })?;
+//!     // SAFETY: `inbox` outlives the completion, and nobody reads it before.
+//!     unsafe { batch.ring() };
+//!
+//!     let mut batch = left.send_batch()?;
+//!     batch.push(SendWr::send(&[message.sge(..11)?]).id(2).signaled())?;
+//!     // SAFETY: `message` outlives the completion, and nobody writes it before.
+//!     unsafe { batch.ring() }?;
+//!
+//!     let mut open = 2;
+//!     while open > 0 {
+//!         let mut completions = cq.poll()?;
+//!         while let Some(completion) = completions.next() {
+//!             println!("{}: {}", completion.wr_id(), completion.status());
+//!             open -= 1;
+//!         }
+//!     }
+//!     let mut text = [0; 11];
+//!     inbox.copy_to(0, &mut text)?;
+//!     assert_eq!(&text, b"hello, peer");
+//!     Ok(())
+//! }
+//! ```
 #![deny(unsafe_code)]
 
 mod access;
+mod address_vector;
 mod ah;
 pub mod aio;
 #[cfg(feature = "bench")]
@@ -42,6 +93,7 @@ mod td;
 #[cfg(test)]
 mod tests;
 mod uverbs;
+mod wc;
 mod wr;
 mod xrcd;
 
@@ -54,9 +106,10 @@ pub mod allocator {
 }
 
 pub use access::Access;
-pub use ah::{AddressHandle, AddressVector, GlobalRoute};
+pub use address_vector::{AddressVector, GlobalRoute};
+pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
-pub use completion::{Completion, Scattered, WcOpcode, WcStatus};
+pub use completion::Completion;
 pub use context::Context;
 pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
 pub use device::{Device, devices};
@@ -95,6 +148,7 @@ pub use qp::{
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
+pub use wc::{Scattered, WcOpcode, WcStatus};
 pub use wr::{
     Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
     WindowBinding,

@@ -2,19 +2,20 @@
 //! `core/uverbs_cmd.c`.
 
 use crate::error::{Error, Result};
+use crate::mem::lock::Lock;
 use crate::number::Gid;
 use crate::qp::{QpControl, QpInner, QpType};
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use uverbs_uapi::mcast::{ib_uverbs_attach_mcast, ib_uverbs_detach_mcast};
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_DETACH_MCAST};
 
 /// The groups that a queue pair is in. The kernel counts a second attachment to the same group
 /// as the first, so that the first detachment would end both.
 #[derive(Debug, Default)]
-pub(crate) struct Groups(Mutex<Vec<(Gid, u16)>>);
+pub(crate) struct Groups(Lock<Vec<(Gid, u16)>>);
 
 /// Membership of a queue pair in a multicast group; it ends when this is dropped.
 ///
@@ -43,7 +44,6 @@ impl QpControl {
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<McastMembership> {
         const VERB: &str = "attach_mcast";
-        // First: in a child the lock may have been held by a thread that only the parent has.
         self.qp.file().check_fork(VERB)?;
         if self.qp_type() != QpType::UD {
             let detail = format!("a queue pair of type {}; only UD has groups", self.qp_type());
@@ -52,7 +52,7 @@ impl QpControl {
         if !gid.ip().is_multicast() {
             return Err(Error::invalid(VERB, format!("{gid} is not a multicast address")));
         }
-        let mut groups = self.qp.groups.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.qp.groups.0.lock().ok_or_else(|| Error::forked(VERB))?;
         if groups.contains(&(gid, lid)) {
             let detail = format!("the queue pair is in group {gid} with lid {lid:#x} already");
             return Err(Error::new(VERB, Errno::EXIST).detail(detail));
@@ -118,7 +118,7 @@ impl McastMembership {
             mlid: self.lid,
             ..Default::default()
         };
-        let mut groups = self.qp.groups.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.qp.groups.0.lock().ok_or_else(|| Error::forked(VERB))?;
         match file.kernel.execute(&mut write(IB_USER_VERBS_CMD_DETACH_MCAST, &request)) {
             // ENOENT: somebody who shares the file destroyed the queue pair. EIO: the device is
             // gone.

@@ -1,16 +1,19 @@
 //! Memory windows: rights to a piece of a region that are given and taken back by requests, without
 //! a registration. Pairs with `ib_uverbs_alloc_mw` in `core/uverbs_cmd.c`, and with the bind and
 //! invalidate requests of [`SendWr`](crate::SendWr).
+//!
+//! `docs/KERNEL-NOTES.md` says which driver lets go of what under a bound window, and why a window's
+//! regions are held until DEALLOC_MW.
 
 use crate::access::Access;
-use crate::completion::WcStatus;
 use crate::error::{Error, Result};
-use crate::mr::MemoryRegion;
+use crate::mr::{MemoryRegion, MrInner};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::qp::{QpControl, QpInner};
 use crate::uverbs::invoke_write::write;
+use crate::wc::WcStatus;
 use crate::wr::WindowBinding;
 use rustix::io::Errno;
 use std::fmt;
@@ -35,25 +38,69 @@ pub enum WindowType {
     Two,
 }
 
-/// What a bound window stands on. The kernel refuses to destroy a region with a bound window, and
-/// rxe waits 50 seconds for the window when its queue pair is destroyed.
-#[derive(Debug)]
-struct Hold {
-    _region: Arc<dyn fmt::Debug + Send + Sync>,
-    /// Type 2 only.
-    _qp: Option<Arc<QpInner>>,
+/// How many regions, and how many queue pairs, a window holds before [`bind`](MemoryWindow::bind)
+/// exchanges the kernel's window for a fresh one and lets go of them. Each of them may be pinned memory
+/// that the program has no more use for; with a window among fewer, nothing is ever exchanged.
+const MOST_HELD: usize = 16;
+
+/// What a kernel's window may translate to: every region and, of type 2, every queue pair that it was
+/// handed a binding for. They are released once the kernel confirmed that the window is gone, and leaked
+/// with a window that it refuses to destroy.
+///
+/// No word of the program releases them. mlx5's driver deregisters a region with a bound window, and
+/// gives the key to the next region, which the window then opens to the peer. rxe's gives up waiting for
+/// a queue pair with a bound window after 50 seconds, and frees what the window still points to.
+#[derive(Debug, Default)]
+struct Holds {
+    regions: Vec<Arc<dyn fmt::Debug + Send + Sync>>,
+    qps: Vec<Arc<QpInner>>,
 }
 
 // Nothing is ever read through a hold, so nobody can see what a panic left behind.
-impl UnwindSafe for Hold {}
-impl RefUnwindSafe for Hold {}
+impl UnwindSafe for Holds {}
+impl RefUnwindSafe for Holds {}
+
+impl Holds {
+    fn has_region<M>(&self, region: &Arc<MrInner<M>>) -> bool {
+        let wanted = Arc::as_ptr(region);
+        self.regions.iter().any(|held| std::ptr::addr_eq(Arc::as_ptr(held), wanted))
+    }
+
+    fn has_qp(&self, qp: &Arc<QpInner>) -> bool {
+        self.qps.iter().any(|held| Arc::ptr_eq(held, qp))
+    }
+
+    /// Whether one of them would be one too many.
+    fn is_full_for<M>(&self, region: &Arc<MrInner<M>>, qp: Option<&Arc<QpInner>>) -> bool {
+        (self.regions.len() >= MOST_HELD && !self.has_region(region))
+            || qp.is_some_and(|qp| self.qps.len() >= MOST_HELD && !self.has_qp(qp))
+    }
+
+    fn add<M: Send + 'static>(&mut self, region: &Arc<MrInner<M>>, qp: Option<&Arc<QpInner>>) {
+        if !self.has_region(region) {
+            self.regions.push(region.clone());
+        }
+        if let Some(qp) = qp.filter(|qp| !self.has_qp(qp)) {
+            self.qps.push(qp.clone());
+        }
+    }
+}
 
 /// A binding that was handed out and of which nobody said yet what became of it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Pending {
     rkey: Rkey,
-    /// `None` if it unbinds.
-    hold: Option<Hold>,
+    /// Whether it binds; otherwise it unbinds.
+    binds: bool,
+}
+
+/// What the program told of a window's last binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Unbound,
+    Bound,
+    /// The request failed, or was never posted: which key the device has is not known.
+    Failed,
 }
 
 /// A memory window: a key of its own, with rights of its own, to a piece of a region.
@@ -81,7 +128,7 @@ struct Pending {
 /// let binding = window.bind(&qp, &region, 4096..8192, Access::REMOTE_READ)?;
 /// let mut batch = qp.send_batch()?;
 /// batch.push(SendWr::bind_mw(binding).signaled())?;
-/// // SAFETY: the request names no memory of this side.
+/// // SAFETY: the request names no memory of this side, and `window` outlives its completion.
 /// unsafe { batch.ring()? };
 /// // ... and when it has completed:
 /// # let status = WcStatus::SUCCESS;
@@ -89,24 +136,34 @@ struct Pending {
 /// # Ok(()) }
 /// ```
 ///
-/// As long as a window is bound it keeps its region, and if it is of type 2 its queue pair, alive,
-/// so all of them may be dropped in any order. It is the library's word against the device's: if
-/// `settle` or `invalidated` is told otherwise than it is, destroying the region fails, and its
-/// memory is leaked rather than freed (see [`Context::leaked`](crate::Context::leaked)).
+/// # What a window holds
 ///
-/// Dropping a window deallocates it, bound or not.
+/// A window holds every region that it was handed a binding for, and of type 2 every queue pair,
+/// until the kernel confirmed that the window is deallocated. They may be dropped in any order, and go
+/// with the window; until then [destroying](MemoryRegion::destroy) such a region or queue pair answers
+/// `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because no device can be asked
+/// what a key still leads to. To free a region and keep the window, [reallocate](Self::reallocate) the
+/// window.
+///
+/// A window holds at most 16 regions and 16 queue pairs. The `bind` that would make it 17 reallocates
+/// the window first. The old key ends at that call then, and not when the request is carried out: a
+/// peer that still uses the old key of a window of type 1 gets
+/// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) a moment earlier than otherwise.
+///
+/// Dropping a window deallocates it, bound or not. If the kernel refuses, what the window holds is
+/// leaked with it (see [`Context::leaked`](crate::Context::leaked)).
 ///
 /// rxe grants a window's rights to the whole region (at least up to Linux 7.2): it compares a
 /// peer's addresses with the bounds of the region instead of the window's.
 #[doc(alias = "ibv_mw")]
 #[derive(Debug)]
 pub struct MemoryWindow {
-    /// First, so that the kernel's window is gone before what it stands on.
-    object: Object,
+    object: Object<Holds>,
     window_type: WindowType,
+    /// The device's, unless a binding failed.
     rkey: Rkey,
-    pending: Option<Box<Pending>>,
-    bound: Option<Hold>,
+    pending: Option<Pending>,
+    told: Told,
     pd: Arc<PdInner>,
 }
 
@@ -118,38 +175,34 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// `EOPNOTSUPP` if the device has no windows, `EINVAL` if it has none of this type, `ENOMEM`.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, window_type: WindowType) -> Result<MemoryWindow> {
-        const VERB: &str = "alloc_mw";
-        let file = self.inner.file();
-        let mw_type = match window_type {
-            WindowType::One => ib_mw_type::IB_MW_TYPE_1,
-            WindowType::Two => ib_mw_type::IB_MW_TYPE_2,
-        };
-        let request = ib_uverbs_alloc_mw {
-            pd_handle: self.inner.handle(),
-            mw_type: mw_type.0,
-            ..Default::default()
-        };
-        let mut resp = ib_uverbs_alloc_mw_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).answer(&mut resp);
-        file.execute(VERB, &mut command)
+        let pd = self.inner.clone();
+        let (object, rkey) = allocate(&pd, window_type)
             .map_err(|error| error.detail(format!("a memory window of type {window_type:?}")))?;
-        drop(command);
-        Ok(MemoryWindow {
-            object: Object::new(file.clone(), Class::MW, resp.mw_handle, ()),
-            window_type,
-            rkey: Rkey(resp.rkey),
-            pending: None,
-            bound: None,
-            pd: self.inner.clone(),
-        })
+        Ok(MemoryWindow { object, window_type, rkey, pending: None, told: Told::Unbound, pd })
     }
+}
+
+fn allocate(pd: &PdInner, window_type: WindowType) -> Result<(Object<Holds>, Rkey)> {
+    let mw_type = match window_type {
+        WindowType::One => ib_mw_type::IB_MW_TYPE_1,
+        WindowType::Two => ib_mw_type::IB_MW_TYPE_2,
+    };
+    let request =
+        ib_uverbs_alloc_mw { pd_handle: pd.handle(), mw_type: mw_type.0, ..Default::default() };
+    let mut resp = ib_uverbs_alloc_mw_resp::new_zeroed();
+    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).answer(&mut resp);
+    pd.file().execute("alloc_mw", &mut command)?;
+    drop(command);
+    let object = Object::new(pd.file().clone(), Class::MW, resp.mw_handle, Holds::default());
+    Ok((object, Rkey(resp.rkey)))
 }
 
 impl MemoryWindow {
     /// The key for peers. From [`bind`](Self::bind) on it is the new one, of use as soon as the
-    /// request was carried out.
+    /// request was carried out. After a binding that failed it is not known, and this answers the one
+    /// before.
     pub fn rkey(&self) -> Rkey {
-        self.pending.as_ref().map_or(self.rkey, |pending| pending.rkey)
+        self.pending.map_or(self.rkey, |pending| pending.rkey)
     }
 
     /// The kind of window.
@@ -157,13 +210,15 @@ impl MemoryWindow {
         self.window_type
     }
 
-    /// Whether it is bound, as far as [`settle`](Self::settle) and
-    /// [`invalidated`](Self::invalidated) told.
+    /// Whether a peer may reach memory through it, as far as [`settle`](Self::settle) and
+    /// [`invalidated`](Self::invalidated) told: it is bound, or a binding failed, which the device may
+    /// have carried out all the same.
     pub fn is_bound(&self) -> bool {
-        self.bound.is_some()
+        self.told != Told::Unbound
     }
 
-    /// The number by which the kernel knows the window within its file.
+    /// The number by which the kernel knows the window within its file; another one after
+    /// [`reallocate`](Self::reallocate).
     pub fn handle(&self) -> u32 {
         self.object.handle()
     }
@@ -175,12 +230,19 @@ impl MemoryWindow {
     /// With [`Access::ZERO_BASED`], on windows of type 2, peers count addresses from the beginning
     /// of the range; otherwise they are those of the region.
     ///
+    /// The window [is reallocated](Self::reallocate) first if the last binding failed, or if the window
+    /// would [hold too much](Self#what-a-window-holds).
+    ///
     /// # Errors
     ///
     /// `EBUSY` while another binding is not settled, or while a window of type 2 is bound.
+    /// `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its new
+    /// owner: nothing here keeps its exporter from deregistering it, and its rights are only what the
+    /// exporter claims. Bind it in the process that registered it.
     /// `EINVAL` for a range that is empty or not in the region, for rights that the region lacks
     /// ([`Access::MW_BIND`]; [`Access::LOCAL_WRITE`] if peers shall write) or that windows do not
-    /// have, and if window, region and queue pair are not of one protection domain.
+    /// have, and if window, region and queue pair are not of one protection domain. If the window has
+    /// to be reallocated, what that answers. The window is what it was after each of these.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind<T, M: Send + 'static>(
         &mut self,
@@ -193,74 +255,113 @@ impl MemoryWindow {
         let file = self.object.file();
         file.check_same(VERB, "memory region", region.inner.file())?;
         self.check_domain("memory region", &region.inner.pd)?;
+        if region.inner.is_imported() {
+            return Err(Error::new(VERB, Errno::PERM).detail(
+                "the region was imported: bind it in the process that registered its memory",
+            ));
+        }
         check_access(self.window_type, access, region.access())?;
         let (offset, length) =
             region.resolve(range).map_err(|error| Error::from(error).in_verb(VERB))?;
         if length == 0 {
             return Err(Error::invalid(VERB, "a range of 0 bytes"));
         }
-        if self.window_type == WindowType::Two && self.bound.is_some() {
-            return Err(Error::new(VERB, Errno::BUSY)
-                .detail("a window of type 2 must be invalidated before it is bound again"));
+        if self.window_type == WindowType::Two && self.told == Told::Bound {
+            return Err(Error::new(VERB, Errno::BUSY).detail(
+                "a window of type 2 must be invalidated, or reallocated, before it is bound again",
+            ));
         }
-        let hold = Hold {
-            _region: region.inner.clone(),
-            _qp: (self.window_type == WindowType::Two).then(|| qp.qp.clone()),
-        };
-        Ok(self.begin(
-            WindowBinding {
-                qpn: (self.window_type == WindowType::Two).then(|| qp.qpn()),
-                addr: region.addr().wrapping_add(offset as u64),
-                length: length as u64,
-                mr_lkey: region.lkey(),
-                old_rkey: self.rkey,
-                new_rkey: next_key(self.rkey),
-                access,
-            },
-            Some(hold),
-        ))
+        // The kernel notes the queue pair that binds a window of type 2.
+        let binder = (self.window_type == WindowType::Two).then_some(&qp.qp);
+        let is_full = |holds: &Holds| holds.is_full_for(&region.inner, binder);
+        if self.told == Told::Failed || self.object.memory().is_none_or(is_full) {
+            self.exchange(VERB)?;
+        }
+        match self.object.memory_mut() {
+            Some(holds) => holds.add(&region.inner, binder),
+            None => return Err(Error::invalid(VERB, "the window was destroyed")),
+        }
+        Ok(self.begin(WindowBinding {
+            qpn: binder.map(|_| qp.qpn()),
+            addr: region.addr().wrapping_add(offset as u64),
+            length: length as u64,
+            mr_lkey: region.lkey(),
+            old_rkey: self.rkey,
+            new_rkey: next_key(self.rkey),
+            access,
+        }))
     }
 
-    /// Prepares to unbind a window of type 1: a binding to nothing, posted and settled like any.
+    /// Prepares to unbind a window of type 1: a binding to nothing, posted and settled like any. The
+    /// window holds its regions as before.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a window of type 2, `EBUSY` while another binding is not settled.
+    /// `EINVAL` for a window of type 2, `EBUSY` while another binding is not settled. After a binding
+    /// that failed, what [`reallocate`](Self::reallocate) answers, which comes first then.
     #[doc(alias = "ibv_bind_mw")]
     pub fn unbind(&mut self, qp: &QpControl) -> Result<WindowBinding> {
         self.check_queue(qp)?;
         if self.window_type == WindowType::Two {
             return Err(Error::invalid(VERB, "a window of type 2 is invalidated, not unbound"));
         }
-        Ok(self.begin(
-            WindowBinding {
-                qpn: None,
-                addr: 0,
-                length: 0,
-                mr_lkey: Lkey(0),
-                old_rkey: self.rkey,
-                new_rkey: next_key(self.rkey),
-                access: Access::empty(),
-            },
-            None,
-        ))
+        if self.told == Told::Failed {
+            self.exchange(VERB)?;
+        }
+        Ok(self.begin(WindowBinding {
+            qpn: None,
+            addr: 0,
+            length: 0,
+            mr_lkey: Lkey(0),
+            old_rkey: self.rkey,
+            new_rkey: next_key(self.rkey),
+            access: Access::empty(),
+        }))
     }
 
-    /// Tells the window how the request with its binding completed. Unless that is
-    /// [`WcStatus::SUCCESS`] it is again what it was before; say so, too, if the binding was never
-    /// posted ([`WcStatus::WR_FLUSH_ERR`]).
+    /// Tells the window how the request with its binding completed. Say
+    /// [`WcStatus::WR_FLUSH_ERR`] as well if the binding was never posted, and never will be.
+    ///
+    /// Only after [`WcStatus::SUCCESS`] the window is known to have its new key. A device may have
+    /// carried out a request that it reports as failed or flushed, as rxe does when the request before
+    /// it failed. Either key may be the window's then, and the next [`bind`](Self::bind) or
+    /// [`unbind`](Self::unbind) [reallocates](Self::reallocate) it, which ends both.
     pub fn settle(&mut self, status: WcStatus) {
         let Some(pending) = self.pending.take() else { return };
         if status == WcStatus::SUCCESS {
             self.rkey = pending.rkey;
-            self.bound = pending.hold;
+            self.told = if pending.binds { Told::Bound } else { Told::Unbound };
+        } else {
+            self.told = Told::Failed;
         }
     }
 
     /// Tells the window that its key was invalidated: a local invalidate completed, or a message
     /// that invalidates it was [received](crate::Completion::invalidated_rkey). It may be bound again.
+    ///
+    /// It releases nothing, and is of no effect after a binding that failed.
     pub fn invalidated(&mut self) {
-        self.bound = None;
+        if self.told == Told::Bound {
+            self.told = Told::Unbound;
+        }
+    }
+
+    /// Exchanges the kernel's window for a fresh one of the same type, which is not bound. All keys
+    /// that the window had end, whatever they led to, and the window lets go of the regions and queue
+    /// pairs that it [held](Self#what-a-window-holds). It costs two system calls.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a binding is not settled, and what the kernel answers to `ibv_alloc_mw` (`ENOMEM`
+    /// where there are too many windows: [destroy](Self::destroy) one) or to `ibv_dealloc_mw`. The
+    /// window is what it was then, with its keys and all that it holds.
+    #[doc(alias = "ibv_dealloc_mw")]
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn reallocate(&mut self) -> Result<()> {
+        const VERB: &str = "reallocate_mw";
+        self.object.file().check_fork(VERB)?;
+        self.check_settled(VERB)?;
+        self.exchange(VERB)
     }
 
     /// Deallocates the window and says whether that went well; dropping it does the same
@@ -277,8 +378,28 @@ impl MemoryWindow {
         }
     }
 
-    fn begin(&mut self, binding: WindowBinding, hold: Option<Hold>) -> WindowBinding {
-        self.pending = Some(Box::new(Pending { rkey: binding.new_rkey, hold }));
+    /// Allocates the fresh window before the old one goes, so that an error at either leaves the old
+    /// one as it was, and no key of the fresh one is one that the old one had.
+    fn exchange(&mut self, verb: &'static str) -> Result<()> {
+        const NO_FRESH: &str = "the kernel allocates no fresh window, and the old one is what it \
+                                was: destroy a window that is not needed, and try again";
+        const KEPT: &str = "the kernel does not deallocate the old window, which is what it was";
+        let failed = |error: Error, detail: &'static str| match error.errno() {
+            // That the device is gone says more.
+            Errno::IO => error.in_verb(verb),
+            _ => error.in_verb(verb).detail(detail),
+        };
+        let fresh = allocate(&self.pd, self.window_type);
+        let (fresh, rkey) = fresh.map_err(|error| failed(error, NO_FRESH))?;
+        self.object.destroy().map_err(|error| failed(error, KEPT))?;
+        // What the old window held goes here, after the kernel's confirmation.
+        self.object = fresh;
+        (self.rkey, self.told) = (rkey, Told::Unbound);
+        Ok(())
+    }
+
+    fn begin(&mut self, binding: WindowBinding) -> WindowBinding {
+        self.pending = Some(Pending { rkey: binding.new_rkey, binds: binding.length > 0 });
         binding
     }
 
@@ -290,11 +411,15 @@ impl MemoryWindow {
             Some(pd) => self.check_domain("queue pair", pd)?,
             None => return Err(Error::invalid(VERB, "an XRC target binds no windows")),
         }
-        if self.pending.is_some() {
-            return Err(Error::new(VERB, Errno::BUSY)
-                .detail("the window was not told yet what became of its last binding"));
+        self.check_settled(VERB)
+    }
+
+    fn check_settled(&self, verb: &'static str) -> Result<()> {
+        match self.pending {
+            None => Ok(()),
+            Some(_) => Err(Error::new(verb, Errno::BUSY)
+                .detail("the window was not told yet what became of its last binding: settle it")),
         }
-        Ok(())
     }
 
     fn check_domain(&self, what: &str, pd: &PdInner) -> Result<()> {

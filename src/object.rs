@@ -143,6 +143,10 @@ impl<M> Object<M> {
         self.memory.as_ref()
     }
 
+    pub(crate) fn memory_mut(&mut self) -> Option<&mut M> {
+        self.memory.as_mut()
+    }
+
     /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
     /// struct in either case; see [`give_away`](Self::give_away).
     pub(crate) fn set_owned(&self, owned: bool) {

@@ -2,7 +2,7 @@
 //! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
 
 use crate::error::Result;
-use crate::mem::allocator::QueueAllocator;
+use crate::mem::allocator::{DomainAllocator, QueueAllocator};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::td::{TdInner, ThreadDomain};
 use std::marker::PhantomData;
@@ -108,8 +108,11 @@ impl<S: Sharing> ParentDomainBuilder<S> {
         if let Some(td) = &self.td {
             file.check_same(VERB, "thread domain", &td.file)?;
         }
-        let inner =
-            PdInner { kernel: self.pd.kernel.clone(), td: self.td, allocator: self.allocator };
+        let kernel = self.pd.kernel.clone();
+        let allocator = self
+            .allocator
+            .map(|allocator| Arc::new(DomainAllocator::new(kernel.clone(), allocator)));
+        let inner = PdInner { kernel, td: self.td, allocator };
         Ok(ParentDomain(ProtectionDomain::of(Arc::new(inner))))
     }
 }

@@ -3,12 +3,13 @@
 
 mod import;
 
+use crate::ah::Retired;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::identity::Identity;
-use crate::mem::allocator::QueueAllocator;
+use crate::mem::allocator::{AllocatorDomain, DomainAllocator};
 use crate::object::{Class, Object, destroy_sole};
 use crate::qp::{QpType, QueuePairBuilder};
 use crate::td::TdInner;
@@ -45,9 +46,25 @@ impl Sharing for Exclusive {}
 /// The kernel's protection domain.
 #[derive(Debug)]
 pub(crate) struct KernelPd {
+    /// First, for they are gone before the domain is.
+    pub(crate) retired: Retired,
     pub(crate) object: Object,
     /// Of an imported domain, its number on the device where the driver tells.
     number: Option<u32>,
+}
+
+impl AllocatorDomain for KernelPd {
+    fn handle(&self) -> u32 {
+        self.object.handle()
+    }
+
+    fn device(&self) -> &str {
+        self.object.file().device.name()
+    }
+
+    fn count_leak(&self) {
+        self.object.file().count_leak();
+    }
 }
 
 /// What dependants of a protection domain hold on to: the kernel's object and what a parent
@@ -56,7 +73,7 @@ pub(crate) struct KernelPd {
 pub(crate) struct PdInner {
     pub(crate) kernel: Arc<KernelPd>,
     pub(crate) td: Option<Arc<TdInner>>,
-    pub(crate) allocator: Option<Arc<dyn QueueAllocator>>,
+    pub(crate) allocator: Option<Arc<DomainAllocator>>,
 }
 
 impl PdInner {
@@ -96,7 +113,7 @@ impl ProtectionDomain {
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
-        let kernel = Arc::new(KernelPd { object, number: None });
+        let kernel = Arc::new(KernelPd { retired: Retired::default(), object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
 }
@@ -143,7 +160,10 @@ impl<S: Sharing> ProtectionDomain<S> {
         const PARENT: &str = "a parent domain of the protection domain is still alive";
         destroy_sole(self.inner, "dealloc_pd", HELD, |inner| {
             match Arc::get_mut(&mut inner.kernel) {
-                Some(kernel) => kernel.object.destroy(),
+                Some(kernel) => {
+                    kernel.retired.sweep();
+                    kernel.object.destroy()
+                }
                 None => Err(Error::new("dealloc_pd", Errno::BUSY).detail(PARENT)),
             }
         })

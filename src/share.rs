@@ -57,9 +57,12 @@ impl Context {
     /// A duplicate of the context's kernel file, to be given to another process: over a Unix socket
     /// (`SCM_RIGHTS`), by inheritance, or taken out of this one with `pidfd_getfd`.
     ///
-    /// Whoever gets it has all of the context's objects: there is no right that it lacks. The file
-    /// is closed on exec like any other of this library, and the kernel destroys what is left on
-    /// it when the last process that has it closes it.
+    /// Whoever gets it has all of the context's objects: there is no right that it lacks. The kernel
+    /// lets it change the rights of regions, and make queue pairs that name them, so that peers write
+    /// memory which this process borrows as a slice. So give it to a process that is trusted as this
+    /// one is; nothing here guards against the holder of a file, nor against a program that writes
+    /// commands to it past this library. The file is closed on exec like any other of this library, and
+    /// the kernel destroys what is left on it when the last process that has it closes it.
     ///
     /// # Errors
     ///
@@ -88,7 +91,9 @@ impl Context {
     ///
     /// It begins without objects of its own, but the other process's can be
     /// [imported](Self::import_pd), and what is made here is made on the same file: each process
-    /// must destroy what it makes. Events of what is made here arrive here.
+    /// must destroy what it makes. Events of what is made here arrive here. The exporter has the file,
+    /// too, and with it what is registered here: take one from a process that is
+    /// [trusted](Self::share) as this one is.
     ///
     /// The file is this context's from now on, and closed with it. On rxe, whose driver does not
     /// tell, the context has one [completion vector](Self::completion_vectors) as far as this
@@ -135,7 +140,7 @@ impl Context {
         let kernel = kernel(opening.driver(), epoch);
         Context::join(VERB, kernel, device, epoch, |kernel| {
             let known = inquire(kernel, &mut opening)?;
-            let provider = opening.finish(kernel, epoch).map_err(|error| error.in_verb(VERB))?;
+            let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
             let told = told.unwrap_or(Facts::assumed());
             // What the kernel answers needs no witness.
             let facts = known.map_or(told, |known| Facts { origin: told.origin, ..known });
@@ -162,7 +167,7 @@ impl Context {
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
         Context::join(VERB, kernel, file.device.clone(), epoch, |kernel| {
-            Ok((file.provider.reimport(kernel, epoch, VERB)?, file.facts()))
+            Ok((file.provider.reimport(kernel, VERB)?, file.facts()))
         })
     }
 
@@ -187,7 +192,7 @@ impl Context {
         })?;
         let (provider, facts) = provide(&*kernel)?;
         let [secret] = random();
-        let keys = Keys::new(epoch, secret);
+        let keys = Keys::new(secret);
         let mut file = File::new(kernel, device, provider, epoch, keys, events, facts);
         *file.shared.get_mut() = true;
         Ok(Context { file: Arc::new(file) })

@@ -197,7 +197,7 @@ impl SrqBuilder {
             None => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC,
         };
         let registration = file.register(VERB, Kind::Srq)?;
-        let source = Source { verb: VERB, domain: Some(&pd) };
+        let source = Source { verb: VERB, allocator: pd.allocator.as_ref() };
         let mut plan =
             SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, xrc.is_some(), source)?;
         let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
@@ -234,8 +234,8 @@ impl SrqBuilder {
                 Some(limits) => error.detail(format!(
                     "{max_wr} receives of {max_sge} entries; {} takes at most {} of {}",
                     file.device.name(),
-                    limits.max_srq_wr(),
-                    limits.max_srq_sge()
+                    limits.max_srq_wr,
+                    limits.max_srq_sge
                 )),
                 None => error.detail(format!("{max_wr} receives of {max_sge} entries")),
             },
@@ -361,7 +361,8 @@ impl SharedReceiveQueue {
         })?;
         // The old ring is dead whatever happens now.
         self.ring.close();
-        self.ring = resized_srq_ring(mi, self.max_sge, file.kernel.mapper())
+        let fresh = self.ring.is_fresh();
+        self.ring = resized_srq_ring(mi, self.max_sge, fresh, file.kernel.mapper())
             .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
         self.max_wr = self.ring.capacity();
         Ok(())
@@ -376,6 +377,11 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         SrqAttr::query(self.inner.file(), "query_srq", self.handle())
+    }
+
+    /// Whether nothing was ever posted.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.ring.is_fresh()
     }
 
     /// The domain whose memory its receives go to.

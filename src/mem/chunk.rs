@@ -4,19 +4,19 @@
 //! taken, and the kernel wipes them in a forked child.
 
 use super::fork::{Epoch, wipe_in_children};
+use super::lock::TryLock;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
 
 /// Pages of a chunk: as many as a word has bits.
 const PAGES: u32 = u64::BITS;
 /// Pages of the largest part; whoever needs more has a mapping of its own.
 const LARGEST: u32 = PAGES / 4;
 
-/// Where parts are taken from. Whoever finds it locked maps memory of its own: in a forked child it
-/// may be locked by a thread that does not exist there.
-static CURRENT: Mutex<Option<Arc<Chunk>>> = Mutex::new(None);
+/// Where parts are taken from. A creation that finds it locked maps memory of its own.
+static CURRENT: TryLock<Option<Arc<Chunk>>> = TryLock::new(None);
 
 /// Pages in one piece, a bit for each that is taken.
 #[derive(Debug)]
@@ -81,11 +81,7 @@ impl Part {
         let Some(count) = u32::try_from(count).ok().filter(|count| *count <= LARGEST) else {
             return Ok(None);
         };
-        let mut current = match CURRENT.try_lock() {
-            Ok(current) => current,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
+        let Some(mut current) = CURRENT.try_lock() else { return Ok(None) };
         if current.as_ref().is_some_and(|chunk| chunk.epoch.is_over()) {
             // The parent's, of which guards may be left here: it stays mapped.
             std::mem::forget(current.take());
@@ -156,5 +152,28 @@ mod tests {
     fn large_memory_is_no_part() {
         let largest = LARGEST as usize * page();
         assert!(Part::take(largest + page()).unwrap().is_none());
+    }
+
+    /// A part of so many bytes. Other tests take parts meanwhile, and a call that finds the chunk
+    /// locked has none.
+    fn taken(length: usize) -> Part {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            if let Some(part) = Part::take(length).unwrap() {
+                return part;
+            }
+            assert!(std::time::Instant::now() < deadline, "no part of {length} bytes");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn small_queues_share_a_mapping() {
+        // One chunk may be full in between, with the parts of other tests.
+        let parts: Vec<Part> = (0..5).map(|_| taken(page())).collect();
+        assert!(parts.iter().all(|part| part.count == 1), "{parts:?}");
+        let shared = |pair: &[Part]| Arc::ptr_eq(&pair[0].chunk, &pair[1].chunk);
+        assert!(parts.windows(2).any(shared), "{parts:?}");
+        assert_eq!(taken(LARGEST as usize * page()).count, LARGEST, "the largest part");
     }
 }

@@ -3,14 +3,14 @@
 //! One per cache line, in pages that a context shares: records are written often, and by
 //! different threads. The kernel pins the page of a record, so none lies across two.
 
-use super::fork::Epoch;
+use super::lock::Lock;
 #[cfg(test)]
 use super::order::{Step, note};
 use super::queue::QueueMemory;
 use rustix::io::Errno;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use uverbs_uapi::endian::Be32;
 
 /// Bytes of a record.
@@ -23,8 +23,7 @@ const GATE: usize = RECORD;
 /// The doorbell records of a context. Pages stay until the last record and the context are gone.
 #[derive(Debug)]
 pub(crate) struct DoorbellPages {
-    free: Mutex<Vec<Place>>,
-    epoch: Epoch,
+    free: Lock<Vec<Place>>,
 }
 
 #[derive(Debug)]
@@ -35,13 +34,13 @@ struct Place {
 
 impl DoorbellPages {
     pub(crate) fn new() -> Result<Arc<DoorbellPages>, Errno> {
-        Ok(Arc::new(DoorbellPages { free: Mutex::default(), epoch: Epoch::current()? }))
+        Ok(Arc::new(DoorbellPages { free: Lock::default() }))
     }
 
     /// A record of zeros.
     pub(crate) fn alloc(self: &Arc<Self>) -> Result<DoorbellRecord, Errno> {
         let place = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut free = self.free.lock().ok_or(Errno::OWNERDEAD)?;
             match free.pop() {
                 Some(place) => place,
                 None => {
@@ -118,12 +117,10 @@ impl DoorbellRecord {
 impl Drop for DoorbellRecord {
     fn drop(&mut self) {
         if let Some((pages, place)) = self.home.take() {
-            // In a forked child the lock may be held by a thread that does not exist there.
-            if pages.epoch.is_over() {
-                std::mem::forget(place);
-                return;
+            match pages.free.lock() {
+                Some(mut free) => free.push(place),
+                None => std::mem::forget(place),
             }
-            pages.free.lock().unwrap_or_else(PoisonError::into_inner).push(place);
         }
     }
 }

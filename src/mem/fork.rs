@@ -6,6 +6,8 @@
 //! a system call.
 
 use memmap2::{MmapOptions, MmapRaw};
+#[cfg(feature = "tokio")]
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -43,6 +45,40 @@ impl Epoch {
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.word.load(Ordering::Relaxed) != self.value
+    }
+}
+
+/// What is dropped by the process that made it, and by no child: there it is forgotten.
+#[cfg(feature = "tokio")]
+#[derive(Debug)]
+pub(crate) struct OwnedHere<T> {
+    value: ManuallyDrop<T>,
+    epoch: Epoch,
+}
+
+#[cfg(feature = "tokio")]
+impl<T> OwnedHere<T> {
+    pub(crate) fn new(value: T) -> rustix::io::Result<OwnedHere<T>> {
+        Ok(OwnedHere { epoch: Epoch::current()?, value: ManuallyDrop::new(value) })
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<T> std::ops::Deref for OwnedHere<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl<T> Drop for OwnedHere<T> {
+    fn drop(&mut self) {
+        if !self.epoch.is_over() {
+            // SAFETY: nobody looks at the value after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
     }
 }
 

@@ -1,28 +1,43 @@
-//! A mutex that a forked child does not wait for.
+//! The locks of the library. A forked child waits for none of them.
 //!
 //! Only the thread that forked goes on in a child: what another thread had locked at that moment
-//! stays locked there for ever.
+//! stays locked there for ever, and may be changed by half. Everything that the library locks is in
+//! one of the two types below; `tests/locks.rs` finds whatever else is used.
 
 use super::fork::Epoch;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use super::sync::{Mutex, MutexGuard};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{PoisonError, TryLockError};
 
 /// A value of this process, one thread at a time. Children of a fork do not get at it.
-#[derive(Debug)]
 pub(crate) struct Lock<T> {
-    value: Mutex<T>,
+    value: Mutex<ManuallyDrop<T>>,
     /// `None` where the kernel could not say which process this is: then nobody gets at it.
     epoch: Option<Epoch>,
 }
 
+/// The value behind a [`Lock`], for as long as this is held.
+pub(crate) struct Guard<'l, T>(MutexGuard<'l, ManuallyDrop<T>>);
+
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Lock { value: Mutex::new(value), epoch: Epoch::current().ok() }
+        Lock { value: Mutex::new(ManuallyDrop::new(value)), epoch: Epoch::current().ok() }
+    }
+
+    fn is_here(&self) -> bool {
+        self.epoch.is_some_and(|epoch| !epoch.is_over())
     }
 
     /// The value; `None` in a child of the process that made this.
-    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
-        let here = self.epoch.is_some_and(|epoch| !epoch.is_over());
-        here.then(|| self.value.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
+        self.is_here().then(|| Guard(self.value.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// As [`lock`](Self::lock), for who has it alone.
+    pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
+        self.is_here().then(|| &mut **self.value.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -32,31 +47,143 @@ impl<T: Default> Default for Lock<T> {
     }
 }
 
-#[cfg(test)]
+impl<T> Drop for Lock<T> {
+    /// Drops the value, unless a thread that this process has not was changing it.
+    fn drop(&mut self) {
+        let mut value = match self.value.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        // SAFETY: nobody looks at the value after this.
+        unsafe { ManuallyDrop::drop(&mut value) };
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Lock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lock").field(&self.value).finish()
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// A value that is of use in a child, too: a caller that finds it locked does without.
+#[derive(Debug, Default)]
+pub(crate) struct TryLock<T>(std::sync::Mutex<T>);
+
+impl<T> TryLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        TryLock(std::sync::Mutex::new(value))
+    }
+
+    /// The value; `None` while another thread has it.
+    pub(crate) fn try_lock(&self) -> Option<std::sync::MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// Forks while another thread is inside `hold`, and runs `child` in the child, which must come to its
+/// end.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn in_child_while_held<G>(hold: impl FnOnce() -> G + Send, child: impl FnOnce()) {
+    use std::sync::mpsc;
+    let (held, is_held) = mpsc::channel();
+    let (forked, is_forked) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let guard = hold();
+            held.send(()).unwrap();
+            // Until the other end is dropped, be it by a panic.
+            let _ = is_forked.recv();
+            drop(guard);
+        });
+        is_held.recv().unwrap();
+        let _forked = forked;
+        super::fork::in_child(child);
+    });
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::mem::fork::in_child;
-    use std::sync::mpsc;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_does_not_wait_for_a_thread_that_it_has_not() {
         let lock = Lock::new(7);
-        let (locked, is_locked) = mpsc::channel();
-        let (forked, is_forked) = mpsc::channel::<()>();
-        let here = &lock;
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let guard = here.lock();
-                locked.send(()).unwrap();
-                // Until the other end is dropped, be it by a panic.
-                let _ = is_forked.recv();
-                drop(guard);
-            });
-            is_locked.recv().unwrap();
-            let _forked = forked;
-            in_child(|| assert!(lock.lock().is_none()));
-        });
+        in_child_while_held(|| lock.lock(), || assert!(lock.lock().is_none()));
         assert_eq!(lock.lock().as_deref(), Some(&7));
+        let tried = TryLock::new(7);
+        in_child_while_held(|| tried.try_lock(), || assert!(tried.try_lock().is_none()));
+        in_child(|| assert_eq!(tried.try_lock().as_deref(), Some(&7)));
+    }
+
+    /// The child says what it dropped by the way it ends: a panic.
+    struct Trap;
+
+    impl Drop for Trap {
+        fn drop(&mut self) {
+            panic!("another thread was changing this");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_does_not_drop_what_another_thread_was_changing() {
+        let lock = std::sync::Arc::new(Lock::new(Some(Trap)));
+        let (there, mut here) = (lock.clone(), Some(lock.clone()));
+        in_child_while_held(
+            || there.lock(),
+            || {
+                // All but one are the parent's other thread's, which is not here.
+                let lock = here.take();
+                let last = lock.as_ref().map(std::sync::Arc::as_ptr);
+                std::mem::forget(lock);
+                // SAFETY: a copy in a process of its own, which ends before anybody else drops it.
+                last.into_iter().for_each(|last| drop(unsafe { std::ptr::read(last) }));
+            },
+        );
+        std::mem::forget(lock.lock().and_then(|mut trap| trap.take()));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_drops_what_nobody_was_changing() {
+        struct Note(Rc<Cell<bool>>);
+        impl Drop for Note {
+            fn drop(&mut self) {
+                self.0.set(true);
+            }
+        }
+        let dropped = Rc::new(Cell::new(false));
+        let mut lock = Some(Lock::new(Note(dropped.clone())));
+        in_child(|| {
+            assert!(lock.as_mut().is_some_and(|lock| lock.get_mut().is_none()));
+            drop(lock.take());
+            assert!(dropped.get());
+        });
+        assert!(!dropped.get() && lock.as_mut().is_some_and(|lock| lock.get_mut().is_some()));
+        drop(lock);
+        assert!(dropped.get());
     }
 }

@@ -229,6 +229,19 @@ mod tests {
         assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
     }
 
+    /// Of a shared chunk, and a mapping of its own.
+    #[test]
+    fn memory_that_is_dropped_is_lent_again() {
+        for length in [1, 1 << 17] {
+            let mut seen = std::collections::HashSet::new();
+            const ROUNDS: usize = 200;
+            for _ in 0..ROUNDS {
+                seen.insert(QueueMemory::pages(length).unwrap().addr());
+            }
+            assert!(seen.len() < ROUNDS / 2, "{} places in {ROUNDS} rounds", seen.len());
+        }
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {

@@ -58,7 +58,7 @@ impl Ring {
         Some(ring)
     }
 
-    /// A look at the producer's index from beside this queue's owner.
+    /// A look at the indices from beside this queue's owner.
     pub(crate) fn watch(&self) -> ProducerWatch {
         ProducerWatch { mapping: self.mapping.clone(), mask: self.mask }
     }
@@ -171,7 +171,7 @@ impl Ring {
     }
 }
 
-/// Sees how far the producer of a [`Ring`] is, and keeps the ring mapped for as long.
+/// Sees how far the producer and the consumer of a [`Ring`] are, and keeps the ring mapped for as long.
 #[derive(Debug)]
 pub(crate) struct ProducerWatch {
     mapping: Arc<Mapping>,
@@ -181,8 +181,18 @@ pub(crate) struct ProducerWatch {
 impl ProducerWatch {
     /// The index that the producer publishes.
     pub(crate) fn producer(&self) -> u32 {
+        self.index::<PRODUCER_INDEX>()
+    }
+
+    /// The index that the consumer publishes.
+    pub(crate) fn consumer(&self) -> u32 {
+        self.index::<CONSUMER_INDEX>()
+    }
+
+    fn index<const OFFSET: usize>(&self) -> u32 {
+        const { assert!(OFFSET + 4 <= HEADER && OFFSET % 4 == 0) };
         // SAFETY: the ring that this watch was made by refused mappings shorter than the header.
-        let word = unsafe { self.mapping.as_ptr().add(PRODUCER_INDEX) };
+        let word = unsafe { self.mapping.as_ptr().add(OFFSET) };
         // SAFETY: the word is aligned, lives as long as the mapping that `self` shares, and both
         // sides access it as an atomic.
         let word = unsafe { AtomicU32::from_ptr(word.cast()) };

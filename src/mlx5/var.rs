@@ -69,6 +69,9 @@ impl Place {
 pub struct Var {
     pub(super) object: Object,
     pub(super) place: Place,
+    /// Of an import: a mapping, so that the kernel gives the place in the file to no other page while
+    /// the import lives.
+    pub(super) _kept: Option<DoorbellPage>,
 }
 
 impl Var {
@@ -108,7 +111,8 @@ impl Var {
             _ => error,
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        Ok(Var { object: Object::new(file.clone(), Class::VAR, handle, ()), place })
+        let object = Object::new(file.clone(), Class::VAR, handle, ());
+        Ok(Var { object, place, _kept: None })
     }
 
     /// The page's index among those of its kind.

@@ -56,9 +56,10 @@ pub fn export_sizes() -> ExportSizes {
 ///
 /// Exporting changes nothing, and any number may import. The kernel knows neither, so all users must
 /// agree who destroys the VAR, and when: nobody may use it afterwards, except that what is mapped
-/// stays mapped, and belongs to nobody else until the last mapping is gone. An import of a VAR that
-/// was destroyed is refused while its handle is unused. When the next VAR has taken the handle and
-/// the place, as the kernel gives both away soon, the two cannot be told apart.
+/// stays mapped, and belongs to nobody else until the last mapping is gone. An import keeps the page
+/// mapped, so that [`map`](Self::map) answers that page or an error, whatever became of the VAR. An
+/// import of a VAR that was destroyed is refused while its handle is unused. When the next VAR has
+/// taken the handle and the place, as the kernel gives both away soon, the two cannot be told apart.
 impl Var {
     /// Describes the VAR to another process.
     ///
@@ -111,9 +112,10 @@ impl Var {
     /// # Safety
     ///
     /// The envelope was answered by [`export`](Self::export) or [`release`](Self::release), and came
-    /// here from somebody who is trusted. One that was made up may name, by its place in the file,
-    /// any page of it: the doorbell registers of queues, where safe functions of the mapped page
-    /// would then write requests of nobody's.
+    /// here from somebody who is trusted, and the VAR is not destroyed before this returns. An envelope
+    /// that was made up or is too old may name, by its place in the file, any page of it: the doorbell
+    /// registers of queues, where safe functions of the mapped page would then write requests of
+    /// nobody's.
     ///
     /// # Errors
     ///
@@ -137,7 +139,7 @@ impl Var {
     ///
     /// The bytes were exported from a context on the same kernel file. They hold nothing that could
     /// be checked: made up, they name any page that is mapped through the file, such as the registers
-    /// of one's own queues.
+    /// of one's own queues. The VAR is not destroyed before this returns.
     ///
     /// That rdma-core's functions take and give such bytes is read from their source; it has not been
     /// tried with a program that calls them.
@@ -172,16 +174,14 @@ fn import(context: &Context, handle: u32, place: Place) -> Result<ImportedVar> {
         return Err(unknown(place.length.into(), place.page_id.into()));
     }
     file.require(VERB, ObjectKind::MLX5_VAR, handle)?;
-    // Where nothing is, nothing can be mapped.
-    match place.map(file) {
-        Ok(page) => drop(page),
-        Err(error) if error.errno() == Errno::INVAL => {
-            return Err(stale(VERB, format!("VAR {handle} is not at {:#x}", place.offset)));
-        }
-        Err(error) => return Err(error.in_verb(VERB)),
-    }
+    // Where nothing is, nothing can be mapped. Later mappings go by the place alone, which the kernel
+    // gives to the registers of the next queue once the VAR is gone and nothing maps it.
+    let kept = place.map(file).map_err(|error| match error.errno() {
+        Errno::INVAL => stale(VERB, format!("VAR {handle} is not at {:#x}", place.offset)),
+        _ => error.in_verb(VERB),
+    })?;
     let object = Object::imported(file.clone(), Class::VAR, handle, ());
-    Ok(Imported::new(Var { object, place }))
+    Ok(Imported::new(Var { object, place, _kept: Some(kept) }))
 }
 
 impl Sealed for Var {

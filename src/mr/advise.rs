@@ -54,8 +54,14 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EINVAL` if the region is not paged [on demand](crate::RegionBuilder::on_demand), for a
-    /// range that does not lie in it, or of more than 2^32 - 1 bytes.
+    /// range that does not lie in it, or of more than 2^32 - 1 bytes; `EPERM` for a region that was
+    /// [imported](crate::ProtectionDomain::import_mr), of which only its exporter says that it is paged.
     pub fn on_demand(&self, range: impl RangeBounds<usize>) -> Result<OnDemandRange<'_>> {
+        if self.inner.is_imported() {
+            return Err(Error::new(VERB, Errno::PERM).detail(
+                "the region was imported: give advice in the process that registered its memory",
+            ));
+        }
         let MrInner { access, .. } = &*self.inner;
         if !access.contains(Access::ON_DEMAND) {
             return Err(Error::invalid(VERB, "the pages of the region are pinned, not on demand"));

@@ -1,7 +1,7 @@
 //! Memory regions that processes share. Pairs with `UVERBS_METHOD_QUERY_MR` in
 //! `core/uverbs_std_types_mr.c`.
 
-use super::{MemoryRegion, MrInner};
+use super::{HELD, MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::envelope::{Envelope, Proof};
 use crate::error::{Error, Result};
@@ -102,10 +102,9 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a window is bound to the region, and as [`export`](Self::export); the region
-    /// comes back with the error.
+    /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, and as
+    /// [`export`](Self::export); the region comes back with the error.
     pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
-        const BOUND: &str = "a memory window is bound to the region";
         let envelope = match self.export() {
             Ok(envelope) => envelope,
             Err(error) => return Err((self, error)),
@@ -120,7 +119,7 @@ impl<T, M> MemoryRegion<T, M> {
                 Ok(envelope)
             }
             Err(inner) => {
-                let error = Error::new("release_mr", Errno::BUSY).detail(BOUND);
+                let error = Error::new("release_mr", Errno::BUSY).detail(HELD);
                 Err((Self::of(inner), error))
             }
         }
@@ -134,7 +133,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// What the exporter said of the region is compared with what the kernel says. That the region
     /// belongs to this domain it does not say: if not, requests that name it fail. Its
-    /// [rights](MemoryRegion::access) it does not say either: they are what the exporter claims.
+    /// [rights](MemoryRegion::access) it does not say either: they are what the exporter claims, and
+    /// decide nothing here. A memory window is bound to the region where it was registered.
     ///
     /// # Errors
     ///

@@ -27,7 +27,7 @@ use crate::access::Access;
 use crate::context::Context;
 use crate::error::Error;
 use crate::file::File;
-use crate::mem::region::Backing;
+use crate::mem::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::Object;
 use crate::pd::PdInner;
@@ -39,7 +39,11 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// What a region and the windows bound to it share.
+/// Why a region cannot be changed, given away or destroyed.
+const HELD: &str = "a memory window holds the region, which was handed out for a binding: destroy or \
+                    reallocate the window first";
+
+/// What a region and the windows that hold it share.
 pub(crate) struct MrInner<M> {
     /// First, so that the kernel lets go of the memory before the protection domain goes.
     object: Object<Backing<M>>,
@@ -58,6 +62,11 @@ pub(crate) struct MrInner<M> {
 impl<M> MrInner<M> {
     pub(crate) fn file(&self) -> &Arc<File> {
         self.object.file()
+    }
+
+    /// Whether another process registered it, or another part of this one that exported it.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.object.memory().is_some_and(|memory| memory.place() == Place::Foreign)
     }
 
     /// Bytes that the device can reach.
@@ -210,12 +219,12 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a memory window is bound to the region, and whatever the kernel answers. The
-    /// region comes back with the error.
+    /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region: destroy
+    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise whatever the kernel
+    /// answers. The region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn destroy(self) -> Result<M, (Self, Error)> {
         const VERB: &str = "dereg_mr";
-        const HELD: &str = "a memory window is bound to the region";
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
             Err(inner) => {

@@ -222,7 +222,9 @@ impl RegionBuilder {
     ///
     /// Possible where [`query_device`](crate::Context::query_device) advertises it. rxe does from
     /// Linux 6.15 on, but up to 7.2 at least it copies each packet to and from the beginning of its
-    /// page, which corrupts whatever does not begin there.
+    /// page, which corrupts whatever does not begin there; and it finds no page by another address than
+    /// the memory's own. So on rxe memory is refused (`EOPNOTSUPP`) that does not begin at a page, where
+    /// what stands before it is somebody else's, or that is to be addressed from elsewhere.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub fn on_demand(mut self) -> Self {
         self.access |= Access::ON_DEMAND;
@@ -409,7 +411,7 @@ impl RegionBuilder {
     /// Whether the device advertises paging on demand.
     fn pages_on_demand(&self) -> bool {
         let context = Context { file: self.pd.file().clone() };
-        context.query_device().is_ok_and(|device| device.odp_caps().is_some())
+        context.query_device().is_ok_and(|device| device.odp_caps.is_some())
     }
 
     /// Registers what `backing` stands for.
@@ -422,6 +424,11 @@ impl RegionBuilder {
         let hca_va = self.iova.unwrap_or(start);
         if let Err(error) = check(self.access, start, hca_va, length) {
             return Err((backing, error));
+        }
+        if self.access.contains(Access::ON_DEMAND) && file.provider.pages_in_place_only() {
+            if let Err(error) = check_in_place(start, hca_va, file.device.name()) {
+                return Err((backing, error));
+            }
         }
         let request = ib_uverbs_reg_mr {
             start,
@@ -500,6 +507,26 @@ pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Resul
                 page_size()
             ),
         ));
+    }
+    Ok(())
+}
+
+/// Refuses memory that a driver would miss; see
+/// [`pages_in_place_only`](crate::provider::Provider::pages_in_place_only).
+fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
+    let inside = start % page_size() as u64;
+    let refused = |detail: String| {
+        Err(Error::new(VERB, Errno::OPNOTSUPP)
+            .detail(format!("{detail}, which the driver of {device} does not page on demand")))
+    };
+    if inside != 0 {
+        return refused(format!(
+            "memory at {start:#x}, {inside} bytes behind the beginning of its page (let it begin \
+             there, as RegionBuilder::allocate does)"
+        ));
+    }
+    if start != iova {
+        return refused(format!("memory at {start:#x} that is addressed from {iova:#x}"));
     }
     Ok(())
 }

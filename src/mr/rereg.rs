@@ -1,6 +1,6 @@
 //! Changing a region in place. Pairs with `ib_uverbs_rereg_mr` in `core/uverbs_cmd.c`.
 
-use super::{MemoryRegion, MrInner, register};
+use super::{HELD, MemoryRegion, MrInner, register};
 use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::mem::region::{Backing, Place, StableBytes};
@@ -53,8 +53,8 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
-    /// to memory that was registered without, `EBUSY` while a window is bound to the region,
-    /// `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
+    /// to memory that was registered without, `EBUSY` while a
+    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region, `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
     /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of
     /// [device memory](crate::DeviceMemory), which no kernel changes; `EPERM` for a region
     /// that was [imported](crate::ProtectionDomain::import_mr), even by its new owner. After
@@ -63,7 +63,7 @@ impl<T, M> MemoryRegion<T, M> {
     /// [destroy](Self::destroy) it, which gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
-        let inner = Arc::get_mut(&mut self.inner).ok_or_else(bound)?;
+        let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
         if inner.dead {
             return Err(dead());
         }
@@ -121,8 +121,8 @@ fn check_holding(old: Access, new: Access) -> Result<()> {
     ))
 }
 
-fn bound() -> Error {
-    Error::new(VERB, Errno::BUSY).detail("a memory window is bound to the region")
+fn held() -> Error {
+    Error::new(VERB, Errno::BUSY).detail(HELD)
 }
 
 fn dead() -> Error {
@@ -190,8 +190,8 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a window is bound to the
-    /// region; `EINVAL` for memory of zero bytes, and for a region of device memory; `EPERM` for a
+    /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a
+    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for memory of zero bytes, and for a region of device memory; `EPERM` for a
     /// region that was [imported](crate::ProtectionDomain::import_mr). After these the region comes
     /// back as it was.
     /// After others, `ENOMEM` beyond the limit of locked memory for one, it is destroyed, and
@@ -210,7 +210,7 @@ impl<T, M> MemoryRegion<T, M> {
         let backing = Backing::own(memory);
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
-            Err(shared) => return Err(refused(shared, backing, bound())),
+            Err(shared) => return Err(refused(shared, backing, held())),
         };
         let (start, length) = (backing.address(), backing.reach());
         let checked = if inner.dead {

@@ -291,6 +291,27 @@ fn what_a_kernel_does_not_know_is_unsupported() {
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
 }
 
+/// Anything else it would write to somewhere else.
+#[test]
+fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
+    let bench = Bench::new();
+    let page = rustix::param::page_size();
+    let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
+    let start = memory.as_ptr().align_offset(page);
+    let (front, own) = memory.split_at_mut(start + 512);
+    let registration = bench.pd.registration().on_demand();
+    let failed = registration.clone().register(own).unwrap_err();
+    assert!(failed.error.is_unsupported(), "{}", failed.error);
+    assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
+    assert!(failed.error.message().contains("512 bytes behind"), "{}", failed.error);
+    bench.pd.register(failed.memory, Access::LOCAL_WRITE).unwrap();
+    let (_, whole) = front.split_at_mut(start);
+    let failed = registration.clone().iova(0).register(whole).unwrap_err();
+    assert!(failed.error.is_unsupported(), "{}", failed.error);
+    assert!(failed.error.message().contains("addressed from 0x0"), "{}", failed.error);
+    registration.register(failed.memory).unwrap();
+}
+
 #[test]
 fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
     let Bench { script, pd, .. } = &Bench::new();

@@ -2,6 +2,7 @@
 //! drivers tell of a protection domain only that it exists.
 
 use super::{KernelPd, PdInner, ProtectionDomain, Sharing};
+use crate::ah::Retired;
 use crate::context::Context;
 use crate::envelope::Envelope;
 use crate::error::{Error, Result};
@@ -126,7 +127,7 @@ impl Context {
 
     fn imported_pd(&self, handle: u32, number: Option<u32>) -> Imported<ProtectionDomain> {
         let object = Object::imported(self.file.clone(), Class::PD, handle, ());
-        let kernel = Arc::new(KernelPd { object, number });
+        let kernel = Arc::new(KernelPd { retired: Retired::default(), object, number });
         let inner = Arc::new(PdInner { kernel, td: None, allocator: None });
         Imported::new(ProtectionDomain::of(inner))
     }

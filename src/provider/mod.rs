@@ -16,12 +16,13 @@ pub(crate) use mlx5::dm::Place as DmPlace;
 pub(crate) use queue::{
     CqMembers, CqRing, Cursor, Member, RecvCursor, RecvKind, RecvRing, SendRing,
 };
+pub(crate) use rxe::ah::NamedAddresses;
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
-use crate::mem::fork::Epoch;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
+use crate::wr::Address;
 use answer::Answer;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use uverbs_uapi::device::rdma_driver_id;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
 use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
 use uverbs_uapi::rxe::rxe_create_ah_resp;
+use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// The provider of an open device.
 #[derive(Clone, Debug)]
@@ -87,26 +89,21 @@ impl Opening {
     }
 
     /// The provider, once the kernel established the context or told of it.
-    pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Provider> {
+    pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Provider> {
         Ok(match self {
             Opening::Rxe => Provider::Rxe,
-            Opening::Mlx5(opening) => Provider::Mlx5(Arc::new(opening.finish(kernel, epoch)?)),
+            Opening::Mlx5(opening) => Provider::Mlx5(Arc::new(opening.finish(kernel)?)),
         })
     }
 }
 
 impl Provider {
     /// The same in a forked child, with nothing that the parent goes on using.
-    pub(crate) fn reimport(
-        &self,
-        kernel: &dyn Kernel,
-        epoch: Epoch,
-        verb: &'static str,
-    ) -> Result<Provider> {
+    pub(crate) fn reimport(&self, kernel: &dyn Kernel, verb: &'static str) -> Result<Provider> {
         Ok(match self {
             Provider::Rxe => Provider::Rxe,
             Provider::Mlx5(context) => {
-                let fresh = mlx5::Mlx5::new(*context.limits(), kernel, epoch);
+                let fresh = mlx5::Mlx5::new(*context.limits(), kernel);
                 Provider::Mlx5(Arc::new(fresh.map_err(|error| error.in_verb(verb))?))
             }
         })
@@ -117,6 +114,18 @@ impl Provider {
         match self {
             Provider::Rxe => {}
             Provider::Mlx5(context) => context.registers().close(kernel),
+        }
+    }
+
+    /// Whether memory that is paged on demand has to begin at a page, and to be addressed by its own
+    /// address, or the driver writes elsewhere.
+    pub(crate) fn pages_in_place_only(&self) -> bool {
+        match self {
+            // `rxe_odp.c`, up to Linux 7.2 at least, and no kernel tells: it copies to and from the
+            // beginning of a page, and takes addresses of requests for addresses of the process when
+            // it looks a page up, in a table without end.
+            Provider::Rxe => true,
+            Provider::Mlx5(_) => false,
         }
     }
 
@@ -285,9 +294,9 @@ pub(crate) struct SendLimits {
     pub(crate) max_inline: u32,
 }
 
-/// An address handle as work requests carry it.
+/// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Address {
-    Rxe { ah_num: u32 },
-    Mlx5(uverbs_uapi::mlx5::wqe::mlx5_av),
+pub(crate) enum Wc<'r> {
+    Rxe(&'r ib_uverbs_wc),
+    Mlx5(mlx5::cqe::Wc<'r>),
 }

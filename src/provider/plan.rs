@@ -6,13 +6,16 @@
 //! everything it took.
 
 use super::answer::Answer;
-use super::{CqRing, Member, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5, rxe};
+use super::{
+    CqRing, Member, NamedAddresses, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5,
+    rxe,
+};
 use crate::error::{Error, Result};
 use crate::mem::allocator::Source;
 use crate::mem::dbrec::Gate;
 use crate::mem::mapping::Mapper;
 use crate::mem::queue::QueueMemory;
-use crate::qp::QpType;
+use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
@@ -133,7 +136,7 @@ pub(crate) struct QpAsk<'a> {
 /// A queue pair in the making.
 #[derive(Debug)]
 pub(crate) enum QpPlan {
-    Rxe { cap: ib_uverbs_qp_cap, recv: bool, answer: Answer },
+    Rxe { cap: ib_uverbs_qp_cap, recv: bool, datagrams: bool, answer: Answer },
     Mlx5(Box<mlx5::create::QpPlan>),
 }
 
@@ -152,6 +155,7 @@ impl QpPlan {
             Provider::Rxe => QpPlan::Rxe {
                 cap: ask.cap,
                 recv: ask.shared.is_none(),
+                datagrams: ask.qp_type == QpType::UD,
                 answer: Answer::room_for::<rxe_create_qp_resp>(),
             },
             Provider::Mlx5(context) => {
@@ -215,13 +219,13 @@ impl QpPlan {
         mapper: &dyn Mapper,
     ) -> std::result::Result<Queues, Errno> {
         match self {
-            QpPlan::Rxe { recv, answer, .. } => {
+            QpPlan::Rxe { recv, datagrams, answer, .. } => {
                 let answer = answer.read::<rxe_create_qp_resp>();
                 let limits = SendLimits {
                     max_sge: granted.max_send_sge,
                     max_inline: granted.max_inline_data,
                 };
-                let send = rxe::sq::SendRing::map(answer.sq_mi, limits, mapper)?;
+                let send = rxe::sq::SendRing::map(answer.sq_mi, limits, datagrams, mapper)?;
                 let recv = match recv {
                     true => {
                         Some(rxe::rq::RecvRing::map(answer.rq_mi, granted.max_recv_sge, mapper)?)
@@ -229,6 +233,7 @@ impl QpPlan {
                     false => None,
                 };
                 Ok(Queues {
+                    named: send.named().cloned(),
                     send: SendRing::rxe(send),
                     recv: recv.map(RecvRing::rxe),
                     member: Member::Rxe { qpn },
@@ -280,6 +285,8 @@ pub(crate) struct Queues {
     pub(crate) recv: Option<RecvRing>,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Which address handles its requests name, if they do.
+    pub(crate) named: Option<Arc<NamedAddresses>>,
     /// Where the rings look whether they may be used, if they do.
     pub(crate) gate: Option<Gate>,
 }
@@ -472,7 +479,9 @@ impl ResizePlan {
 pub(crate) fn resized_srq_ring(
     mi: mminfo,
     max_sge: u32,
+    fresh: bool,
     mapper: &dyn Mapper,
 ) -> std::result::Result<RecvRing, Errno> {
-    rxe::rq::RecvRing::map(mi, max_sge, mapper).map(RecvRing::rxe)
+    let ring = rxe::rq::RecvRing::map(mi, max_sge, mapper)?;
+    Ok(RecvRing::rxe(ring.after(fresh)))
 }

@@ -5,8 +5,7 @@
 
 use super::mlx5::news::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
-use super::{mlx5, rxe};
-use crate::completion::Wc;
+use super::{Wc, mlx5, rxe};
 use crate::mem::blocks::Spot;
 use crate::mem::fork::Epoch;
 use crate::mem::gated::Gated;
@@ -36,6 +35,11 @@ impl Member {
             Member::Mlx5(record) => Some(record.index().number()),
             Member::None => None,
         }
+    }
+
+    /// Whether the kernel may give the number to another queue pair as soon as this one is gone.
+    pub(crate) fn is_numbered_by_the_kernel(&self) -> bool {
+        matches!(self, Member::Rxe { .. })
     }
 }
 
@@ -444,6 +448,12 @@ impl RecvRing {
             (_, _, Some(ring)) => ring.capacity(),
             (None, None, None) => 0,
         }
+    }
+
+    /// Whether nothing was ever posted to this ring, which is a shared queue's.
+    pub(crate) fn is_fresh(&self) -> bool {
+        let mlx5 = self.mlx5_shared.any().is_none_or(mlx5::srq::SrqRing::is_fresh);
+        mlx5 && self.rxe.as_ref().is_none_or(rxe::rq::RecvRing::is_fresh)
     }
 
     /// Takes no more requests: the device has left this ring for another.

@@ -1,11 +1,11 @@
 //! Attributes of a queue pair, as modify takes them. Pairs with `ib_uverbs_modify_qp`.
 
 use crate::access::Access;
-use crate::ah::AddressVector;
+use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
 use crate::number::{Psn, Qkey, Qpn, open_enum};
 use crate::port::Mtu;
-use crate::qp::QpState;
+use crate::qp::state::QpState;
 use std::fmt;
 use uverbs_uapi::qp::{ib_mig_state, ib_qp_attr_mask as Mask, ib_uverbs_modify_qp};
 

@@ -5,6 +5,7 @@ use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, Send
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
+use crate::file::File;
 use crate::mcast::Groups;
 use crate::mem::allocator::Source;
 use crate::mem::lock::Lock;
@@ -17,7 +18,7 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
@@ -175,7 +176,26 @@ impl<S: Sharing> QueuePairBuilder<S> {
             self.cap.max_recv_wr = 0;
             self.cap.max_recv_sge = 0;
         }
-        let registration = file.register(VERB, Kind::Qp)?;
+        let mut refused = Vec::new();
+        loop {
+            let qp = self.create(VERB, &file)?;
+            let leased = |cq: &CqInner| {
+                let member = &qp.qp.member;
+                let number = member.number().filter(|_| member.is_numbered_by_the_kernel());
+                number.is_some_and(|number| cq.numbers.is_leased(number))
+            };
+            if !leased(&self.send_cq) && !leased(&self.recv_cq) {
+                return Ok(qp);
+            }
+            // It stays until another is made, so that the kernel deals another number.
+            refused.push(qp);
+        }
+    }
+
+    /// Has the kernel make a queue pair, whatever its number.
+    fn create(&self, verb: &'static str, file: &Arc<File>) -> Result<QueuePair<S>> {
+        let initiator = self.qp_type == QpType::XRC_INI;
+        let registration = file.register(verb, Kind::Qp)?;
         let mut flags = Flags::empty();
         flags.set(Flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL, self.signal_all);
         flags.set(Flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING, self.cvlan_stripping);
@@ -187,7 +207,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             shared: self.srq.as_ref().map(|srq| &srq.slots),
             register: self.pd.td.as_ref().map(|td| &td.register),
         };
-        let source = Source { verb: VERB, domain: Some(&self.pd) };
+        let source = Source { verb, allocator: self.pd.allocator.as_ref() };
         let mut plan = QpPlan::new(&file.provider, ask, source, &*file.kernel)?;
         let mut granted = uapi::ib_uverbs_qp_cap::default();
         let mut qpn = 0u32;
@@ -212,16 +232,16 @@ impl<S: Sharing> QueuePairBuilder<S> {
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut granted)
             .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
         let mut command = plan.request(command);
-        let made = file.execute(VERB, &mut command);
+        let made = file.execute(verb, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
         drop(command);
         made.map_err(|error| plan.explain(self.explain(error, bytes)))?;
-        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+        let handle = handle.map_err(|errno| Error::new(verb, errno))?;
         let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
         let caps = plan.caps(granted);
-        let Queues { send, recv, member, gate } =
-            plan.finish(qpn, granted, file.kernel.mapper())
-                .map_err(|errno| Error::new(VERB, errno).detail("a queue could not be mapped"))?;
+        let Queues { send, recv, member, named, gate } = plan
+            .finish(qpn, granted, file.kernel.mapper())
+            .map_err(|errno| Error::new(verb, errno).detail("a queue could not be mapped"))?;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
@@ -230,20 +250,24 @@ impl<S: Sharing> QueuePairBuilder<S> {
             state: Tracked::new(gate),
             moving: Lock::default(),
             scatters: self.scatter,
-            local: Mutex::default(),
+            local: Lock::default(),
             groups: Groups::default(),
             registration,
             base: Base::Domain {
-                send_cq: self.send_cq,
-                recv_cq: self.recv_cq,
-                srq: self.srq,
-                pd: self.pd,
+                send_cq: self.send_cq.clone(),
+                recv_cq: self.recv_cq.clone(),
+                srq: self.srq.clone(),
+                pd: self.pd.clone(),
             },
             member,
+            named,
             retired: false,
         });
         // Before anything can be posted: who polls must know what it completes.
         qp.each_cq(|cq| cq.members.attach(&qp.member));
+        if let (Some(named), Some(pd)) = (&qp.named, qp.pd()) {
+            pd.kernel.retired.attach(named);
+        }
         Ok(QueuePair {
             send: SendQueue::new(qp.clone(), send),
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),
@@ -298,7 +322,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
             Errno::INVAL => {
                 let limits = match file.limits() {
                     Some(limits) => {
-                        let (wr, sge) = (limits.max_qp_wr(), limits.max_sge());
+                        let (wr, sge) = (limits.max_qp_wr, limits.max_sge);
                         format!("; {} takes at most {wr} of {sge}", file.device.name())
                     }
                     None => String::new(),

@@ -8,13 +8,12 @@ use super::attr::QpAttr;
 use super::control::QpControl;
 use super::state::{QpState, QpType};
 use crate::access::Access;
-use crate::ah::{AddressVector, GlobalRoute};
+use crate::address_vector::{AddressVector, GlobalRoute};
 use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::{LinkLayer, Mtu, PortAttr};
 use crate::provider::RdAtomic;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::PoisonError;
 
 /// Reads and atomics that a queue pair answers at once unless its device can do less: what
 /// hardware commonly has.
@@ -315,7 +314,7 @@ impl QpControl {
             Some(limits) => limits,
             None => {
                 let device = context.query_device().map_err(in_verb)?;
-                RdAtomic { answered: device.max_qp_rd_atom(), sent: device.max_qp_init_rd_atom() }
+                RdAtomic { answered: device.max_qp_rd_atom, sent: device.max_qp_init_rd_atom }
             }
         };
         let endpoint = Endpoint {
@@ -334,7 +333,7 @@ impl QpControl {
             global: needs_global(&attr),
             max_rd_atomic: limits.sent.min(u8::MAX.into()) as u8,
         };
-        *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner) = Some(local);
+        *self.qp.local.lock().ok_or_else(|| Error::forked(VERB))? = Some(local);
         Ok(endpoint)
     }
 
@@ -386,9 +385,7 @@ impl QpControl {
     }
 
     fn local(&self, verb: &'static str) -> Result<Local> {
-        // First: in a child the lock may have been held by a thread that only the parent has.
-        self.qp.file().check_fork(verb)?;
-        let local = *self.qp.local.lock().unwrap_or_else(PoisonError::into_inner);
+        let local = *self.qp.local.lock().ok_or_else(|| Error::forked(verb))?;
         local.ok_or_else(|| {
             Error::invalid(verb, "port and identifier are unknown: call QpControl::endpoint before")
         })

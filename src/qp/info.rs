@@ -3,7 +3,7 @@
 use super::attr::PathMigState;
 use super::{QpCaps, QpState};
 use crate::access::Access;
-use crate::ah::AddressVector;
+use crate::address_vector::AddressVector;
 use crate::error::Result;
 use crate::file::File;
 use crate::number::{Psn, Qkey, Qpn};

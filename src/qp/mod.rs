@@ -11,7 +11,7 @@ mod info;
 mod recv;
 mod reset;
 mod send;
-mod state;
+pub(crate) mod state;
 mod transition;
 mod xrc;
 
@@ -29,20 +29,20 @@ use crate::context::Context;
 use crate::cq::CqInner;
 use crate::error::{Error, Result};
 use crate::events::keys::Registration;
-use crate::file::{File, forked};
+use crate::file::File;
 use crate::mcast::Groups;
-use crate::mem::lock::Lock;
+use crate::mem::lock::{Guard, Lock};
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::Member;
 use crate::provider::plan::Hold;
+use crate::provider::{Member, NamedAddresses};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
 use state::Tracked;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
 /// What a queue pair was granted at creation; at least what was asked for.
@@ -89,12 +89,14 @@ pub(crate) struct QpInner {
     /// Whether its completions may bring data that is then not in memory.
     pub(crate) scatters: bool,
     /// What the peer was told of it.
-    local: Mutex<Option<endpoint::Local>>,
+    local: Lock<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
     registration: Registration,
     pub(crate) base: Base,
     /// What its completion queues know it by.
     pub(crate) member: Member,
+    /// Which address handles its requests name, if they do.
+    named: Option<Arc<NamedAddresses>>,
     /// Whether they were told that it is gone.
     retired: bool,
 }
@@ -127,8 +129,8 @@ impl QpInner {
     }
 
     /// Nobody else moves the queue pair while this is held; an error in a forked child.
-    pub(crate) fn moving(&self, verb: &'static str) -> Result<MutexGuard<'_, ()>> {
-        self.moving.lock().ok_or_else(|| forked(verb))
+    pub(crate) fn moving(&self, verb: &'static str) -> Result<Guard<'_, ()>> {
+        self.moving.lock().ok_or_else(|| Error::forked(verb))
     }
 
     /// Notes the state that a change brought it to, unless its rings are stale meanwhile.
@@ -161,6 +163,9 @@ impl QpInner {
         self.object.destroy()?;
         self.retired = true;
         self.each_cq(|cq| cq.members.retire(&self.member));
+        if let (Some(named), Some(pd)) = (&self.named, self.pd()) {
+            pd.kernel.retired.detach(named);
+        }
         Ok(())
     }
 
@@ -303,12 +308,13 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while something holds on to it, a multicast membership or a flow rule for one; it
-    /// comes back with the error.
+    /// `EBUSY` while something holds on to it: a multicast membership, a flow rule, or a
+    /// [memory window](crate::MemoryWindow#what-a-window-holds); it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str =
-            "a multicast membership, a memory window or a flow rule still holds the queue pair";
+        const HELD: &str = "a multicast membership, a memory window of type 2 that was to be bound \
+                            through it, or a flow rule still holds the queue pair: destroy that, or \
+                            reallocate the window";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));

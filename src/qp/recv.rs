@@ -138,9 +138,10 @@ impl<'q> RecvBatch<'q> {
     ///
     /// # Safety
     ///
-    /// All memory that the requests name must stay valid until they complete, or until the queue
-    /// or the memory's region is destroyed, and must not be borrowed meanwhile: the device writes
-    /// it.
+    /// All memory that the requests name must stay valid until they complete, or until the queue is
+    /// destroyed, and must not be borrowed meanwhile: the device writes it. If the memory's region is
+    /// destroyed before, no other may be registered in the protection domain meanwhile: a device may
+    /// give it the same key. The caller knows by `wr_id` which request a completion is of.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) {

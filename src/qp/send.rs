@@ -140,6 +140,22 @@ impl<S: Sharing> SendQueue<S> {
 }
 
 /// Sends that the device does not know of yet.
+///
+/// # What the caller of `ring` promises
+///
+/// - **Memory.** All memory that the requests name by local keys stays valid until they complete, or
+///   until the queue pair is destroyed; what the device writes is not borrowed meanwhile. To drop a queue
+///   pair does not destroy it while a [memory window](crate::MemoryWindow) holds it. If the memory's region is destroyed before, no other is registered in the protection domain meanwhile: a
+///   device may give it the same key, as mlx5's driver does, and the requests would name its memory.
+/// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it
+///   was prepared for. Until that request completes, or the queue pair is destroyed, the window is not
+///   told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
+///   dropped; nor is a binding posted of which the window has seen any of these. The request names
+///   window and region by key: it would open whatever region has the key by then.
+/// - **`wr_id`s.** The caller knows which request a completion is of. The device carries the number and
+///   checks nothing: of two requests with the same number the first completion tells only that one of
+///   them is over. A successful completion stands for the unsignaled requests that were posted to the
+///   same queue before it, and for no later ones.
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {
     queue: &'q mut SendQueue<S>,
@@ -228,9 +244,9 @@ impl SendBatch<'_, Shared> {
     ///
     /// # Safety
     ///
-    /// All memory that the requests name by local keys must stay valid until they complete, or
-    /// until the queue pair or the memory's region is destroyed; what the device writes must not
-    /// be borrowed meanwhile.
+    /// The caller keeps the promises of
+    /// [`SendBatch`](SendBatch#what-the-caller-of-ring-promises): on memory, on memory windows, and on
+    /// `wr_id`s.
     ///
     /// # Errors
     ///
@@ -261,9 +277,9 @@ impl SendBatch<'_, Exclusive> {
     ///
     /// # Safety
     ///
-    /// All memory that the requests name by local keys must stay valid until they complete, or
-    /// until the queue pair or the memory's region is destroyed; what the device writes must not
-    /// be borrowed meanwhile.
+    /// The caller keeps the promises of
+    /// [`SendBatch`](SendBatch#what-the-caller-of-ring-promises): on memory, on memory windows, and on
+    /// `wr_id`s.
     ///
     /// # Errors
     ///

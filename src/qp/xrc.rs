@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_OPEN_QP;
@@ -127,11 +127,12 @@ impl XrcDomain {
             state: Tracked::new(None),
             moving: Lock::default(),
             scatters: false,
-            local: Mutex::default(),
+            local: Lock::default(),
             groups: Groups::default(),
             registration,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
+            named: None,
             retired: false,
         });
         XrcTarget { control: QpControl { qp } }

@@ -47,6 +47,7 @@ pub(crate) struct Command<'a> {
     pub(crate) object: u16,
     pub(crate) method: u16,
     attrs: [Option<Attr<'a>>; MAX_ATTRS],
+    /// How many attributes were pushed; with more than `MAX_ATTRS` the command is not run.
     count: usize,
 }
 
@@ -56,11 +57,10 @@ impl<'a> Command<'a> {
     }
 
     fn push(mut self, id: u16, mandatory: bool, value: Value<'a>) -> Self {
-        debug_assert!(self.count < MAX_ATTRS, "MAX_ATTRS is too small");
         if let Some(slot) = self.attrs.get_mut(self.count) {
             *slot = Some(Attr { id, mandatory, value });
-            self.count += 1;
         }
+        self.count += 1;
         self
     }
 
@@ -152,11 +152,23 @@ impl<'a> Command<'a> {
     }
 
     pub(crate) fn attrs(&self) -> impl Iterator<Item = &Attr<'a>> {
-        self.attrs[..self.count].iter().flatten()
+        self.attrs.iter().flatten()
     }
 
-    pub(crate) fn attrs_mut(&mut self) -> impl Iterator<Item = &mut Attr<'a>> {
-        self.attrs[..self.count].iter_mut().flatten()
+    /// All attributes, for the kernel that runs the command.
+    ///
+    /// # Errors
+    ///
+    /// `E2BIG` if more than [`MAX_ATTRS`] were pushed: without the rest, the command would mean
+    /// something else.
+    pub(crate) fn attrs_to_run(
+        &mut self,
+    ) -> Result<impl Iterator<Item = &mut Attr<'a>> + use<'_, 'a>, Errno> {
+        if self.count > MAX_ATTRS {
+            Err(Errno::TOOBIG)
+        } else {
+            Ok(self.attrs.iter_mut().flatten())
+        }
     }
 
     fn attr(&self, id: u16) -> Option<&Attr<'a>> {
@@ -174,9 +186,26 @@ impl<'a> Command<'a> {
 
     /// The file that the command made.
     pub(crate) fn take_fd(&mut self, id: u16) -> Option<OwnedFd> {
-        match &mut self.attrs_mut().find(|attr| attr.id == id)?.value {
+        match &mut self.attrs.iter_mut().flatten().find(|attr| attr.id == id)?.value {
             Value::NewFd(fd) => fd.take(),
             _ => None,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn with(count: usize) -> Command<'static> {
+        (0..count).fold(Command::new(1, 2), |command, id| command.u32(id as u16, 7))
+    }
+
+    #[test]
+    fn a_command_with_too_many_attributes_is_not_run() {
+        let mut full = with(MAX_ATTRS);
+        assert_eq!(full.attrs_to_run().map(Iterator::count), Ok(MAX_ATTRS));
+        let mut beyond = with(MAX_ATTRS + 1);
+        assert_eq!(beyond.attrs_to_run().map(Iterator::count), Err(Errno::TOOBIG));
     }
 }

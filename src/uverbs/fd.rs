@@ -72,7 +72,7 @@ impl Kernel for UverbsFd {
         let mut message =
             Message { header: FromZeros::new_zeroed(), attrs: FromZeros::new_zeroed() };
         let mut count = 0u16;
-        for (attr, raw) in command.attrs_mut().zip(&mut message.attrs) {
+        for (attr, raw) in command.attrs_to_run()?.zip(&mut message.attrs) {
             encode(attr.id, attr.mandatory, &mut attr.value, raw)?;
             count += 1;
         }
@@ -86,7 +86,7 @@ impl Kernel for UverbsFd {
         // SAFETY: every pointer in the message comes from a slice that `command` borrows, shared
         // where the kernel reads and exclusively where it writes, with the slice's own length.
         unsafe { rustix::ioctl::ioctl(&self.fd, Invoke(&mut message)) }?;
-        for (attr, raw) in command.attrs_mut().zip(&message.attrs) {
+        for (attr, raw) in command.attrs_to_run()?.zip(&message.attrs) {
             match &mut attr.value {
                 Value::New(handle) => *handle = raw.data as u32,
                 Value::NewFd(fd) => {
@@ -232,6 +232,20 @@ mod tests {
     fn a_missing_fd_is_sign_extended() {
         let raw = encoded(&mut Value::Fd(-1, std::marker::PhantomData));
         assert_eq!((raw.len, raw.data), (0, u64::MAX));
+    }
+
+    /// The file is no uverbs file: the command ends before the kernel sees it.
+    #[test]
+    fn attributes_beyond_the_message_are_refused() {
+        let (file, _) = rustix::pipe::pipe().unwrap();
+        let kernel = UverbsFd::new(file, 0, Epoch::current().unwrap());
+        let run = |count: usize| {
+            let command = Command::new(1, 2);
+            let mut command = (0..count).fold(command, |command, id| command.u32(id as u16, 7));
+            kernel.execute(&mut command)
+        };
+        assert_eq!(run(MAX_ATTRS), Err(Errno::NOTTY));
+        assert_eq!(run(MAX_ATTRS + 1), Err(Errno::TOOBIG));
     }
 
     #[test]

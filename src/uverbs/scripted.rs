@@ -324,6 +324,11 @@ impl Script {
         self.ring(handle, role).poison();
     }
 
+    /// Writes both indices of a queue, whatever they are.
+    pub(crate) fn scribble(&self, handle: u32, role: Role, producer: u32, consumer: u32) {
+        self.ring(handle, role).scribble(producer, consumer);
+    }
+
     /// Entries of a queue that are neither free nor consumed.
     pub(crate) fn pending(&self, handle: u32, role: Role) -> u32 {
         self.ring(handle, role).pending()
@@ -401,6 +406,7 @@ impl Drop for ScriptedKernel {
 
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
+        drop(command.attrs_to_run()?);
         let op = Op::of(command);
         let hooks = self.script.hooks.lock().unwrap().clone();
         for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {

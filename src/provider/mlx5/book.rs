@@ -21,9 +21,10 @@ use super::srq::Slots;
 use crate::mem::barrier::udma_from_device;
 use crate::mem::element::Reader;
 use crate::mem::inbox::Inbox;
-use crate::mem::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use crate::mem::lock::Lock;
+use crate::mem::sync::{AtomicU32, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 enum Letter {
@@ -63,13 +64,13 @@ pub(crate) struct Members {
     /// How many were put since somebody took them.
     fresh: AtomicU32,
     /// Letters that were looked through, oldest first; with one among the others that says so.
-    older: Mutex<Vec<Letter>>,
-    estate: std::sync::Mutex<Option<Estate>>,
+    older: Lock<Vec<Letter>>,
+    estate: Lock<Option<Estate>>,
 }
 
 impl Drop for Members {
     fn drop(&mut self) {
-        let estate = self.estate.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let estate = self.estate.get_mut().and_then(Option::take);
         let Some(Estate { reader, mut book }) = estate else { return };
         // A child of a fork has no completions, and its parent's entries are not its to give back.
         if reader.elements().epoch().is_over() {
@@ -87,13 +88,13 @@ impl Drop for Members {
 
 impl Members {
     pub(crate) fn new(news: News) -> Arc<Members> {
-        let older = Mutex::new(Vec::new());
+        let older = Lock::default();
         Arc::new(Members {
             letters: Inbox::new(),
             news,
             fresh: AtomicU32::new(0),
             older,
-            estate: std::sync::Mutex::default(),
+            estate: Lock::default(),
         })
     }
 
@@ -101,10 +102,6 @@ impl Members {
         self.fresh.fetch_add(1, Ordering::Relaxed);
         self.letters.put(letter);
         self.news.announce();
-    }
-
-    fn older(&self) -> MutexGuard<'_, Vec<Letter>> {
-        self.older.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds what was put to what is there of older letters.
@@ -123,7 +120,7 @@ impl Members {
     /// there. To be called only while nobody can poll, by who borrows the poller's end; `is_empty`
     /// says whether the queue holds no completion.
     pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
-        let mut older = self.older();
+        let Some(mut older) = self.older.lock() else { return };
         // As many again as were left, so that looking costs little for each.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
             return;
@@ -156,7 +153,10 @@ impl Members {
 
     /// Leaves what nobody polls any more.
     pub(crate) fn inherit(&self, estate: Estate) {
-        *self.estate.lock().unwrap_or_else(PoisonError::into_inner) = Some(estate);
+        match self.estate.lock() {
+            Some(mut left) => *left = Some(estate),
+            None => std::mem::forget(estate),
+        }
     }
 
     /// Tells of a queue pair, before anything is posted to it.
@@ -240,7 +240,7 @@ impl Book {
     #[cold]
     pub(crate) fn learn(&mut self, members: &Members, consumer: u32, entries: u32) {
         // Nobody waits for this lock: who looks through letters keeps the poller away by a borrow.
-        let mut letters = members.older();
+        let Some(mut letters) = members.older.lock() else { return };
         members.gather(&mut letters);
         for letter in letters.drain(..) {
             match letter {
@@ -414,7 +414,8 @@ mod tests {
             members.retire(&short);
         }
         members.tidy(|| true);
-        assert!(members.older().len() <= 2, "{:?}", members.older());
+        let older = members.older.lock().unwrap().len();
+        assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
         assert!(!members.is_empty());
         book.learn(&members, 0, 8);
@@ -433,7 +434,7 @@ mod tests {
             members.retire(&short);
         }
         members.tidy(|| false);
-        assert_eq!(members.older().len(), 2 * FEW);
+        assert_eq!(members.older.lock().unwrap().len(), 2 * FEW);
         let next = record(&indices);
         assert_eq!(next.index().number() as usize, FEW + 1);
         members.attach(&next);

@@ -8,7 +8,6 @@ use super::Mlx5;
 use super::sq::Frames;
 use super::wqe::LONGEST;
 use crate::error::{Error, Result};
-use crate::mem::fork::Epoch;
 use crate::mem::units::UNIT;
 use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
@@ -81,7 +80,7 @@ impl Opening {
         had
     }
 
-    pub(crate) fn finish(self, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
+    pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Mlx5> {
         let devx = (!self.inquired).then_some(self.request.flags != 0);
         let mut limits = Limits::new(&self.response, devx)?;
         // What the driver does not tell beside the context.
@@ -98,7 +97,7 @@ impl Opening {
         limits.frames.checksums =
             ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)
                 .contains(ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM);
-        Mlx5::new(limits, kernel, epoch)
+        Mlx5::new(limits, kernel)
     }
 }
 

@@ -8,13 +8,13 @@ use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, r
 use super::news::News;
 use super::record::Record;
 use super::wqe::pair;
-use crate::completion::WcOpcode;
 use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
 use crate::mem::element::{Elements, Reader, UNWRITTEN};
 use crate::mem::fork::Epoch;
 use crate::mem::queue::QueueMemory;
 use crate::mem::register::{Register, RegisterWord};
+use crate::wc::WcOpcode;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{
     MLX5_CQ_DB_REQ_NOT, MLX5_CQ_DB_REQ_NOT_SOL, MLX5_CQE_OWNER_MASK, mlx5_cqe_opcode as opcode,

@@ -1,7 +1,7 @@
 //! Completions as the device writes them.
 
-use crate::completion::{Scattered, WcOpcode, WcStatus};
 use crate::mem::element::{Element, Reader, UNWRITTEN};
+use crate::wc::{Scattered, WcOpcode, WcStatus};
 use std::mem::offset_of;
 use uapi::{
     mlx5_cqe_checked as checked, mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome,
@@ -128,7 +128,11 @@ impl<'r> Wc<'r> {
 
     #[inline]
     pub(crate) fn byte_len(&self) -> u32 {
-        self.element().be32::<BYTES>()
+        match self.kind {
+            // The device need not say how long the answer to an atomic is.
+            WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD => ATOMIC,
+            _ => self.element().be32::<BYTES>(),
+        }
     }
 
     #[inline]
@@ -219,14 +223,9 @@ impl<'r> Wc<'r> {
         }
         // Of a send the byte was not kept as it is.
         let format = self.element().owner() & (IN_CORE | IN_FRONT);
-        let length = match (self.opcode_byte(), self.kind) {
-            // The device need not say how long the answer to an atomic is.
-            (opcode::MLX5_CQE_REQ, WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD) => ATOMIC,
-            _ => self.byte_len(),
-        };
         match format {
-            IN_CORE => Some(Scattered::new(&self.element().start(), length)),
-            IN_FRONT => Some(Scattered::new(&self.element().front()?, length)),
+            IN_CORE => Some(Scattered::new(&self.element().start(), self.byte_len())),
+            IN_FRONT => Some(Scattered::new(&self.element().front()?, self.byte_len())),
             _ => None,
         }
     }

@@ -22,7 +22,7 @@ use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use crate::provider::plan::{CqAsk, QpAsk, Queues, SharedSlots, SrqAsk};
 use crate::provider::{Member, SendLimits, ThreadRegister};
-use crate::qp::QpType;
+use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
@@ -453,7 +453,8 @@ impl QpPlan {
             }
         };
         let send = crate::provider::SendRing::mlx5(send);
-        Some(Queues { send, recv, member: Member::Mlx5(member), gate: Some(self.gate) })
+        let (member, gate) = (Member::Mlx5(member), Some(self.gate));
+        Some(Queues { send, recv, member, named: None, gate })
     }
 }
 
@@ -597,4 +598,20 @@ fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
             "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refused_dma_buf_is_said_to_need_a_newer_kernel() {
+        for (dmabufs, errno) in
+            [(true, Errno::OPNOTSUPP), (false, Errno::OPNOTSUPP), (true, Errno::INVAL)]
+        {
+            let error = explain(Error::new("create_qp", errno), dmabufs);
+            let named = error.message().contains("dma-bufs");
+            assert_eq!(named, dmabufs && errno == Errno::OPNOTSUPP, "{error}");
+        }
+    }
 }

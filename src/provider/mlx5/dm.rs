@@ -74,6 +74,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn numbers_tell_places_of_a_file_apart() {
+        let starts = [0, 1, 64, 1 << 40];
+        let all =
+            starts.iter().flat_map(|&start| [0, 1, 0xabcd].map(|index| Place { start, index }));
+        let numbers: std::collections::HashSet<_> = all.map(Place::numbers).collect();
+        assert_eq!(numbers.len(), 12);
+    }
+
+    #[test]
     fn an_index_is_on_both_sides_of_the_command() {
         let page = page_size() as u64;
         let offset = |index| Place { start: 0, index }.offset();

@@ -2,8 +2,9 @@
 
 use super::uar::Lease;
 use crate::mem::dbrec::DoorbellRecord;
+use crate::mem::lock::Lock;
 use crate::mem::queue::QueueMemory;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
 /// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
@@ -11,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Hold {
     _record: Arc<DoorbellRecord>,
     /// Exchanged when a completion queue is resized.
-    memory: Mutex<Option<Arc<QueueMemory>>>,
+    memory: Lock<Option<Arc<QueueMemory>>>,
     /// Where the device may be as well, after a resize of which nobody knows how it ended.
-    doubtful: Mutex<Vec<Arc<QueueMemory>>>,
+    doubtful: Lock<Vec<Arc<QueueMemory>>>,
     /// The sends of a raw packet queue pair.
     _sends: Option<Arc<QueueMemory>>,
     _register: Option<Lease>,
@@ -23,8 +24,8 @@ impl Hold {
     pub(super) fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
         Hold {
             _record: record.clone(),
-            memory: Mutex::new(memory),
-            doubtful: Mutex::default(),
+            memory: Lock::new(memory),
+            doubtful: Lock::default(),
             _sends: None,
             _register: None,
         }
@@ -37,11 +38,14 @@ impl Hold {
 
     /// Takes over what the kernel has moved the queue to, and lets go of where it was.
     pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory)
+        self.memory.lock()?.replace(memory)
     }
 
     /// Keeps memory that the device may have been moved to, beside what it may not have left.
     pub(super) fn keep(&self, memory: Arc<QueueMemory>) {
-        self.doubtful.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        match self.doubtful.lock() {
+            Some(mut doubtful) => doubtful.push(memory),
+            None => std::mem::forget(memory),
+        }
     }
 }

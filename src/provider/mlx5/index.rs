@@ -4,9 +4,8 @@
 //! into every completion. One is dealt again only when nobody holds it any more: the queue pair,
 //! and each poller whose completion queue may still have something with it.
 
-use crate::mem::fork::Epoch;
-use crate::mem::sync::Mutex;
-use std::sync::{Arc, PoisonError};
+use crate::mem::lock::Lock;
+use std::sync::Arc;
 
 /// Greater numbers are not told apart by the device, and this one means none.
 const NO_INDEX: u32 = (1 << 24) - 1;
@@ -14,7 +13,7 @@ const NO_INDEX: u32 = (1 << 24) - 1;
 /// The user indices of a context.
 #[derive(Debug)]
 pub(crate) struct Indices {
-    free: Mutex<Free>,
+    free: Lock<Free>,
 }
 
 #[derive(Debug)]
@@ -27,13 +26,12 @@ struct Free {
 impl Indices {
     pub(crate) fn new() -> Arc<Indices> {
         // Zero is never dealt: wiped memory names nobody.
-        Arc::new(Indices { free: Mutex::new(Free { fresh: 1, returned: Vec::new() }) })
+        Arc::new(Indices { free: Lock::new(Free { fresh: 1, returned: Vec::new() }) })
     }
 
     /// An index that nobody has; `None` when all are in use.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Index>> {
-        let epoch = Epoch::current().ok()?;
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock()?;
         let number = match free.returned.pop() {
             Some(number) => number,
             None if free.fresh < NO_INDEX => {
@@ -42,7 +40,7 @@ impl Indices {
             }
             None => return None,
         };
-        Some(Arc::new(Index { number, indices: self.clone(), epoch }))
+        Some(Arc::new(Index { number, indices: self.clone() }))
     }
 }
 
@@ -51,7 +49,6 @@ impl Indices {
 pub(crate) struct Index {
     number: u32,
     indices: Arc<Indices>,
-    epoch: Epoch,
 }
 
 impl Index {
@@ -62,9 +59,7 @@ impl Index {
 
 impl Drop for Index {
     fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist there.
-        if !self.epoch.is_over() {
-            let mut free = self.indices.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut free) = self.indices.free.lock() {
             free.returned.push(self.number);
         }
     }
@@ -96,5 +91,17 @@ mod tests {
         assert!(indices.take().is_none());
         drop(last);
         assert!(indices.take().is_some());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_waits_for_no_index() {
+        let indices = Indices::new();
+        let mut index = indices.take();
+        let child = || {
+            assert!(indices.take().is_none());
+            drop(index.take());
+        };
+        crate::mem::lock::in_child_while_held(|| indices.free.lock(), child);
     }
 }

@@ -33,7 +33,6 @@ pub(crate) mod wqe;
 use crate::error::{Error, Result};
 use crate::mem::barrier;
 use crate::mem::dbrec::DoorbellPages;
-use crate::mem::fork::Epoch;
 use crate::uverbs::kernel::Kernel;
 use context::Limits;
 use index::Indices;
@@ -53,7 +52,7 @@ pub(crate) struct Mlx5 {
 }
 
 impl Mlx5 {
-    pub(crate) fn new(limits: Limits, kernel: &dyn Kernel, epoch: Epoch) -> Result<Mlx5> {
+    pub(crate) fn new(limits: Limits, kernel: &dyn Kernel) -> Result<Mlx5> {
         if !barrier::KNOWN {
             return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(format!(
                 "how memory is ordered towards devices is not known for {}",
@@ -63,7 +62,7 @@ impl Mlx5 {
         let records = DoorbellPages::new().map_err(|errno| Error::new(VERB, errno))?;
         let Limits { bf_reg_size, uars_per_page, .. } = limits;
         // Last, as nobody would give the page back.
-        let registers = Registers::new(kernel, epoch, bf_reg_size, uars_per_page);
+        let registers = Registers::new(kernel, bf_reg_size, uars_per_page);
         let registers = registers.map_err(|errno| {
             Error::from_kernel(VERB, errno).detail("the driver gives no page of doorbell registers")
         })?;

@@ -5,7 +5,7 @@
 //! number was beyond which limit.
 
 use super::context::Limits;
-use crate::qp::QpType;
+use crate::qp::state::QpType;
 use uverbs_uapi::mlx5::wqe;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 

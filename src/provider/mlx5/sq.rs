@@ -10,7 +10,6 @@ use super::umr::{self, Change};
 use super::wqe::{
     LONGEST, MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
 };
-use crate::completion::WcOpcode;
 use crate::mem::barrier::udma_to_device;
 use crate::mem::blocks::{BLOCK, Blocks};
 use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
@@ -18,8 +17,9 @@ use crate::mem::noted::{Noted, Place};
 use crate::mem::queue::QueueMemory;
 use crate::mem::register::Register;
 use crate::mem::units::UNIT;
-use crate::provider::{Address, Cursor, SendLimits};
-use crate::wr::{Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
+use crate::provider::{Cursor, SendLimits};
+use crate::wc::WcOpcode;
+use crate::wr::{Address, Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{
     MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR,

@@ -4,13 +4,13 @@
 //! stay with the context: a register that is given back is lent again. The pages go with the
 //! context's file, or with the context where somebody else may keep the file open for longer.
 
-use crate::mem::fork::Epoch;
+use crate::mem::lock::Lock;
 use crate::mem::mapping::Mapping;
 use crate::mem::register::Register;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::uar as uapi;
 use uverbs_uapi::mlx5::uar::mlx5_ib_uapi_uar_alloc_type as UarType;
@@ -97,7 +97,6 @@ struct Pool {
 /// The doorbell registers of a context.
 #[derive(Debug)]
 pub(crate) struct Registers {
-    epoch: Epoch,
     /// Bytes of a BlueFlame register, both halves.
     bf_reg_size: usize,
     uars_per_page: usize,
@@ -107,7 +106,7 @@ pub(crate) struct Registers {
     arming: Arc<Register>,
     /// The page of these two.
     page: Page,
-    pool: Mutex<Pool>,
+    pool: Lock<Pool>,
 }
 
 /// Where a lent register returns to.
@@ -122,7 +121,6 @@ enum Origin {
 impl Registers {
     pub(crate) fn new(
         kernel: &dyn Kernel,
-        epoch: Epoch,
         bf_reg_size: u32,
         uars_per_page: u32,
     ) -> Result<Registers, Errno> {
@@ -135,21 +133,20 @@ impl Registers {
         });
         let (register, arming) = made.inspect_err(|_| page.free(kernel))?;
         Ok(Registers {
-            epoch,
             bf_reg_size: bf_reg_size as usize,
             uars_per_page: uars_per_page as usize,
             non_cached: Slot { register: Arc::new(register), page_id: page.id },
             arming: Arc::new(arming),
             page,
-            pool: Mutex::default(),
+            pool: Lock::default(),
         })
     }
 
     /// Gives all pages back, once nothing of this context can be rung any more. Those that are still
     /// mapped stay with this process until they are not.
     pub(crate) fn close(&self, kernel: &dyn Kernel) {
-        let pages = std::mem::take(&mut self.pool().pages);
-        for page in pages.into_iter().chain([self.page]) {
+        let pages = self.pool.lock().map(|mut pool| std::mem::take(&mut pool.pages));
+        for page in pages.into_iter().flatten().chain([self.page]) {
             page.free(kernel);
         }
     }
@@ -157,10 +154,6 @@ impl Registers {
     /// The register at which completion queues are armed, and the device's number of its page.
     pub(crate) fn arming(&self) -> (&Arc<Register>, u32) {
         (&self.arming, self.non_cached.page_id)
-    }
-
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A register for one thread domain alone. The error comes with the number of registers that
@@ -172,7 +165,7 @@ impl Registers {
         if self.bf_reg_size == 0 {
             return Ok(self.lend(self.non_cached.clone(), Origin::NonCached));
         }
-        let mut pool = self.pool();
+        let mut pool = self.pool.lock().ok_or((Errno::OWNERDEAD, 0))?;
         if pool.free_exclusive.is_empty() {
             let slots =
                 self.open_page(&mut pool, kernel).map_err(|errno| (errno, pool.exclusive))?;
@@ -190,7 +183,9 @@ impl Registers {
         if self.bf_reg_size == 0 {
             return self.lend(self.non_cached.clone(), Origin::NonCached);
         }
-        let mut pool = self.pool();
+        let Some(mut pool) = self.pool.lock() else {
+            return self.lend(self.non_cached.clone(), Origin::NonCached);
+        };
         if pool.free_dedicated.is_empty() && pool.dedicated < MAX_DEDICATED {
             if let Ok(slots) = self.open_page(&mut pool, kernel) {
                 pool.dedicated += slots.len();
@@ -246,7 +241,7 @@ impl Registers {
     }
 
     fn take_back(&self, slot: &Slot, origin: Origin) {
-        let mut pool = self.pool();
+        let Some(mut pool) = self.pool.lock() else { return };
         match origin {
             Origin::Exclusive => pool.free_exclusive.push(slot.clone()),
             Origin::Dedicated => pool.free_dedicated.push(slot.clone()),
@@ -289,9 +284,43 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // In a child the lock may have been held by a thread that only the parent has.
-        if !self.home.epoch.is_over() {
-            self.home.take_back(&self.slot, self.origin);
+        self.home.take_back(&self.slot, self.origin);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mem::fork::Epoch;
+    use crate::mem::memfile::MemFile;
+
+    #[test]
+    fn a_page_is_cut_into_the_registers_of_each_of_its_uars() {
+        let file = MemFile::new("uars", 2 * UAR);
+        let epoch = Epoch::current().unwrap();
+        let mapping = || file.map(2 * UAR, epoch).unwrap();
+        let page = Page { handle: 1, offset: 0, length: 2 * UAR as u32, id: 5 };
+        let register = Arc::new(Register::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
+        let registers = Registers {
+            bf_reg_size: 512,
+            uars_per_page: 2,
+            non_cached: Slot { register: register.clone(), page_id: 5 },
+            arming: register,
+            page,
+            pool: Lock::default(),
+        };
+        let slots = registers.cut(&page, mapping()).unwrap();
+        // Two registers of 512 bytes from 0x800 on, of each UAR of 4096 bytes.
+        let places = [(0x800, 5), (0xa00, 5), (0x1800, 6), (0x1a00, 6)];
+        assert_eq!(slots.len(), places.len());
+        for (slot, (offset, id)) in slots.iter().rev().zip(places) {
+            let [first, second] = [offset, offset | 0x0101_0101_0000_0000];
+            slot.register.doorbell(first);
+            slot.register.doorbell(second);
+            assert_eq!(slot.page_id, id);
+            // The buffers of a register take turns.
+            assert_eq!(file.read(offset, 8), first.to_ne_bytes());
+            assert_eq!(file.read(offset + 256, 8), second.to_ne_bytes());
         }
     }
 }

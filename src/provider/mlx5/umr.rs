@@ -116,3 +116,32 @@ fn control(flags: u8, list: u16, changes: u64) -> [Unit; 3] {
     let first = pair(u32::from(flags) << 24, u32::from(list) << 16);
     [[first, changes.to_be()], [0, 0], [0, 0]]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::number::{Lkey, Rkey};
+
+    fn binding(length: u64) -> WindowBinding {
+        WindowBinding {
+            qpn: None,
+            addr: 1 << 40,
+            length,
+            mr_lkey: Lkey(0x100),
+            old_rkey: Rkey(0x200),
+            new_rkey: Rkey(0x201),
+            access: Access::REMOTE_READ,
+        }
+    }
+
+    #[test]
+    fn a_window_of_two_gibibytes_is_bound_and_a_longer_one_refused() {
+        for length in [1, 4096, LONGEST - 1, LONGEST] {
+            assert!(matches!(bind(&binding(length), 7), Ok(Change::Binds(_))), "{length}");
+        }
+        for length in [LONGEST + 1, 1 << 32, u64::MAX] {
+            assert_eq!(bind(&binding(length), 7).err(), Some(PostError::TooLong), "{length}");
+        }
+        assert!(matches!(bind(&binding(0), 7), Ok(Change::Frees(_))));
+    }
+}

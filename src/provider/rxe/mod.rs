@@ -3,6 +3,7 @@
 //! Pairs with `drivers/infiniband/sw/rxe`. Receives and completions need no system call; sends
 //! need one per batch to make the kernel look.
 
+pub(crate) mod ah;
 pub(crate) mod cq;
 pub(crate) mod poller;
 pub(crate) mod retired;

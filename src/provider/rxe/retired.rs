@@ -7,9 +7,9 @@
 //! same number to the next queue pair, whose completions follow in the same ring and must arrive.
 
 use crate::mem::inbox::Inbox;
+use crate::mem::lock::Lock;
 use crate::mem::ring::ProducerWatch;
-use crate::mem::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-use std::sync::PoisonError;
+use crate::mem::sync::{AtomicU64, Ordering};
 
 /// Where the device's end of a ring stands, seen from beside the poller.
 pub(crate) trait Watch {
@@ -52,7 +52,7 @@ pub(crate) struct Retirements<W> {
     /// Up to which position the poller gave entries back.
     released: AtomicU64,
     /// Locked by the control path alone.
-    place: Mutex<Place<W>>,
+    place: Lock<Place<W>>,
 }
 
 impl<W: Watch> Retirements<W> {
@@ -61,17 +61,14 @@ impl<W: Watch> Retirements<W> {
         Retirements {
             letters: Inbox::new(),
             released: AtomicU64::new(0),
-            place: Mutex::new(Place { watch, origin: consumer }),
+            place: Lock::new(Place { watch, origin: consumer }),
         }
-    }
-
-    fn place(&self) -> MutexGuard<'_, Place<W>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the poller that `qpn`, which is destroyed, will complete nothing more.
     pub(crate) fn retire(&self, qpn: u32) {
-        let place = self.place();
+        // In a forked child nothing is destroyed.
+        let Some(place) = self.place.lock() else { return };
         // The device never gets a whole ring ahead of what was released, so that its index tells
         // its position, provided that nothing was released between the two looks. Acquire pairs
         // with the Release of `release`.
@@ -111,9 +108,9 @@ impl<W: Watch> Retirements<W> {
         position: u64,
         exchange: impl FnOnce() -> Result<(Option<(W, u32)>, T), E>,
     ) -> Result<T, E> {
-        let mut place = self.place();
+        let place = self.place.lock();
         let (moved, answer) = exchange()?;
-        if let Some((watch, consumer)) = moved {
+        if let (Some((watch, consumer)), Some(mut place)) = (moved, place) {
             *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
         }
         Ok(answer)

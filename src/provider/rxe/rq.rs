@@ -14,6 +14,8 @@ pub(crate) struct RecvRing {
     producer: u32,
     max_sge: u32,
     closed: bool,
+    /// Whether nothing was ever posted, here or before the queue was resized.
+    fresh: bool,
 }
 
 impl RecvRing {
@@ -21,7 +23,7 @@ impl RecvRing {
         let element = size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>();
         let ring = map_ring(mi, element, mapper)?;
         let producer = ring.producer();
-        Ok(RecvRing { ring, producer, max_sge, closed: false })
+        Ok(RecvRing { ring, producer, max_sge, closed: false, fresh: true })
     }
 
     pub(crate) fn capacity(&self) -> u32 {
@@ -39,8 +41,19 @@ impl RecvRing {
         RecvCursor { at: self.producer, room, ..RecvCursor::default() }
     }
 
+    /// Whether nothing was ever posted.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// As `fresh` says of the ring that this one takes the place of.
+    pub(crate) fn after(self, fresh: bool) -> RecvRing {
+        RecvRing { fresh, ..self }
+    }
+
     #[inline]
     pub(crate) fn publish(&mut self, position: u32) {
+        self.fresh = false;
         self.producer = position;
         self.ring.publish_producer(position);
     }

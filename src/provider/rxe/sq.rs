@@ -1,11 +1,13 @@
 //! rxe's send queue: we produce, the kernel consumes when it is kicked.
 
+use super::ah::NamedAddresses;
 use super::map_ring;
 use crate::mem::mapping::Mapper;
 use crate::mem::ring::Ring;
-use crate::provider::{Address, Cursor, SendLimits};
-use crate::wr::{Payload, PostError, SendOp, SendWr, Sge};
+use crate::provider::{Cursor, SendLimits};
+use crate::wr::{Address, Payload, PostError, SendOp, SendWr, Sge};
 use rustix::io::Errno;
+use std::sync::Arc;
 use uverbs_uapi::rxe::{
     mminfo, rxe_dma_info, rxe_send_wqe, rxe_send_wr, rxe_send_wr_atomic, rxe_send_wr_flush,
     rxe_send_wr_mw, rxe_send_wr_rdma, rxe_send_wr_ud, rxe_sge,
@@ -20,23 +22,36 @@ pub(crate) struct SendRing {
     ring: Ring,
     producer: u32,
     limits: SendLimits,
+    /// Of a queue of datagrams.
+    named: Option<Arc<NamedAddresses>>,
 }
 
 impl SendRing {
     pub(crate) fn map(
         mi: mminfo,
         limits: SendLimits,
+        datagrams: bool,
         mapper: &dyn Mapper,
     ) -> Result<SendRing, Errno> {
         let payload =
             (limits.max_sge as usize * size_of::<rxe_sge>()).max(limits.max_inline as usize);
         let ring = map_ring(mi, HEADER + payload, mapper)?;
         let producer = ring.producer();
-        Ok(SendRing { ring, producer, limits })
+        let named = datagrams.then(|| Arc::new(NamedAddresses::new(&ring, producer)));
+        Ok(SendRing { ring, producer, limits, named })
     }
 
+    /// What its requests name, if those are datagrams.
+    pub(crate) fn named(&self) -> Option<&Arc<NamedAddresses>> {
+        self.named.as_ref()
+    }
+
+    /// Where a batch begins: what an earlier one wrote and did not publish is forgotten.
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor {
+        if let Some(named) = &self.named {
+            named.begin(self.producer);
+        }
         let used = self.ring.distance(self.ring.consumer(), self.producer);
         Cursor { at: self.producer, room: self.ring.capacity() - used, ..Cursor::default() }
     }
@@ -103,6 +118,11 @@ impl SendRing {
         // The whole header is written: a slot still holds what the kernel left in it last time.
         if !self.ring.write(cursor.at, 0, &wqe) {
             return Err(PostError::TooManySge { max: self.limits.max_sge });
+        }
+        if let (Some(named), Some(to)) = (&self.named, &wr.destination) {
+            if let Address::Rxe { ah_num } = *to.address {
+                named.note(cursor.at, ah_num);
+            }
         }
         cursor.at = self.ring.next(cursor.at);
         cursor.room -= 1;

@@ -187,6 +187,17 @@ fn the_claimed_state_counts() {
 
 #[test]
 fn both_ends_of_an_xrc_connection_take_the_same() {
+    let rtr = QpAttr::new()
+        .state(QpState::RTR)
+        .path(AddressVector::global(1, 0, Gid::default()))
+        .path_mtu(Mtu::MTU_1024)
+        .dest_qpn(Qpn(1))
+        .rq_psn(Psn(1))
+        .max_dest_rd_atomic(1)
+        .min_rnr_timer(1);
+    assert!(check("modify_qp", QpType::XRC_INI, QpState::INIT, &rtr).is_ok());
+    assert!(check("modify_qp", QpType::XRC_TGT, QpState::INIT, &rtr).is_ok());
+    assert!(check("modify_qp", QpType::UC, QpState::INIT, &rtr).is_err());
     let rts = QpAttr::new()
         .state(QpState::RTS)
         .sq_psn(Psn(0))

@@ -71,21 +71,25 @@ pub(super) struct Answers<'c, 'a> {
     pub(super) limit: usize,
 }
 
-impl Answers<'_, '_> {
+impl<'a> Answers<'_, 'a> {
+    fn value(&mut self, id: u16) -> Option<&mut Value<'a>> {
+        let mut attrs = self.command.attrs_to_run().ok()?;
+        attrs.find(|attr| attr.id == id).map(|attr| &mut attr.value)
+    }
+
     pub(super) fn put<T: IntoBytes + zerocopy::Immutable>(&mut self, id: u16, answer: &T) {
         self.put_bytes(id, answer.as_bytes());
     }
 
     pub(super) fn put_bytes(&mut self, id: u16, answer: &[u8]) {
         let limit = self.limit;
-        let Some(attr) = self.command.attrs_mut().find(|attr| attr.id == id) else { return };
-        let Value::Out(room) = &mut attr.value else { return };
+        let Some(Value::Out(room)) = self.value(id) else { return };
         let length = answer.len().min(room.len()).min(limit);
         room[..length].copy_from_slice(&answer[..length]);
     }
 
     pub(super) fn made(&mut self, id: u16, handle: u32) -> Result<()> {
-        match self.command.attrs_mut().find(|attr| attr.id == id).map(|attr| &mut attr.value) {
+        match self.value(id) {
             Some(Value::New(room)) => {
                 *room = handle;
                 Ok(())
@@ -95,7 +99,7 @@ impl Answers<'_, '_> {
     }
 
     pub(super) fn made_fd(&mut self, id: u16, fd: OwnedFd) -> Result<()> {
-        match self.command.attrs_mut().find(|attr| attr.id == id).map(|attr| &mut attr.value) {
+        match self.value(id) {
             Some(Value::NewFd(room)) => {
                 *room = Some(fd);
                 Ok(())

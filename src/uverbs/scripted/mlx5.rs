@@ -222,6 +222,7 @@ impl State {
             max_wr: driver.bfreg_index,
             start,
             iova: driver.db_addr,
+            uidx: driver.uidx,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

@@ -63,6 +63,16 @@ impl KernelRing {
         self.set_index(offset_of!(rxe_queue_buf, consumer_index), index);
     }
 
+    /// Writes both indices as they are, whether they are of the ring or not.
+    pub(super) fn scribble(&self, producer: u32, consumer: u32) {
+        for (offset, index) in [
+            (offset_of!(rxe_queue_buf, producer_index), producer),
+            (offset_of!(rxe_queue_buf, consumer_index), consumer),
+        ] {
+            self.file.write(offset as u64, index.as_bytes());
+        }
+    }
+
     /// Elements that are neither free nor consumed.
     pub(super) fn pending(&self) -> u32 {
         self.producer().wrapping_sub(self.consumer()) & (self.slots - 1)

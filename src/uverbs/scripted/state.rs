@@ -63,6 +63,8 @@ pub(crate) struct Object {
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
+    /// Of a queue pair of mlx5: the user index that its completions name it by.
+    pub(crate) uidx: u32,
 }
 
 #[derive(Debug)]

@@ -47,6 +47,15 @@ fn a_device_that_wants_no_headers_gets_none() {
 }
 
 #[test]
+fn a_queue_that_signals_all_signals_packets_asked_for_or_not() {
+    for wr in [SendWr::send(&[SGE]), SendWr::send(&[SGE]).signaled()] {
+        let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
+        push(&mut sends, wr).unwrap();
+        assert_eq!(hex(&sends.bytes(0, 16)), "0000000a000042030000000800000000");
+    }
+}
+
+#[test]
 fn headers_stand_in_their_segment() {
     let head = "0000000000000000000000000012";
     let expected = format!("0000000a000042040000000000000000{head}{}{DATA}", hex(&HEADER));

@@ -2,13 +2,13 @@
 
 use super::News;
 use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element, next};
-use crate::completion::{WcOpcode, WcStatus};
 use crate::mem::dbrec::Gate;
 use crate::mem::queue::QueueMemory;
 use crate::mem::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record};
+use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{Recv, SendWr};
 use std::sync::Arc;
 
@@ -63,6 +63,27 @@ fn elements_change_hands_by_their_last_bit() {
             }
         }
     }
+}
+
+#[test]
+fn a_poller_that_learned_everything_need_not_look_again() {
+    let mut completed = Completed::new(4, 64);
+    let record = member();
+    let members = completed.ring.members().clone();
+    assert!(completed.next().is_none());
+    assert!(members.news.is_quiet());
+    members.attach(&record);
+    assert!(!members.news.is_quiet(), "it has to look");
+    assert!(completed.next().is_none());
+    assert!(members.news.is_quiet());
+    // A completion that is there may be of the queue pair that is gone: the next poll looks again.
+    completed.write(element(REQ, 1, 0x42, 0));
+    members.retire(&record);
+    completed.ring.listen();
+    assert!(!members.news.is_quiet());
+    while completed.next().is_some() {}
+    assert!(completed.next().is_none());
+    assert!(members.news.is_quiet());
 }
 
 #[test]
@@ -212,6 +233,7 @@ fn atomics_bring_eight_bytes() {
         completed.write(core);
         let wc = completed.next().unwrap();
         assert_eq!(wc.scattered().as_deref(), Some(&[1, 2, 3, 4, 5, 6, 7, 8][..]));
+        assert_eq!(wc.byte_len(), 8);
     }
 }
 
@@ -526,4 +548,57 @@ fn a_completion_makes_room_for_who_posts() {
     completed.write(element(REQ, 1, 0x42, 2));
     assert_eq!(ids(&mut completed.ring), [3]);
     assert_eq!(sends.ring.cursor().room, 3);
+}
+
+/// A device that is broken may name any queue pair, any place and any length.
+#[test]
+fn garbage_ends_a_poll_and_stays_within_the_queues() {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut draw = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for size in [64, 128] {
+        let mut shared = SharedReceiver::new(4, 32);
+        let recv = |wr_id| Recv { wr_id, sges: &[] };
+        shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
+        let mut completed = Completed::new(8, size);
+        let indices = Indices::new();
+        let slots = shared.ring.slots().clone();
+        let receives = [Receives::Own(4), Receives::Shared(slots), Receives::None];
+        let records: Vec<_> = receives
+            .into_iter()
+            .map(|from| Record::new(7, indices.take().unwrap(), Some(4), from))
+            .collect();
+        records.iter().for_each(|record| completed.ring.members().attach(record));
+        let mut seen = 0;
+        for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
+            for _ in 0..draw() % 8 {
+                let mut core = [0; 64];
+                core.iter_mut().for_each(|byte| *byte = draw() as u8);
+                if draw() % 4 > 0 {
+                    core[32..36].copy_from_slice(&(draw() as u32 % 5).to_be_bytes());
+                }
+                // Not what says that nothing was written, or all polls would end there.
+                core[63] &= 0xef;
+                completed.write(core);
+            }
+            let before = seen;
+            while let Some(wc) = next(&mut completed.ring) {
+                let said = (wc.status(), wc.byte_len(), wc.imm(), wc.timestamp(), wc.vlan());
+                let said = (said, wc.qpn(), wc.src_qpn(), wc.vendor_err(), wc.invalidated_rkey());
+                let length = wc.scattered().map_or(0, |bytes| bytes.len());
+                assert!(length <= 64, "{said:?}");
+                seen += 1;
+            }
+            assert!(seen - before <= 8, "more than were written");
+            completed.ring.release();
+            let room = shared.ring.cursor().room;
+            assert!(room <= 3);
+            (0..room).for_each(|n| shared.post(&[recv(n.into())]).unwrap());
+        }
+        assert!(seen > 0);
+    }
 }

@@ -45,9 +45,14 @@ fn control_segments() {
     assert_eq!(control(SendWr::send_imm(&[], 0x0102_0304)), "0000000b000042010000000001020304");
     assert_eq!(control(SendWr::send_inv(&[], Rkey(7))), "00000001000042010000000000000007");
     assert_eq!(control(SendWr::write_imm(REMOTE, &[], 9)), "00000009000042020000000000000009");
-    let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
-    sends.post(&[send]).unwrap();
-    assert_eq!(hex(&sends.bytes(0, 16)), "0000000a000042010000000800000000");
+    for (wr, flags) in
+        [(send, 8), (send.signaled(), 8), (send.signaled().solicited().fence(), 0x8a)]
+    {
+        let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
+        sends.post(&[wr]).unwrap();
+        let expected = format!("0000000a00004201000000{flags:02x}00000000");
+        assert_eq!(hex(&sends.bytes(0, 16)), expected, "signaled, asked for or not");
+    }
 }
 
 #[test]

@@ -3,14 +3,14 @@
 
 use super::{Completed, Receiver, Sends, Shape, SharedReceiver, bytes};
 use crate::access::Access;
-use crate::completion::{WcOpcode, WcStatus};
 use crate::identity::Identity;
 use crate::mem::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
+use crate::provider::Cursor;
 use crate::provider::mlx5::index::Indices;
 use crate::provider::mlx5::record::{Receives, Record};
-use crate::provider::{Address, Cursor};
-use crate::wr::{Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
+use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::{Address, Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe64, mlx5_err_cqe};

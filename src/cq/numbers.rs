@@ -1,0 +1,39 @@
+//! Numbers of queue pairs that still lead to something in a completion queue.
+
+use crate::mem::lock::Lock;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The numbers that no other queue pair of a completion queue may get. rxe deals them in a circle, and
+/// asks nobody who still looks for completions of the last to have one.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers(Lock<HashSet<u32>>);
+
+impl Numbers {
+    /// Keeps a queue pair's number from others until the lease is dropped.
+    pub(crate) fn lease(self: &Arc<Self>, number: u32) -> Lease {
+        if let Some(mut leased) = self.0.lock() {
+            leased.insert(number);
+        }
+        Lease { numbers: self.clone(), number }
+    }
+
+    pub(crate) fn is_leased(&self, number: u32) -> bool {
+        self.0.lock().is_some_and(|leased| leased.contains(&number))
+    }
+}
+
+/// See [`Numbers::lease`].
+#[derive(Debug)]
+pub(crate) struct Lease {
+    numbers: Arc<Numbers>,
+    number: u32,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(mut leased) = self.numbers.0.lock() {
+            leased.remove(&self.number);
+        }
+    }
+}

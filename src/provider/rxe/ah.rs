@@ -1,0 +1,58 @@
+//! Which address handles the requests of a send queue name.
+//!
+//! A WQE of rxe names its address handle by number, and the kernel resolves the number when it
+//! carries the WQE out (`rxe_get_av`), not when it is posted. Numbers are dealt in a circle of 32767
+//! for the whole device, so that whoever destroys an address handle must know that no WQE names it
+//! any more, or a datagram may go to the destination of another handle.
+
+use crate::mem::ring::{ProducerWatch, Ring};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What a send queue's poster notes for the control path. Each word has one writer, the poster.
+#[derive(Debug)]
+pub(crate) struct NamedAddresses {
+    watch: ProducerWatch,
+    /// The number that the WQE in each slot names.
+    numbers: Box<[AtomicU32]>,
+    /// The slot after the newest WQE, which may not be published yet.
+    end: AtomicU32,
+}
+
+impl NamedAddresses {
+    pub(crate) fn new(ring: &Ring, producer: u32) -> NamedAddresses {
+        let numbers = (0..=ring.capacity()).map(|_| AtomicU32::new(0)).collect();
+        NamedAddresses { watch: ring.watch(), numbers, end: AtomicU32::new(producer) }
+    }
+
+    /// Notes that the WQE in `slot` names `number`.
+    #[inline]
+    pub(super) fn note(&self, slot: u32, number: u32) {
+        if let Some(place) = self.numbers.get(slot as usize) {
+            place.store(number, Ordering::Relaxed);
+        }
+        // Release pairs with the Acquire in `each`: a reader that sees the end sees the numbers before it.
+        self.end.store(slot.wrapping_add(1) & self.watch.mask(), Ordering::Release);
+    }
+
+    /// Notes that nothing beyond `slot` is written: a batch begins there.
+    #[inline]
+    pub(super) fn begin(&self, slot: u32) {
+        self.end.store(slot, Ordering::Release);
+    }
+
+    /// Visits the numbers that WQEs name which the kernel has not completed.
+    ///
+    /// A handle is dropped after it was last named, by whoever owns it, so that what is seen here is
+    /// complete for a handle of the caller's. The kernel completes WQEs meanwhile: then some of them
+    /// are visited in vain.
+    pub(crate) fn each(&self, mut visit: impl FnMut(u32)) {
+        let end = self.end.load(Ordering::Acquire);
+        let mut slot = self.watch.consumer();
+        while slot != end {
+            if let Some(number) = self.numbers.get(slot as usize) {
+                visit(number.load(Ordering::Relaxed));
+            }
+            slot = slot.wrapping_add(1) & self.watch.mask();
+        }
+    }
+}
