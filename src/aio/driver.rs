@@ -7,7 +7,7 @@ use super::turn::{Ends, Turn};
 use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};
-use crate::mem::sync::Mutex;
+use crate::mem::lock::{Guard, Lock};
 use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpType, QueuePairBuilder};
@@ -18,8 +18,10 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
+
+const VERB: &str = "create_qp";
 
 /// Completions that are handled before other tasks get a turn.
 const ROUND: usize = 256;
@@ -51,24 +53,21 @@ pub trait Watch {
 
 /// What a driver and those who post have in common.
 pub(super) struct Core {
-    cq: Mutex<OwnedCompletionQueue<Tag>>,
+    cq: Lock<OwnedCompletionQueue<Tag>>,
     channel: CompletionChannel,
     /// Until the driver is gone.
-    tables: std::sync::Mutex<Option<Vec<Weak<Table>>>>,
+    tables: Lock<Option<Vec<Weak<Table>>>>,
 }
 
 impl Core {
-    fn cq(&self) -> crate::mem::sync::MutexGuard<'_, OwnedCompletionQueue<Tag>> {
-        self.cq.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tables(&self) -> MutexGuard<'_, Option<Vec<Weak<Table>>>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cq(&self, verb: &'static str) -> Result<Guard<'_, OwnedCompletionQueue<Tag>>> {
+        self.cq.lock().ok_or_else(|| Error::forked(verb))
     }
 
     /// Tells everybody that nobody looks for completions any more.
     fn undrive(&self) {
-        let tables = self.tables().take();
+        // In a forked child nobody waits: the tasks are the parent's.
+        let Some(tables) = self.tables.lock().map(|mut tables| tables.take()) else { return };
         let mut later = Later::default();
         for table in tables.into_iter().flatten() {
             if let Some(table) = table.upgrade() {
@@ -80,26 +79,32 @@ impl Core {
     }
 }
 
+/// The waker of a driver, which is counted here: a clone of it would run the program's code under the
+/// lock.
+type DriverWaker = Arc<Lock<Option<Arc<Waker>>>>;
+
 /// What keeps a driver at work: it ends with the last of those who hold this.
 pub(super) struct Hub {
     core: Arc<Core>,
     /// The driver's, to tell it.
-    waker: Arc<std::sync::Mutex<Option<Waker>>>,
+    waker: DriverWaker,
 }
 
 impl Hub {
-    /// Lets the driver look again.
+    /// Lets the driver look again; not the parent's, in a forked child.
     fn wake(&self) {
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let waker = self.waker.lock().and_then(|waker| waker.clone());
         if let Some(waker) = waker {
-            waker.wake();
+            waker.wake_by_ref();
         }
     }
 
     /// Brings a queue pair to its end, and lets the driver find what it had completed.
     pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<Tag, S>) {
         // What cannot be reset is left to its destructor.
-        let _ = qp.reset(&mut self.core.cq());
+        if let Some(mut cq) = self.core.cq.lock() {
+            let _ = qp.reset(&mut cq);
+        }
         self.wake();
     }
 }
@@ -130,9 +135,9 @@ pub struct CompletionQueue {
 pub struct Driver<W> {
     core: Arc<Core>,
     hub: Weak<Hub>,
-    waker: Arc<std::sync::Mutex<Option<Waker>>>,
+    waker: DriverWaker,
     /// What is there, to be looked at without the lock.
-    told: Option<Waker>,
+    told: Option<Arc<Waker>>,
     watch: W,
     turn: Turn,
     later: Later,
@@ -154,10 +159,10 @@ impl CompletionQueue {
         let channel = context.create_comp_channel()?;
         let cq = context.create_cq(cqe).channel(&channel).build()?;
         let watch = watch(channel.as_fd())?;
-        let cq = Mutex::new(OwnedCompletionQueue::new(cq));
-        let tables = std::sync::Mutex::new(Some(Vec::new()));
+        let cq = Lock::new(OwnedCompletionQueue::new(cq));
+        let tables = Lock::new(Some(Vec::new()));
         let core = Arc::new(Core { cq, channel, tables });
-        let waker = Arc::<std::sync::Mutex<Option<Waker>>>::default();
+        let waker = DriverWaker::default();
         let hub = Arc::new(Hub { core: core.clone(), waker: waker.clone() });
         let (turn, later) = (Turn::default(), Later::with_capacity(ROUND));
         let (weak, told) = (Arc::downgrade(&hub), None);
@@ -226,25 +231,30 @@ impl CompletionQueue {
         srq: Option<&SharedReceiveQueue>,
         describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
     ) -> Result<QueuePair<S>> {
+        // First: in a child another thread may hold the token for ever.
+        pd.inner.kernel.object.file().check_fork(VERB)?;
         if !S::rings(&S::hold(&mut token), pd) {
             let detail = format!("the token is not that of the thread domain of {pd:?}");
-            return Err(Error::invalid("create_qp", detail));
+            return Err(Error::invalid(VERB, detail));
         }
         let core = &self.hub.core;
-        let cq = core.cq();
+        let cq = core.cq(VERB)?;
         let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);
         drop(cq);
         // What the program describes it with is the program's, and may use this queue as well.
         let mut builder = describe(builder);
         if let Some(srq) = srq {
-            builder = srq.with(|srq| builder.srq(srq.queue()));
+            builder = builder.srq(srq.lock(VERB)?.queue());
         }
         let qp = builder.build()?;
         let qp = match srq {
-            Some(srq) => srq.with(|srq| core.cq().adopt_on(qp, srq)),
-            None => core.cq().adopt(qp),
+            Some(srq) => {
+                let srq = srq.lock(VERB)?;
+                core.cq(VERB)?.adopt_on(qp, &srq)
+            }
+            None => core.cq(VERB)?.adopt(qp),
         };
-        let qp = qp.map_err(|failed| failed.error.in_verb("create_qp"))?;
+        let qp = qp.map_err(|failed| failed.error.in_verb(VERB))?;
         let table = Table::new(Some(&qp));
         self.enter(&table)?;
         let pd = ProtectionDomain::of(pd.inner.clone());
@@ -270,18 +280,18 @@ impl CompletionQueue {
 
     /// Lets the driver tell a table when it goes.
     fn enter(&self, table: &Arc<Table>) -> Result<()> {
-        let mut tables = self.hub.core.tables();
+        let mut tables = self.hub.core.tables.lock().ok_or_else(|| Error::forked(VERB))?;
         let tables = tables.as_mut().ok_or_else(|| {
-            Error::new("create_qp", Errno::PIPE).detail("the completion queue's driver is gone")
+            Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone")
         })?;
         tables.retain(|table| table.strong_count() > 0);
         tables.push(Arc::downgrade(table));
         Ok(())
     }
 
-    /// Completions that concerned nobody; see [`OwnedCompletionQueue::strays`].
+    /// Completions that concerned nobody; see [`OwnedCompletionQueue::strays`]. None in a forked child.
     pub fn strays(&self) -> u64 {
-        self.hub.core.cq().strays()
+        self.hub.core.cq.lock().map_or(0, |cq| cq.strays())
     }
 }
 
@@ -294,7 +304,10 @@ impl AsFd for CompletionQueue {
 
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hub.core.cq().fmt(f)
+        match self.hub.core.cq.lock() {
+            Some(cq) => cq.fmt(f),
+            None => f.write_str("CompletionQueue(forked)"),
+        }
     }
 }
 
@@ -315,7 +328,7 @@ struct Outside<'d, W> {
 
 impl<W: Watch> Ends for Outside<'_, W> {
     fn sweep(&mut self) -> Result<usize> {
-        let (mut cq, later) = (self.core.cq(), &mut *self.later);
+        let (mut cq, later) = (self.core.cq("poll_cq")?, &mut *self.later);
         let polled = cq.poll_each(ROUND, |settled| {
             if let Some(Done { memory, tag, outcome }) = settled.into_done() {
                 let Tag { table, cell, side } = tag;
@@ -334,7 +347,7 @@ impl<W: Watch> Ends for Outside<'_, W> {
     }
 
     fn arm(&mut self) -> Result<()> {
-        self.core.cq().req_notify(Notify::Next)
+        self.core.cq("req_notify_cq")?.req_notify(Notify::Next)
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>> {
@@ -374,11 +387,11 @@ impl<W: Watch + Unpin> Future for Driver<W> {
         let Driver { core, hub, waker, told, watch, turn, later } = &mut *self;
         // Before anything else, so that the last user's farewell is not missed.
         if !told.as_ref().is_some_and(|told| told.will_wake(cx.waker())) {
-            let mut known = waker.lock().unwrap_or_else(PoisonError::into_inner);
-            let old = known.replace(cx.waker().clone());
-            drop(known);
-            // Not under the lock: it may be the last that holds a user of this queue.
-            drop((old, told.replace(cx.waker().clone())));
+            // Cloned and dropped without the lock: both are the program's code, and the old one may be
+            // the last that holds a user of this queue.
+            let new = Arc::new(cx.waker().clone());
+            let old = waker.lock().and_then(|mut known| known.replace(new.clone()));
+            drop((old, told.replace(new)));
         }
         let end = turn.poll(&mut Outside { core, hub, watch, later }, cx);
         if end.is_ready() {
@@ -404,7 +417,78 @@ impl<W> fmt::Debug for Driver<W> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::mem::lock::in_child_while_held;
+    use crate::tests::futures::{Futures, cx};
     use rustix::pipe::{PipeFlags, pipe_with};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs `child` with all futures in children, while another thread holds one lock after the other.
+    fn forked(child: impl Fn(Futures)) {
+        for which in 0..3 {
+            let mut futures = Some(Futures::new());
+            let (core, waker) = {
+                let hub = &futures.as_ref().unwrap().cq.hub;
+                (hub.core.clone(), hub.waker.clone())
+            };
+            let act = || child(futures.take().unwrap());
+            match which {
+                0 => in_child_while_held(|| core.cq.lock(), act),
+                1 => in_child_while_held(|| core.tables.lock(), act),
+                _ => in_child_while_held(|| waker.lock(), act),
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_drops_everything_whatever_another_thread_holds() {
+        forked(drop);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_is_refused_whatever_another_thread_holds() {
+        forked(|mut futures| {
+            let pd = &futures.bench.pd;
+            assert!(futures.cq.create_qp(pd, QpType::RC, |qp| qp).unwrap_err().is_forked());
+            assert!(futures.cq.create_srq(pd, 4, |srq| srq).unwrap_err().is_forked());
+            assert_eq!((futures.cq.strays(), futures.qp.under_way()), (0, 0));
+            assert!(format!("{:?}", futures.cq).contains("forked"));
+            assert!(futures.qp.abort().unwrap_err().is_forked());
+            let Poll::Ready(end) = Pin::new(&mut futures.driver).poll(&mut cx()) else {
+                panic!("the child's driver waits")
+            };
+            assert!(end.unwrap_err().is_forked());
+        });
+    }
+
+    /// A waker of the parent's writes into the parent's event loop.
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_wakes_nobody_of_its_parent() {
+        let mut futures = Some(Futures::new());
+        let count = Arc::<Count>::default();
+        let waker = Waker::from(count.clone());
+        let driver = &mut futures.as_mut().unwrap().driver;
+        assert!(Pin::new(driver).poll(&mut Context::from_waker(&waker)).is_pending());
+        crate::mem::fork::in_child(|| {
+            drop(futures.take());
+            assert_eq!(count.0.load(Ordering::Relaxed), 0);
+        });
+        let Futures { bench: _bench, driver: _driver, qp, cq, .. } = futures.unwrap();
+        drop((qp, cq));
+        assert!(count.0.load(Ordering::Relaxed) > 0, "the parent's own");
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]

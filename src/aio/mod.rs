@@ -1,7 +1,7 @@
 //! Requests as futures, in any event loop.
 //!
 //! A [`CompletionQueue`] comes with a [`Driver`], which is spawned on an event loop that implements
-//! [`Watch`]; with the feature `tokio`, [`tokio`] does that. [`QueuePair`]s that are made on the
+//! [`Watch`]; with the feature `tokio`, `aio::tokio` does that. [`QueuePair`]s that are made on the
 //! queue answer a future for each request, which takes the memory that the request works on and
 //! gives it back; see [`owned`](crate::owned) for why that is sound whatever becomes of the future.
 //!

@@ -1,8 +1,8 @@
 //! Requests as futures.
 
 use super::table::{Admission, Broken, Progress, Side, Table, Tag};
-use crate::completion::WcStatus;
 use crate::owned::{Buffer, Lend, Memory, Outcome};
+use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};
 use std::fmt;
 use std::future::Future;
@@ -74,7 +74,7 @@ enum Stage {
 /// A request that succeeded.
 #[derive(Debug)]
 pub struct Finished<L> {
-    /// What it worked on.
+    /// What it worked on. After a receive a [`Buffer`] is as long as the message that arrived in it.
     pub memory: L,
     /// How it ended.
     pub outcome: Outcome,
@@ -83,7 +83,8 @@ pub struct Finished<L> {
 /// A request that did not.
 #[derive(Debug)]
 pub struct OpError<L> {
-    /// What it was to work on; `None` if the device may still do so.
+    /// What it was to work on; `None` if the device may still do so. After a receive that was posted a
+    /// [`Buffer`] is empty, and [`reset`](Buffer::reset) makes it whole.
     pub memory: Option<L>,
     /// What was wrong.
     pub cause: Cause,
@@ -130,6 +131,7 @@ impl From<Broken> for Cause {
         match broken {
             Broken::Failed(status) => Cause::Earlier(status),
             Broken::Undriven => Cause::Undriven,
+            Broken::Forked => Cause::Post(PostError::Forked),
         }
     }
 }
@@ -226,13 +228,19 @@ impl<L: Lend> Future for Op<'_, L> {
                     this.stage = Stage::Posted(cell);
                     Poll::Pending
                 }
-                Progress::Over(memory, outcome) => match (outcome.is_success(), memory) {
-                    (true, memory) => match L::back(memory) {
+                Progress::Over(mut memory, outcome) => {
+                    if let Request::Recv = this.request {
+                        // Behind what arrived is what an earlier holder left, perhaps for another peer.
+                        memory.truncate(outcome.filled());
+                    }
+                    if !outcome.is_success() {
+                        return Self::fail(Some(memory), Cause::Status(outcome.status));
+                    }
+                    match L::back(memory) {
                         Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
                         None => Self::fail(None, Cause::Undriven),
-                    },
-                    (false, memory) => Self::fail(Some(memory), Cause::Status(outcome.status)),
-                },
+                    }
+                }
                 Progress::Lost(broken) => Self::fail(None, broken.into()),
             },
             Stage::Failed(memory, cause) => Self::fail(memory, cause),

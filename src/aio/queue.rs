@@ -3,7 +3,8 @@
 use super::driver::Hub;
 use super::op::{AtomicOp, Op, Queue, Request};
 use super::table::{Table, Tag};
-use crate::mem::sync::Mutex;
+use crate::error::Error;
+use crate::mem::lock::{Guard, Lock};
 use crate::owned::{
     Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue, Refused,
 };
@@ -94,7 +95,7 @@ struct Posting<S: Doorbell> {
 struct Inner<S: Doorbell> {
     /// First, so that the queue pair goes with `posting`.
     control: QpControl,
-    posting: Mutex<Posting<S>>,
+    posting: Lock<Posting<S>>,
     table: Arc<Table>,
     /// Keeps the driver at work.
     hub: Arc<Hub>,
@@ -102,10 +103,7 @@ struct Inner<S: Doorbell> {
 
 impl<S: Doorbell> Drop for Inner<S> {
     fn drop(&mut self) {
-        if self.control.qp.file().epoch.is_over() {
-            return;
-        }
-        let posting = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(posting) = self.posting.get_mut() else { return };
         if posting.qp.shares_receives() {
             // Else what it received would be lost, with its places in the shared queue.
             self.hub.close(&mut posting.qp);
@@ -124,7 +122,9 @@ impl<S: Doorbell> Queue for Inner<S> {
         memory: Memory,
         tag: Tag,
     ) -> Result<(), (Option<Memory>, PostError)> {
-        let mut posting = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut posting) = self.posting.lock() else {
+            return Err((Some(memory), PostError::Forked));
+        };
         let Posting { qp, token, pd } = &mut *posting;
         match request {
             Request::Send(wr) => {
@@ -197,7 +197,7 @@ impl<S: Doorbell> QueuePair<S> {
         hub: Arc<Hub>,
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
-        let posting = Mutex::new(Posting { qp, token, pd });
+        let posting = Lock::new(Posting { qp, token, pd });
         QueuePair { inner: Arc::new(Inner { posting, table, control, hub }) }
     }
 
@@ -217,8 +217,8 @@ impl<S: Doorbell> QueuePair<S> {
         self.post(SendWr::send(&[]).inline(bytes), ())
     }
 
-    /// Receives a message; [`Outcome::byte_len`](crate::owned::Outcome::byte_len) tells how long
-    /// it is.
+    /// Receives a message. A [`Buffer`] comes back as long as what arrived in it;
+    /// [`Outcome::filled`](crate::owned::Outcome::filled) tells that of other memory.
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
         Op::new(self.inner.clone(), Request::Recv, memory)
     }
@@ -284,7 +284,7 @@ impl<S: Doorbell> fmt::Debug for QueuePair<S> {
 }
 
 struct SharedInner {
-    srq: Mutex<OwnedSharedReceiveQueue<Tag>>,
+    srq: Lock<OwnedSharedReceiveQueue<Tag>>,
     table: Arc<Table>,
     _hub: Arc<Hub>,
 }
@@ -300,7 +300,9 @@ impl Queue for SharedInner {
         memory: Memory,
         tag: Tag,
     ) -> Result<(), (Option<Memory>, PostError)> {
-        let mut srq = self.srq.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut srq) = self.srq.lock() else {
+            return Err((Some(memory), PostError::Forked));
+        };
         let mut batch = match srq.batch() {
             Ok(batch) => batch,
             Err(error) => return Err((Some(memory), error)),
@@ -321,7 +323,7 @@ pub struct SharedReceiveQueue {
 
 impl SharedReceiveQueue {
     pub(super) fn new(srq: OwnedSharedReceiveQueue<Tag>, hub: Arc<Hub>) -> Self {
-        let (srq, table) = (Mutex::new(srq), Table::new(None));
+        let (srq, table) = (Lock::new(srq), Table::new(None));
         SharedReceiveQueue { inner: Arc::new(SharedInner { srq, table, _hub: hub }) }
     }
 
@@ -330,8 +332,11 @@ impl SharedReceiveQueue {
         Op::new(self.inner.clone(), Request::Recv, memory)
     }
 
-    pub(super) fn with<R>(&self, use_it: impl FnOnce(&OwnedSharedReceiveQueue<Tag>) -> R) -> R {
-        use_it(&self.inner.srq.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn lock(
+        &self,
+        verb: &'static str,
+    ) -> crate::Result<Guard<'_, OwnedSharedReceiveQueue<Tag>>> {
+        self.inner.srq.lock().ok_or_else(|| Error::forked(verb))
     }
 
     pub(super) fn table(&self) -> &Arc<Table> {
@@ -341,6 +346,38 @@ impl SharedReceiveQueue {
 
 impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.with(|srq| srq.fmt(f))
+        match self.inner.srq.lock() {
+            Some(srq) => srq.fmt(f),
+            None => f.write_str("SharedReceiveQueue(forked)"),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::QpType;
+    use crate::mem::lock::in_child_while_held;
+    use crate::tests::futures::{Futures, cx};
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::Poll;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_does_not_post_whatever_another_thread_holds() {
+        let futures = Futures::new();
+        let Futures { bench, cq, qp, pool, .. } = &futures;
+        let srq = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
+        let child = || {
+            let sent = Pin::new(&mut qp.send(pool.take().unwrap())).poll(&mut cx());
+            assert!(matches!(sent, Poll::Ready(Err(error)) if error.memory.is_some()));
+            let received = Pin::new(&mut srq.recv(pool.take().unwrap())).poll(&mut cx());
+            assert!(matches!(received, Poll::Ready(Err(error)) if error.memory.is_some()));
+            let made = cq.create_qp_on(&bench.pd, QpType::RC, &srq, |qp| qp);
+            assert!(made.unwrap_err().is_forked());
+            assert!(format!("{srq:?}").contains("forked"));
+        };
+        in_child_while_held(|| qp.inner.posting.lock(), child);
+        in_child_while_held(|| srq.inner.srq.lock(), child);
     }
 }

@@ -2,13 +2,14 @@
 //! waits for room. Model-checked with loom.
 
 use super::later::Later;
-use super::waiters::{Waiters, replace};
-use crate::completion::WcStatus;
-use crate::mem::sync::{Mutex, MutexGuard};
+use super::waiters::{Waiters, take};
+use crate::error::Error;
+use crate::mem::lock::{Guard, Lock};
 use crate::owned::{Memory, Outcome};
 use crate::qp::{QpAttr, QpControl, QpInner, QpState};
+use crate::wc::WcStatus;
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 /// Which queue of a table a request is for.
@@ -44,6 +45,8 @@ pub(super) enum Broken {
     Failed(WcStatus),
     /// Nobody looks for completions.
     Undriven,
+    /// This process is a child of the one that made the queue.
+    Forked,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +66,8 @@ impl State {
         }
     }
 
-    fn open(&mut self, waker: &Waker) -> u32 {
-        let cell = Cell::Open(waker.clone());
+    fn open(&mut self, waker: Waker) -> u32 {
+        let cell = Cell::Open(waker);
         match self.free.pop() {
             Some(index) => {
                 if let Some(place) = self.cells.get_mut(index as usize) {
@@ -123,8 +126,10 @@ pub(super) fn flush(qp: Option<&Weak<QpInner>>) -> crate::Result<()> {
 }
 
 /// The requests of one queue pair, or of one shared receive queue.
+///
+/// No code of the program runs under the lock: wakers are cloned before, and woken and dropped after.
 pub(super) struct Table {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// What has to be told when a request fails; not for shared receive queues. Tags keep the
     /// table, and must not keep the queue pair.
     qp: Option<Weak<QpInner>>,
@@ -133,17 +138,20 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(qp: Option<&QpControl>) -> Arc<Table> {
         let qp = qp.map(|control| Arc::downgrade(&control.qp));
-        Arc::new(Table { state: Mutex::new(State::default()), qp })
+        Arc::new(Table { state: Lock::default(), qp })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a forked child, where no request is under way.
+    fn state(&self) -> Option<Guard<'_, State>> {
+        self.state.lock()
     }
 
     /// Lets a request in if nobody is before it in the line.
     pub(super) fn admit(&self, side: Side, number: &mut Option<u64>, waker: &Waker) -> Admission {
-        let mut state = self.state();
+        let waker = waker.clone();
+        let Some(mut state) = self.state() else { return Admission::Broken(Broken::Forked) };
         if let Some(broken) = state.broken {
+            drop(state);
             return Admission::Broken(broken);
         }
         let waiters = state.waiters(side);
@@ -159,13 +167,18 @@ impl Table {
     /// Puts who found the queue full in line. Look for room once more afterwards: what completed
     /// before this call woke nobody.
     pub(super) fn wait(&self, side: Side, number: &mut Option<u64>, waker: &Waker) {
-        let old = self.state().waiters(side).stand(number, waker);
+        let waker = waker.clone();
+        let Some(mut state) = self.state() else { return };
+        let old = state.waiters(side).stand(number, waker);
+        drop(state);
         drop(old);
     }
 
     /// Takes back the admission of a request that was not posted.
     pub(super) fn dismiss(&self, cell: u32) {
-        let open = self.state().close(cell);
+        let Some(mut state) = self.state() else { return };
+        let open = state.close(cell);
+        drop(state);
         drop(open);
     }
 
@@ -173,7 +186,9 @@ impl Table {
     /// room, too.
     pub(super) fn leave(&self, side: Side, number: &mut Option<u64>) {
         let Some(number) = number.take() else { return };
-        let [left, next] = self.state().waiters(side).leave(number);
+        let Some(mut state) = self.state() else { return };
+        let [left, next] = state.waiters(side).leave(number);
+        drop(state);
         if let Some(next) = next {
             next.wake();
         }
@@ -182,32 +197,40 @@ impl Table {
 
     /// How the request of a cell stands. One that is not under way has left its cell.
     pub(super) fn progress(&self, cell: u32, waker: &Waker) -> Progress {
-        let mut state = self.state();
-        let broken = state.broken;
-        match state.cells.get_mut(cell as usize) {
-            Some(place @ Cell::Open(_)) if broken == Some(Broken::Undriven) => {
-                let open = std::mem::replace(place, Cell::Abandoned);
-                drop(state);
-                drop(open);
-                Progress::Lost(Broken::Undriven)
-            }
-            Some(Cell::Open(old)) => {
-                let old = replace(old, waker);
-                drop(state);
-                drop(old);
-                Progress::UnderWay
-            }
-            _ => match state.close(cell) {
-                Cell::Over(memory, outcome) => Progress::Over(memory, outcome),
-                _ => Progress::Lost(Broken::Undriven),
-            },
+        // Of the waker, if it is another than that which waits: made without the lock.
+        let mut fresh = None;
+        loop {
+            let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
+            let broken = state.broken;
+            let (progress, left) = match state.cells.get_mut(cell as usize) {
+                Some(place @ Cell::Open(_)) if broken == Some(Broken::Undriven) => {
+                    let open = std::mem::replace(place, Cell::Abandoned);
+                    (Progress::Lost(Broken::Undriven), open)
+                }
+                Some(Cell::Open(old)) if old.will_wake(waker) => (Progress::UnderWay, Cell::Free),
+                Some(Cell::Open(old)) => match fresh.take() {
+                    Some(new) => (Progress::UnderWay, Cell::Open(std::mem::replace(old, new))),
+                    None => {
+                        drop(state);
+                        fresh = Some(waker.clone());
+                        continue;
+                    }
+                },
+                _ => match state.close(cell) {
+                    Cell::Over(memory, outcome) => (Progress::Over(memory, outcome), Cell::Free),
+                    left => (Progress::Lost(Broken::Undriven), left),
+                },
+            };
+            drop(state);
+            drop(left);
+            return progress;
         }
     }
 
     /// Nobody waits for the request of a cell any more. What it works on stays lent until it is
     /// over.
     pub(super) fn abandon(&self, cell: u32) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else { return };
         let left = match state.cells.get_mut(cell as usize) {
             Some(place @ Cell::Open(_)) => std::mem::replace(place, Cell::Abandoned),
             _ => state.close(cell),
@@ -226,7 +249,7 @@ impl Table {
         outcome: Outcome,
         later: &mut Later,
     ) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else { return later.drop(memory) };
         let first = !outcome.is_success() && self.qp.is_some() && state.broken.is_none();
         if first {
             state.break_with(Broken::Failed(outcome.status), later);
@@ -254,7 +277,7 @@ impl Table {
     /// Lets nothing be posted any more, and the device flush what is.
     pub(super) fn abort(&self) -> crate::Result<()> {
         let mut later = Later::default();
-        let mut state = self.state();
+        let Some(mut state) = self.state() else { return Err(Error::forked("abort")) };
         if state.broken.is_none() {
             state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut later);
         }
@@ -274,7 +297,7 @@ impl Table {
     pub(super) fn posted(&self) {
         // Whoever breaks it does so under this lock, and tells the device afterwards: either they
         // see the receive, or we see what they did.
-        let broken = self.state().broken;
+        let broken = self.state().and_then(|state| state.broken);
         if matches!(broken, Some(Broken::Failed(_))) {
             let _ = self.flush();
         }
@@ -282,11 +305,11 @@ impl Table {
 
     /// Nobody will look for completions any more: everybody is to hear that.
     pub(super) fn undrive(&self, later: &mut Later) {
-        let mut state = self.state();
+        let Some(mut state) = self.state() else { return };
         state.break_with(Broken::Undriven, later);
-        for cell in &state.cells {
+        for cell in &mut state.cells {
             if let Cell::Open(waker) = cell {
-                later.wake(waker.clone());
+                later.wake(take(waker));
             }
         }
     }
@@ -300,7 +323,7 @@ impl Table {
 
     /// Requests under way, abandoned ones included.
     pub(super) fn under_way(&self) -> usize {
-        let state = self.state();
+        let Some(state) = self.state() else { return 0 };
         let open = |cell: &&Cell| matches!(cell, Cell::Open(_) | Cell::Abandoned);
         state.cells.iter().filter(open).count()
     }
@@ -315,8 +338,8 @@ impl fmt::Debug for Table {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::completion::WcOpcode;
     use crate::number::Qpn;
+    use crate::wc::WcOpcode;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
@@ -403,7 +426,7 @@ mod tests {
             let cell = admit(&table, &holder);
             drop(holder);
             end(&table, cell, &other);
-            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+            assert!(matches!(table.state().unwrap().cells[held as usize], Cell::Abandoned));
         }
         // The same in line.
         let end: [fn(&Table, &mut Option<u64>, &Waker); 2] = [
@@ -418,8 +441,39 @@ mod tests {
             table.wait(Side::Send, &mut number, &holder);
             drop(holder);
             end(&table, &mut number, &other);
-            assert!(matches!(table.state().cells[held as usize], Cell::Abandoned));
+            assert!(matches!(table.state().unwrap().cells[held as usize], Cell::Abandoned));
         }
+    }
+
+    /// A request under way, one in line, and one that is dropped before it got there.
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_waits_for_nobody_at_a_table() {
+        let table = Table::new(None);
+        let (count, waker) = waker();
+        let Admission::Open(cell) = table.admit(Side::Send, &mut None, &waker) else { panic!() };
+        let mut number = None;
+        table.wait(Side::Send, &mut number, &waker);
+        crate::mem::lock::in_child_while_held(
+            || table.state(),
+            || {
+                let mut number = number;
+                let admission = table.admit(Side::Send, &mut number, &waker);
+                assert_eq!(admission, Admission::Broken(Broken::Forked));
+                let progress = table.progress(cell, &waker);
+                assert!(matches!(progress, Progress::Lost(Broken::Forked)));
+                table.wait(Side::Recv, &mut None, &waker);
+                table.leave(Side::Send, &mut number);
+                table.abandon(cell);
+                table.dismiss(cell);
+                table.posted();
+                table.give_up();
+                assert!(table.abort().unwrap_err().is_forked());
+                assert_eq!((table.under_way(), finish(&table, cell)), (0, 0));
+                assert_eq!(count.0.load(Ordering::Relaxed), 0, "a task of the parent was woken");
+            },
+        );
+        assert_eq!(table.under_way(), 1);
     }
 
     /// A task that waits for many requests is woken when all that completed are noted.
@@ -460,7 +514,7 @@ mod tests {
             }
             assert_eq!(table.under_way(), 0);
         }
-        assert_eq!((count.0.load(Ordering::Relaxed), table.state().cells.len()), (1, 1));
+        assert_eq!((count.0.load(Ordering::Relaxed), table.state().unwrap().cells.len()), (1, 1));
     }
 }
 

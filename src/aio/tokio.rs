@@ -1,4 +1,5 @@
-//! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`.
+//! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`, and with
+//! `enable_time` for handshakes.
 //!
 //! Spawn what shall be quick. Waking the future that `block_on` waits for goes by way of the kernel, a
 //! write and another look at the event loop; waking a task of the same thread does not.
@@ -7,6 +8,7 @@ use super::driver::{CompletionQueue, Driver, Watch};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::async_event::AsyncEvent;
+use crate::mem::fork::OwnedHere;
 use crate::qp::{Endpoint, Handshake, QpControl};
 use rustix::io::Errno;
 use std::future::{Future, poll_fn};
@@ -18,10 +20,13 @@ use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 /// A file registered with the event loop of the runtime that it was made in.
+///
+/// A forked child that drops it leaves the registration, which the parent's event loop goes on using.
 #[derive(Debug)]
-pub struct Registered(AsyncFd<OwnedFd>);
+pub struct Registered(OwnedHere<AsyncFd<OwnedFd>>);
 
 impl Registered {
     /// Registers a file for reading.
@@ -38,7 +43,8 @@ impl Registered {
             .try_clone_to_owned()
             .and_then(|fd| AsyncFd::with_interest(fd, Interest::READABLE))
             .map_err(|error| failed("epoll_ctl", &error))?;
-        Ok(Registered(registered))
+        let registered = OwnedHere::new(registered);
+        Ok(Registered(registered.map_err(|errno| Error::new("epoll_ctl", errno))?))
     }
 }
 
@@ -182,16 +188,26 @@ impl Events {
 
 const VERB: &str = "handshake";
 
+/// How long [`handshake`], [`connect`] and [`accept`] wait for the peer to do its part.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Connects `qp` to the one at the other end of `stream`, which does the same: each sends its
 /// [`Endpoint`], shakes hands, and says that it is ready. The stream is the program's again
 /// afterwards.
 ///
-/// Receives can be posted once this answered; over RC a message waits for one.
+/// Receives can be posted once this answered; over RC a message waits for one. The peer has
+/// [`HANDSHAKE_TIMEOUT`] for all of its part; [`handshake_within`] takes another time. After an error
+/// the queue pair may have left state [`RESET`](crate::QpState::RESET): make another for the next peer.
 ///
 /// # Errors
 ///
-/// Those of [`QpControl::endpoint`] and [`QpControl::handshake`]; `EPROTO` if the other end says
-/// something else; those of the stream.
+/// Those of [`QpControl::endpoint`] and [`QpControl::handshake`]; those of the stream; and, each with
+/// the step that the peer did not finish, `ETIMEDOUT` if it is silent, `ECONNRESET` if the stream ends,
+/// and `EPROTO` if it says something else.
+///
+/// # Panics
+///
+/// In a runtime without `enable_time`.
 pub async fn handshake(
     qp: &QpControl,
     stream: &TcpStream,
@@ -199,46 +215,93 @@ pub async fn handshake(
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
+    handshake_within(HANDSHAKE_TIMEOUT, qp, stream, port, gid_index, options).await
+}
+
+/// As [`handshake`], with a peer that has `timeout` for its part.
+///
+/// # Errors
+///
+/// As [`handshake`].
+///
+/// # Panics
+///
+/// As [`handshake`].
+pub async fn handshake_within(
+    timeout: Duration,
+    qp: &QpControl,
+    stream: &TcpStream,
+    port: u8,
+    gid_index: u32,
+    options: &Handshake,
+) -> Result<Endpoint> {
+    let mut peer = Peer { stream, timeout, deadline: Instant::now() + timeout };
     let local = qp.endpoint(port, gid_index)?;
-    write_all(stream, &local.to_bytes()).await?;
+    peer.tell("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];
-    read_all(stream, &mut bytes).await?;
-    let remote = Endpoint::from_bytes(&bytes)
-        .ok_or_else(|| Error::new(VERB, Errno::PROTO).detail("the peer sent no endpoint"))?;
+    peer.hear("its endpoint", &mut bytes).await?;
+    let remote = Endpoint::from_bytes(&bytes).ok_or_else(|| {
+        let start = bytes.first_chunk::<4>().map(|start| start.escape_ascii().to_string());
+        let start = start.unwrap_or_default();
+        Error::new(VERB, Errno::PROTO)
+            .detail(format!("the peer sent no endpoint, but bytes that begin with \"{start}\""))
+    })?;
     // The kernel may ask the network for the peer's hardware address, and the runtime goes on.
     let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
     let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
     moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
-    write_all(stream, b"R").await?;
+    peer.tell("that this side is ready", b"R").await?;
     let mut ready = [0];
-    read_all(stream, &mut ready).await?;
+    peer.hear("that it is ready", &mut ready).await?;
     match &ready {
         b"R" => Ok(remote),
-        _ => Err(Error::new(VERB, Errno::PROTO).detail("the peer did not say that it is ready")),
+        [other] => Err(Error::new(VERB, Errno::PROTO).detail(format!(
+            "the peer sent its endpoint, and then {other:#04x} in place of 0x52, that it is ready"
+        ))),
     }
 }
 
-/// Connects `qp` to whoever [accepts](accept) at `address`.
+/// Connects `qp` to the peer that [accepts](accept) at `address`, which has [`HANDSHAKE_TIMEOUT`] to answer,
+/// and as long again for the handshake. To wait longer, connect a stream and call
+/// [`handshake_within`].
 ///
 /// # Errors
 ///
 /// Those of [`handshake`], and `ECONNREFUSED` and the like.
+///
+/// # Panics
+///
+/// As [`handshake`].
 pub async fn connect(
     qp: &QpControl,
     address: impl ToSocketAddrs,
     port: u8,
     gid_index: u32,
 ) -> Result<TcpStream> {
-    let stream = TcpStream::connect(address).await.map_err(|error| failed("connect", &error))?;
+    let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(address));
+    let stream = stream.await.map_err(|_| {
+        let detail = format!("nobody answered at the address within {HANDSHAKE_TIMEOUT:?}");
+        Error::new("connect", Errno::TIMEDOUT).detail(detail)
+    })?;
+    let stream = stream.map_err(|error| failed("connect", &error))?;
     handshake(qp, &stream, port, gid_index, &Handshake::new()).await?;
     Ok(stream)
 }
 
-/// Connects `qp` to the next that [connects](connect) to `listener`.
+/// Connects `qp` to the next that [connects](connect) to `listener`, for which it waits as long as it
+/// takes; who has connected has [`HANDSHAKE_TIMEOUT`] for the handshake.
+///
+/// For one peer that is expected. A server of many accepts streams itself, and makes a queue pair for
+/// each in a task of its own, where a [`handshake`] that fails, or takes long, is that client's affair:
+/// see the example `echo`.
 ///
 /// # Errors
 ///
 /// Those of [`handshake`] and of accepting.
+///
+/// # Panics
+///
+/// As [`handshake`].
 pub async fn accept(
     qp: &QpControl,
     listener: &TcpListener,
@@ -250,31 +313,58 @@ pub async fn accept(
     Ok(stream)
 }
 
-/// Sends all of `bytes`: tokio's own means would need another of its features.
-async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> Result<()> {
-    while !bytes.is_empty() {
-        stream.writable().await.map_err(|error| failed("write", &error))?;
-        match stream.try_write(bytes) {
-            Ok(length) => bytes = bytes.get(length..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(failed("write", &error)),
-        }
-    }
-    Ok(())
+/// The other end of a stream, which has until `deadline` to do its part.
+struct Peer<'s> {
+    stream: &'s TcpStream,
+    timeout: Duration,
+    deadline: Instant,
 }
 
-/// Receives as many bytes as there is room for; `ECONNRESET` if the stream ends before.
-async fn read_all(stream: &TcpStream, mut room: &mut [u8]) -> Result<()> {
-    while !room.is_empty() {
-        stream.readable().await.map_err(|error| failed("read", &error))?;
-        match stream.try_read(room) {
-            Ok(0) => return Err(Error::new("read", Errno::CONNRESET).detail("the stream ended")),
-            Ok(length) => room = room.get_mut(length..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(failed("read", &error)),
+impl Peer<'_> {
+    /// Sends all of `bytes`: tokio's own means would need another of its features.
+    async fn tell(&mut self, what: &str, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let Ok(writable) = timeout_at(self.deadline, self.stream.writable()).await else {
+                let detail = format!("the peer did not take {what} within {:?}", self.timeout);
+                return Err(Error::new(VERB, Errno::TIMEDOUT).detail(detail));
+            };
+            writable.map_err(|error| failed("write", &error))?;
+            match self.stream.try_write(bytes) {
+                Ok(length) => bytes = bytes.get(length..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(broken(what, "taken", &error)),
+            }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Receives as many bytes as there is room for.
+    async fn hear(&mut self, what: &str, room: &mut [u8]) -> Result<()> {
+        let (mut heard, all) = (0, room.len());
+        let stopped = |heard: usize, errno, how: String| {
+            let detail = format!("the peer sent {heard} of {all} bytes to say {what}, and {how}");
+            Err(Error::new(VERB, errno).detail(detail))
+        };
+        while heard < all {
+            let Ok(readable) = timeout_at(self.deadline, self.stream.readable()).await else {
+                let how = format!("no more within {:?}", self.timeout);
+                return stopped(heard, Errno::TIMEDOUT, how);
+            };
+            readable.map_err(|error| failed("read", &error))?;
+            match self.stream.try_read(room.get_mut(heard..).unwrap_or_default()) {
+                Ok(0) => return stopped(heard, Errno::CONNRESET, "ended the stream".to_owned()),
+                Ok(length) => heard += length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(broken(what, "said", &error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A stream that failed in the middle of a handshake.
+fn broken(what: &str, done: &str, error: &io::Error) -> Error {
+    failed(VERB, error).detail(format!("the stream failed before the peer had {done} {what}"))
 }
 
 impl AsFd for Registered {

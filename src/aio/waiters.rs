@@ -1,4 +1,7 @@
 //! The line of those who wait for room in a queue.
+//!
+//! Wakers are cloned and dropped by the program's code, which may use the same queue: so nothing here
+//! clones one, and whatever is taken out is given to the caller, who lets go of the lock first.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -22,14 +25,14 @@ impl Waiters {
     }
 
     /// Stands in line, at the end if for the first time; the waker that stood there before.
-    pub(super) fn stand(&mut self, number: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
+    pub(super) fn stand(&mut self, number: &mut Option<u64>, waker: Waker) -> Option<Waker> {
         if let Some(number) = *number {
             if let Ok(at) = self.line.binary_search_by_key(&number, |(other, _)| *other) {
-                return self.line.get_mut(at).and_then(|(_, old)| replace(old, waker));
+                return self.line.get_mut(at).map(|(_, old)| std::mem::replace(old, waker));
             }
         }
         *number = Some(self.next);
-        self.line.push_back((self.next, waker.clone()));
+        self.line.push_back((self.next, waker));
         self.next += 1;
         None
     }
@@ -46,17 +49,14 @@ impl Waiters {
         self.line.drain(..).map(|(_, waker)| waker)
     }
 
-    pub(super) fn first(&self) -> Option<Waker> {
-        self.line.front().map(|(_, waker)| waker.clone())
+    /// Who is first, to be woken. They look for room when they are, and leave another waker if there
+    /// is none.
+    pub(super) fn first(&mut self) -> Option<Waker> {
+        self.line.front_mut().map(|(_, waker)| take(waker))
     }
 }
 
-/// Puts a waker in another one's place, unless both wake the same. Whoever gets the old one drops it
-/// after releasing the lock: it may be the last that holds a task, and with it futures of the same
-/// table.
-pub(super) fn replace(old: &mut Waker, new: &Waker) -> Option<Waker> {
-    if old.will_wake(new) {
-        return None;
-    }
-    Some(std::mem::replace(old, new.clone()))
+/// A waker that is to be woken once, without a clone of it.
+pub(super) fn take(waker: &mut Waker) -> Waker {
+    std::mem::replace(waker, Waker::noop().clone())
 }

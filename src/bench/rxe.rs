@@ -1,9 +1,10 @@
 //! rxe's queues. The kernel's end is played by writing an index to the file that a queue is mapped
 //! from.
 
-use crate::completion::{Completion, Wc};
+use crate::completion::Completion;
 use crate::mem::fork::Epoch;
 use crate::mem::mapping::{Mapper, Mapping};
+use crate::provider::Wc;
 use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -56,7 +57,7 @@ impl Sends {
     pub fn new(slots: u32) -> Result<Sends, Errno> {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
-        let ring = rxe::sq::SendRing::map(memory.mi, limits, &memory)?;
+        let ring = rxe::sq::SendRing::map(memory.mi, limits, false, &memory)?;
         Ok(Sends(SendRing::rxe(ring)))
     }
 

@@ -3,10 +3,11 @@
 use super::buffer::Buffer;
 use super::memory::Memory;
 use super::route::{Entry, Rest, parts};
-use crate::completion::{Completion, WcOpcode, WcStatus};
+use crate::completion::Completion;
 use crate::mem::parcel::Content;
 use crate::mem::slots::Settling;
 use crate::number::{Qpn, Rkey};
+use crate::wc::{WcOpcode, WcStatus};
 use std::fmt;
 
 /// A request that is over.
@@ -93,6 +94,12 @@ impl<'c, T> Settled<'c, T> {
             End::Lent(completion) => completion.byte_len(),
             End::Kept(outcome) => outcome.byte_len,
         }
+    }
+
+    /// How many bytes of its memory the device wrote; see [`Outcome::filled`].
+    #[inline]
+    pub fn filled(&self) -> usize {
+        filled(self.status, self.opcode, self.byte_len())
     }
 
     /// All that is known of how it ended.
@@ -197,5 +204,27 @@ impl Outcome {
     /// Whether the request succeeded.
     pub fn is_success(&self) -> bool {
         self.status == WcStatus::SUCCESS
+    }
+
+    /// How many bytes of the request's memory, from its beginning, hold what the request brought: what
+    /// was sent to a receive, and what a read or an atomic answered. The rest is what was there before.
+    ///
+    /// That is [`byte_len`](Self::byte_len), but 0 for a receive that a write with immediate data
+    /// consumed, whose bytes were written elsewhere, for sends and writes, and for a request that failed.
+    /// Of a datagram the first 40 bytes count: they are a global route header, or what was there before
+    /// where the device wrote none. In a [`Buffer`] that is zeros.
+    pub fn filled(&self) -> usize {
+        filled(self.status, self.opcode, self.byte_len)
+    }
+}
+
+fn filled(status: WcStatus, opcode: WcOpcode, byte_len: u32) -> usize {
+    match opcode {
+        WcOpcode::RECV | WcOpcode::READ | WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD
+            if status == WcStatus::SUCCESS =>
+        {
+            byte_len as usize
+        }
+        _ => 0,
     }
 }

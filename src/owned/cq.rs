@@ -131,14 +131,18 @@ impl<T> OwnedCompletionQueue<T> {
         };
         let caps = qp.caps();
         let sends = Desk::new(caps.max_send_wr, SEND, &domain);
-        let recvs = srq.is_none().then(|| Desk::new(caps.max_recv_wr, RECV, &domain));
+        let recvs = srq.is_none().then(|| {
+            Desk::new(caps.max_recv_wr, RECV, &domain).with_headers(qp.qp_type() == QpType::UD)
+        });
         let recv = match (&recvs, srq) {
             (Some(recvs), _) => recvs.lent().clone(),
             (None, Some(srq)) => srq.lent().clone(),
             (None, None) => sends.lent().clone(),
         };
         let (send, depth) = (sends.lent().clone(), caps.max_send_wr);
-        let route = self.routes.route((number, qp.qp.member.clone()), send, recv, depth);
+        let member = qp.qp.member.clone();
+        let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));
+        let route = self.routes.route((number, member, lease), send, recv, depth);
         self.routes.add(route.clone());
         (self.slack, self.left) = (slack, slack);
         Ok(OwnedQueuePair::new(qp, route, sends, recvs))

@@ -48,19 +48,26 @@ pub(super) struct Desk<T> {
     /// Whose memory the queue knows.
     domain: Identity,
     _domain: Arc<KernelPd>,
+    /// Datagrams may come here, each behind a header.
+    headers: bool,
 }
 
 impl<T> Desk<T> {
     /// Of a queue that holds `depth` requests, all of whose tickets bear `mark`.
     pub(super) fn new(depth: u32, mark: u64, domain: &Arc<KernelPd>) -> Self {
         let lender = Lender::new(depth, mark);
-        Desk { lender, domain: Identity::of(domain), _domain: domain.clone() }
+        Desk { lender, domain: Identity::of(domain), _domain: domain.clone(), headers: false }
     }
 
-    /// As [`new`](Self::new), of a queue that completes in any order.
+    /// As [`new`](Self::new), of a queue that completes in any order, and for queue pairs of any kind.
     pub(super) fn shared(depth: u32, mark: u64, domain: &Arc<KernelPd>) -> Self {
-        let Desk { lender, domain, _domain } = Desk::new(depth, mark, domain);
-        Desk { lender: lender.out_of_turn(), domain, _domain }
+        let desk = Desk::new(depth, mark, domain).with_headers(true);
+        Desk { lender: desk.lender.out_of_turn(), ..desk }
+    }
+
+    /// Says whether datagrams may come here, each behind a header.
+    pub(super) fn with_headers(self, headers: bool) -> Self {
+        Desk { headers, ..self }
     }
 
     pub(super) fn lent(&self) -> &Lent<T> {
@@ -80,7 +87,7 @@ impl<T> Desk<T> {
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn draft(&mut self) -> Draft<'_, T> {
-        Draft { lending: self.lender.begin(), domain: &self.domain }
+        Draft { lending: self.lender.begin(), domain: &self.domain, headers: self.headers }
     }
 }
 
@@ -89,6 +96,7 @@ impl<T> Desk<T> {
 pub(super) struct Draft<'q, T> {
     lending: Lending<'q, Entry<T>>,
     domain: &'q Identity,
+    headers: bool,
 }
 
 impl<T> Draft<'_, T> {
@@ -96,6 +104,12 @@ impl<T> Draft<'_, T> {
     #[inline(always)]
     pub(super) fn knows(&self, memory: &impl Named) -> bool {
         memory.name().is_none_or(|name| name.domain == *self.domain)
+    }
+
+    /// Whether a datagram may come, behind a header.
+    #[inline(always)]
+    pub(super) fn has_headers(&self) -> bool {
+        self.headers
     }
 
     /// A place for what the next request of a scope works on, which polls tell from others.

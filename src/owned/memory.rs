@@ -75,7 +75,17 @@ impl Memory {
     pub fn into_buffer(self) -> Option<Buffer> {
         Buffer::back(self)
     }
+
+    /// Lets a buffer show its first `length` bytes and no more than it did.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        if let Memory::Buffer(buffer) = self {
+            buffer.set_len(length.min(buffer.len()));
+        }
+    }
 }
+
+/// Bytes before a datagram.
+const HEADER: usize = 40;
 
 mod sealed {
     use super::super::desk::{Place, Refused};
@@ -86,6 +96,10 @@ mod sealed {
     pub trait Named {
         /// By number, unless there is none.
         fn name(&self) -> Option<Name>;
+
+        /// Clears where a datagram's global route header goes, which a device may write in part, or not
+        /// at all: nobody shall take for that what an earlier holder of a buffer left.
+        fn clear_header(&mut self) {}
     }
 
     /// How a request is appended to a batch.
@@ -227,6 +241,11 @@ impl Named for Buffer {
     fn name(&self) -> Option<Name> {
         Some(self.named())
     }
+
+    #[inline]
+    fn clear_header(&mut self) {
+        self.iter_mut().take(HEADER).for_each(|byte| *byte = 0);
+    }
 }
 
 impl Named for SharedBuffer {
@@ -258,6 +277,13 @@ impl Named for Memory {
             Memory::Buffer(buffer) => buffer.name(),
             Memory::Shared(buffer) => buffer.name(),
             Memory::Region(slice) => slice.name(),
+        }
+    }
+
+    #[inline]
+    fn clear_header(&mut self) {
+        if let Memory::Buffer(buffer) = self {
+            buffer.clear_header();
         }
     }
 }

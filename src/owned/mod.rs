@@ -28,9 +28,11 @@
 //!
 //! # Why this is sound
 //!
-//! [`SendBatch::ring`](crate::SendBatch::ring) asks two things of its caller: what a request names
-//! stays valid until the request is over, and what the device writes is not borrowed meanwhile.
-//! Here the memory is moved into a table when it is posted, and comes out of it
+//! [`SendBatch::ring`](crate::SendBatch#what-the-caller-of-ring-promises) asks of its caller that what
+//! a request names stays valid until the request is over, that what the device writes is not borrowed
+//! meanwhile, that a memory window outlives its bindings, and that the caller knows which request a
+//! completion is of. Here no windows are bound, the library chooses the `wr_id`s, and the memory is
+//! moved into a table when it is posted, and comes out of it
 //!
 //! - when its own completion is polled: the number that the device carries from the request to the
 //!   completion opens one slot, once, and only if it comes from the queue pair that it was posted

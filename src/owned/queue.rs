@@ -336,7 +336,8 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     }
 
     /// Appends a receive into `memory`. A datagram is preceded by 40 bytes for a global route
-    /// header.
+    /// header; of a [`Buffer`](super::Buffer) they are cleared, for a device may write them in part or
+    /// not at all. [`Outcome::filled`](super::Outcome::filled) tells how much the device wrote.
     ///
     /// # Errors
     ///
@@ -349,13 +350,16 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
 
     /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
     #[inline(always)]
-    pub(crate) fn push_any<L: Lend>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
+    pub(crate) fn push_any<L: Lend>(&mut self, mut memory: L, tag: T) -> Result<(), Refused<L, T>> {
         let OwnedRecvBatch { draft, batch } = self;
         if !draft.knows(&memory) {
             return Err(Refused { memory, tag, error: PostError::ForeignMemory });
         }
         if !memory.is_writable() {
             return Err(Refused { memory, tag, error: PostError::ReadOnly });
+        }
+        if draft.has_headers() {
+            memory.clear_header();
         }
         let place = match draft.place() {
             Ok(place) => place,

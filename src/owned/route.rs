@@ -2,14 +2,16 @@
 
 use super::buffer::{Buffer, Extent, Whole};
 use super::memory::Memory;
+use crate::cq::Lease;
+use crate::mem::lock::Lock;
 use crate::mem::masked::Masked;
 use crate::mem::parcel::{Content, Parcel};
 use crate::mem::slots::lender::Lender;
 use crate::mem::slots::{MARK, Settling, Slots};
 use crate::provider::Member;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is lent to one request: a buffer with what the request was posted with, or else the rest.
 pub(super) type Entry<T> = Parcel<Whole, (Extent, T), Rest<T>>;
@@ -61,6 +63,8 @@ pub(super) struct Route<T> {
     number: u32,
     /// Keeps the number from being dealt again while it leads here, where it is this library's to deal.
     _member: Member,
+    /// Keeps it from other queue pairs of the completion queue, where the kernel deals it.
+    _lease: Option<Lease>,
     send: Lent<T>,
     /// The queue pair's own, or that of the shared receive queue.
     recv: Lent<T>,
@@ -69,7 +73,7 @@ pub(super) struct Route<T> {
     /// The queue pair completes nothing any more.
     dead: AtomicBool,
     /// Where the completion queue hears of that.
-    obituary: Arc<Mutex<Vec<u32>>>,
+    obituary: Arc<Lock<Vec<u32>>>,
 }
 
 impl<T> Route<T> {
@@ -79,7 +83,9 @@ impl<T> Route<T> {
 
     pub(super) fn close(&self) {
         self.dead.store(true, Ordering::Release);
-        self.obituary.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
+        if let Some(mut obituary) = self.obituary.lock() {
+            obituary.push(self.number);
+        }
     }
 }
 
@@ -134,7 +140,7 @@ pub(super) struct Routes<T> {
     needed: u64,
     /// How many queue pairs receive by a table.
     receivers: HashMap<usize, u32>,
-    obituary: Arc<Mutex<Vec<u32>>>,
+    obituary: Arc<Lock<Vec<u32>>>,
     /// How often something was put into the table.
     #[cfg(test)]
     puts: usize,
@@ -187,13 +193,22 @@ impl<T> Routes<T> {
     /// Of a queue pair that is to be [added](Self::add).
     pub(super) fn route(
         &self,
-        (number, member): (u32, Member),
+        (number, member, lease): (u32, Member, Option<Lease>),
         send: Lent<T>,
         recv: Lent<T>,
         depth: u32,
     ) -> Arc<Route<T>> {
         let (dead, obituary) = (AtomicBool::new(false), self.obituary.clone());
-        Arc::new(Route { number, _member: member, send, recv, depth, dead, obituary })
+        Arc::new(Route {
+            number,
+            _member: member,
+            _lease: lease,
+            send,
+            recv,
+            depth,
+            dead,
+            obituary,
+        })
     }
 
     /// Completions that all queue pairs may have in the queue at once. Receives of a shared queue
@@ -209,7 +224,7 @@ impl<T> Routes<T> {
 
     /// The numbers of those that died since this was last asked.
     pub(super) fn dead(&mut self) -> Vec<u32> {
-        std::mem::take(&mut *self.obituary.lock().unwrap_or_else(PoisonError::into_inner))
+        self.obituary.lock().map(|mut dead| std::mem::take(&mut *dead)).unwrap_or_default()
     }
 
     /// Adds a queue pair, in place of one that had the same number before.
@@ -299,7 +314,7 @@ mod tests {
     }
 
     fn add(routes: &mut Routes<u32>, number: u32) -> Arc<Route<u32>> {
-        let route = routes.route((number, Member::None), lent(), lent(), 2);
+        let route = routes.route((number, Member::None, None), lent(), lent(), 2);
         routes.add(route.clone());
         route
     }
@@ -313,7 +328,7 @@ mod tests {
         let index = indices.take().unwrap();
         let number = index.number();
         let member = Member::Mlx5(Record::new(7, index, Some(4), Receives::None));
-        let route = routes.route((number, member), lent(), lent(), 2);
+        let route = routes.route((number, member, None), lent(), lent(), 2);
         routes.add(route.clone());
         route.close();
         drop(route);
@@ -380,8 +395,9 @@ mod tests {
     fn shared_receives_count_once() {
         let mut routes = Routes::new();
         let shared = lent();
-        let all: Vec<_> =
-            (0..3).map(|n| routes.route((n, Member::None), lent(), shared.clone(), 2)).collect();
+        let all: Vec<_> = (0..3)
+            .map(|n| routes.route((n, Member::None, None), lent(), shared.clone(), 2))
+            .collect();
         assert_eq!(routes.more(&shared), 3);
         all.iter().for_each(|route| routes.add(route.clone()));
         assert_eq!((routes.needed(), routes.more(&shared)), (9, 0));
@@ -414,5 +430,19 @@ mod tests {
             all[round as usize] = add(&mut routes, 17 + COUNT + round);
         }
         assert!(routes.puts < 4 * COUNT as usize, "{} to exchange {COUNT}", routes.puts);
+    }
+
+    /// A child that adopts a queue pair asks who died before it is told that it may not.
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_waits_for_no_obituary() {
+        let mut routes = Routes::new();
+        let route = add(&mut routes, 5);
+        let obituary = routes.obituary.clone();
+        let child = || {
+            route.close();
+            assert_eq!(routes.dead(), []);
+        };
+        crate::mem::lock::in_child_while_held(|| obituary.lock(), child);
     }
 }

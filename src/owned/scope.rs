@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FLUSH: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2000 });
 
 /// Where requests on borrowed memory are posted; see [`OwnedQueuePair::scope`].
+///
+/// `'s` is the time of the scope, which its caller cannot name, so that nothing of it leaves the body;
+/// what it borrows lasts for `'env`, which is longer.
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,
     cq: &'s mut OwnedCompletionQueue<T>,
@@ -98,11 +101,12 @@ pub struct Pending<M> {
     route: usize,
 }
 
-/// Memory that a scope can lend to a request.
+/// Memory that a scope can lend to a request: what was borrowed for `'env`, or registered for the time
+/// `'s` of the scope.
 ///
 /// Of a pool: `&mut Buffer`, and to be read by the device only `&Buffer` and `&SharedBuffer`;
 /// [`Part`] of a region; [`Local`] for anything else.
-pub trait Held<'env>: Named {
+pub trait Held<'s, 'env>: Named {
     /// Whether the device may write it.
     fn is_writable(&self) -> bool;
 }
@@ -125,26 +129,26 @@ impl Named for &SharedBuffer {
     }
 }
 
-impl<'env> Held<'env> for &'env Buffer {
+impl<'env> Held<'_, 'env> for &'env Buffer {
     fn is_writable(&self) -> bool {
         false
     }
 }
 
-impl<'env> Held<'env> for &'env mut Buffer {
+impl<'env> Held<'_, 'env> for &'env mut Buffer {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
-impl<'env> Held<'env> for &'env SharedBuffer {
+impl<'env> Held<'_, 'env> for &'env SharedBuffer {
     fn is_writable(&self) -> bool {
         false
     }
 }
 
 /// Nothing, for a request without data or with inline data.
-impl<'env> Held<'env> for () {
+impl Held<'_, '_> for () {
     fn is_writable(&self) -> bool {
         true
     }
@@ -177,24 +181,25 @@ impl Named for Part<'_> {
     }
 }
 
-impl<'env> Held<'env> for Part<'env> {
+impl<'env> Held<'_, 'env> for Part<'env> {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
-/// Borrowed memory that a scope registered; see [`Scope::register`].
+/// Borrowed memory that a scope registered; see [`Scope::register`]. It stays within the scope, which
+/// deregisters the memory when it ends: the key may be another region's then.
 #[derive(Debug)]
-pub struct Local<'env> {
+pub struct Local<'s> {
     sge: Sge,
     domain: Arc<KernelPd>,
-    memory: PhantomData<&'env mut [u8]>,
+    memory: PhantomData<&'s mut [u8]>,
 }
 
-impl<'env> Local<'env> {
+impl<'s> Local<'s> {
     /// Parts it before the byte `at`, or at its end.
     #[must_use]
-    pub fn split_at(self, at: usize) -> (Local<'env>, Local<'env>) {
+    pub fn split_at(self, at: usize) -> (Local<'s>, Local<'s>) {
         let Local { sge, domain, memory } = self;
         let at = u32::try_from(at).unwrap_or(u32::MAX).min(sge.length);
         let front = Local { sge: Sge { length: at, ..sge }, domain: domain.clone(), memory };
@@ -209,7 +214,7 @@ impl Named for Local<'_> {
     }
 }
 
-impl<'env> Held<'env> for Local<'env> {
+impl<'s, 'a: 's> Held<'s, '_> for Local<'a> {
     fn is_writable(&self) -> bool {
         true
     }
@@ -280,7 +285,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     }
 }
 
-impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
+impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     /// How long the scope waits for its requests when it ends; 10 s unless set.
     pub fn patience(&mut self, patience: Duration) {
         self.patience = patience;
@@ -297,7 +302,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
         &mut self,
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
-    ) -> Result<Local<'env>> {
+    ) -> Result<Local<'s>> {
         let builder = pd.registration().access(Access::LOCAL_WRITE);
         let region = builder.register_pledged(memory, self.pledges)?;
         let sge = region.sge(..)?;
@@ -312,7 +317,10 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
     ///
     /// Those of [`OwnedRecvBatch::push`](super::OwnedRecvBatch::push) and of
     /// [`recv_batch`](OwnedQueuePair::recv_batch).
-    pub fn recv<M: Held<'env>>(&mut self, memory: M) -> std::result::Result<Pending<M>, PostError> {
+    pub fn recv<M: Held<'s, 'env>>(
+        &mut self,
+        memory: M,
+    ) -> std::result::Result<Pending<M>, PostError> {
         if !memory.is_writable() {
             return Err(PostError::ReadOnly);
         }
@@ -421,7 +429,7 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
     }
 
     /// Appends and rings; `ring` is what differs between kinds of queues.
-    fn start<M: Held<'env>>(
+    fn start<M: Held<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,
@@ -446,14 +454,14 @@ impl<'env, T, S: Sharing> Scope<'_, 'env, T, S> {
     }
 }
 
-impl<'env, T> Scope<'_, 'env, T, Shared> {
+impl<'s, 'env, T> Scope<'s, 'env, T, Shared> {
     /// Posts a request that works on `memory`, and rings.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
     /// [`ring`](super::OwnedSendBatch::ring).
-    pub fn post<M: Held<'env>>(
+    pub fn post<M: Held<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,
@@ -462,14 +470,14 @@ impl<'env, T> Scope<'_, 'env, T, Shared> {
     }
 }
 
-impl<'env, T> Scope<'_, 'env, T, Exclusive> {
+impl<'s, 'env, T> Scope<'s, 'env, T, Exclusive> {
     /// Posts a request that works on `memory`, and rings.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
     /// [`ring`](super::OwnedSendBatch::ring).
-    pub fn post<M: Held<'env>>(
+    pub fn post<M: Held<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,

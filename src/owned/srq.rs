@@ -19,17 +19,22 @@ pub struct OwnedSharedReceiveQueue<T> {
 }
 
 impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
-    /// Takes over `srq`, to which nothing was posted yet. What is lent to its receives is freed
-    /// when it and all its queue pairs are gone and the kernel confirmed that.
+    /// Takes over `srq`. What is lent to its receives is freed when it and all its queue pairs are
+    /// gone and the kernel confirmed that.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a queue of an XRC domain, whose completions are those of targets; and those of
-    /// [`query`](SharedReceiveQueue::query).
+    /// `EINVAL` for a queue of an XRC domain, whose completions are those of targets, and for one that
+    /// something was posted to before: the number of such a receive may be that of one which lends
+    /// memory. And those of [`query`](SharedReceiveQueue::query).
     pub fn new(srq: SharedReceiveQueue) -> Result<Self> {
+        const VERB: &str = "adopt_srq";
         if srq.number().is_some() {
-            const VERB: &str = "adopt_srq";
             return Err(Error::invalid(VERB, format!("{srq:?} is of an XRC domain")));
+        }
+        if !srq.is_fresh() {
+            let detail = format!("{srq:?} was posted to before it was taken over: make another");
+            return Err(Error::invalid(VERB, detail));
         }
         let depth = srq.query()?.max_wr;
         let desk = Desk::shared(depth, RECV, srq.domain());

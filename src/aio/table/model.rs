@@ -1,9 +1,9 @@
 //! Futures and the driver at one table at the same time.
 
 use super::*;
-use crate::completion::WcOpcode;
 use crate::mem::slots::lender::Lender;
 use crate::number::Qpn;
+use crate::wc::WcOpcode;
 use loom::sync::Notify;
 use loom::thread;
 use std::task::Wake;
@@ -71,7 +71,7 @@ fn drop_while_a_request_completes() {
         let future = thread::spawn(move || theirs.abandon(cell));
         driver.join().unwrap();
         future.join().unwrap();
-        let state = table.state();
+        let state = table.state().unwrap();
         assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
     });
 }
