@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uverbs_uapi::object as objects;
 
 /// Memory that tells whether it was freed.
-struct Witness(Box<[u8]>, #[expect(dead_code, reason = "held for its count")] Arc<()>);
+pub(super) struct Witness(Box<[u8]>, #[expect(dead_code, reason = "held for its count")] Arc<()>);
 
 // SAFETY: the box owns its bytes alone, and they stay as long as it does.
 #[allow(unsafe_code)]
@@ -22,7 +22,7 @@ unsafe impl StableBytes for Witness {
     }
 }
 
-fn witness(alive: &Arc<()>) -> Witness {
+pub(super) fn witness(alive: &Arc<()>) -> Witness {
     Witness(Box::new([0; 64]), alive.clone())
 }
 

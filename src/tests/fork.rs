@@ -61,6 +61,7 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
             qp.modify(&QpAttr::new().state(QpState::ERR)),
             ud.attach_mcast("ff12::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0).map(drop),
             window.bind(&qp, &region, .., Access::REMOTE_READ).map(drop),
+            window.reallocate(),
         ];
         for (index, result) in errors.into_iter().enumerate() {
             let Err(error) = result else { panic!("call {index} was carried out") };

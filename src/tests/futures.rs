@@ -5,7 +5,9 @@ use crate::aio::{Cause, CompletionQueue, Driver, Message, OpError, QueuePair, Wa
 use crate::mem::region::StableBytes;
 use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, Errno, Exclusive, ParentDomain, PostError, QpState, QpType, Result, WcStatus};
+use crate::{
+    Access, Errno, Exclusive, ParentDomain, PostError, QpState, QpType, Result, WcOpcode, WcStatus,
+};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -18,7 +20,7 @@ use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// An event loop in which the file is readable when the test says so.
-pub(super) struct Watched(Arc<AtomicBool>);
+pub(crate) struct Watched(Arc<AtomicBool>);
 
 impl Watch for Watched {
     fn poll_read(
@@ -30,22 +32,22 @@ impl Watch for Watched {
     }
 }
 
-pub(super) struct Futures {
-    pub(super) bench: Bench,
-    pub(super) pool: BufferPool,
-    pub(super) driver: Driver<Watched>,
-    pub(super) cq: CompletionQueue,
-    pub(super) qp: QueuePair,
+pub(crate) struct Futures {
+    pub(crate) bench: Bench,
+    pub(crate) pool: BufferPool,
+    pub(crate) driver: Driver<Watched>,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) qp: QueuePair,
     /// The kernel's completion queue.
     handle: u32,
 }
 
-pub(super) fn cx() -> Context<'static> {
+pub(crate) fn cx() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
 impl Futures {
-    pub(super) fn new() -> Futures {
+    pub(crate) fn new() -> Futures {
         let bench = Bench::new();
         let pool = bench.pd.buffer_pool(64).count(64).build().unwrap();
         let (cq, driver) =
@@ -60,10 +62,15 @@ impl Futures {
     }
 
     /// Completes the oldest request of a queue, and lets the driver find that.
-    pub(super) fn complete(&mut self, role: Role, status: WcStatus) {
+    pub(crate) fn complete(&mut self, role: Role, status: WcStatus) {
+        self.complete_as(role, ib_uverbs_wc { status: status.0, ..wc(0, 0) });
+    }
+
+    /// The same with all that the completion says, but for whose it is.
+    fn complete_as(&mut self, role: Role, wc: ib_uverbs_wc) {
         let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
         let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
-        let wc = ib_uverbs_wc { status: status.0, ..wc(self.qp.qpn().0, wr_id) };
+        let wc = ib_uverbs_wc { qp_num: self.qp.qpn().0, wr_id, ..wc };
         assert!(self.bench.script.complete(self.handle, wc));
         assert!(Pin::new(&mut self.driver).poll(&mut cx()).is_pending());
     }
@@ -124,6 +131,46 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
     // Nobody is so deep.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
+}
+
+/// Whatever an earlier holder of the buffer left, and whatever the completion counts.
+#[test]
+fn a_message_shows_what_arrived_in_its_buffer() {
+    let mut futures = Futures::new();
+    let pool = futures.bench.pd.buffer_pool(64).count(1).build().unwrap();
+    pool.take().unwrap().fill(0xee);
+    let mut inbox = futures.qp.inbox(&pool, 1);
+    let (recv, imm) = (WcOpcode::RECV.0, WcOpcode::RECV_WRITE_IMM.0);
+    // A device that says more than there is room for uncovers nothing either.
+    for (opcode, byte_len, shown) in [(recv, 5, 5), (imm, 21, 0), (recv, 0, 0), (recv, 999, 64)] {
+        assert_eq!(inbox.refill(&mut cx()), 1);
+        futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len, ..wc(0, 0) });
+        let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
+        assert_eq!((message.buffer.len(), message.outcome.byte_len), (shown, byte_len), "{opcode}");
+    }
+    assert_eq!(inbox.refill(&mut cx()), 1);
+    let failed = ib_uverbs_wc { status: WcStatus::LOC_LEN_ERR.0, byte_len: 21, ..wc(0, 0) };
+    futures.complete_as(Role::Recv, failed);
+    let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("no error") };
+    assert_eq!(error.memory.map(|buffer| buffer.len()), Some(0));
+}
+
+/// Nor what stood where a datagram's header goes, if the device writes none.
+#[test]
+fn a_datagram_without_a_header_stands_behind_zeros() {
+    let mut futures = Futures::new();
+    let pool = futures.bench.pd.buffer_pool(64).count(1).build().unwrap();
+    pool.take().unwrap().fill(0xee);
+    let pd = &futures.bench.pd;
+    futures.qp = futures.cq.create_qp(pd, QpType::UD, |qp| qp.max_recv_wr(4)).unwrap();
+    futures.qp.qp.set_state(QpState::RTS);
+    futures.bench.script.set_qp_state(futures.qp.handle(), QpState::RTS.0);
+    let mut inbox = futures.qp.inbox(&pool, 1);
+    assert_eq!(inbox.refill(&mut cx()), 1);
+    let opcode = WcOpcode::RECV.0;
+    futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len: 45, ..wc(0, 0) });
+    let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("no message") };
+    assert_eq!(message.buffer[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
 }
 
 /// Once a connection is broken its messages are over, and each look says so in the same words.

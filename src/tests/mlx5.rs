@@ -286,7 +286,7 @@ fn a_guard_over_a_fork_finds_nothing() {
 fn a_child_gets_nothing_from_its_parents_allocators() {
     use crate::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
     let bench = Bench::new();
-    let view = DomainView { pd: &bench.pd.inner };
+    let view = DomainView { domain: &*bench.pd.inner.kernel };
     let (arena, pages, shared) = (Arena::new(1 << 20).unwrap(), Pages::new(), SharedMemory::new());
     let (huge, numa) = (HugePages::new(), NumaNode::new(0));
     let allocators: [&dyn QueueAllocator; 3] = [&arena, &pages, &shared];
@@ -588,4 +588,54 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let cq = context.create_cq(10).build().unwrap();
     let error = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+}
+
+/// Nobody polls the queue, so only who makes a queue pair can throw away what was told of earlier ones.
+#[test]
+fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
+    const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
+    let bench = Bench::new();
+    let cq = bench.context.create_cq(10).build().unwrap();
+    let staying = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let index = |qp: &QueuePair| bench.script.object(qp.handle()).uidx;
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..LIVES {
+        let short = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+        assert_ne!(index(&short), index(&staying), "in use");
+        seen.insert(index(&short));
+    }
+    assert!(seen.len() < 100, "{} indices for queue pairs of which two live at once", seen.len());
+}
+
+#[test]
+fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
+    let bench = Bench::new();
+    let cq = bench.context.create_cq(10).build().unwrap();
+    let mut resized = bench.context.create_cq(10).build().unwrap();
+    let ops = [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::RESIZE_CQ];
+    ops.into_iter().for_each(|op| bench.script.refuse(op, Errno::NOMEM));
+    let qp = bench.pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(1000);
+    let errors = [
+        bench.context.create_cq(1000).build().unwrap_err(),
+        qp.build().unwrap_err(),
+        bench.pd.create_srq(1000).build().unwrap_err(),
+        resized.resize(1000).unwrap_err(),
+    ];
+    // A completion has 64 bytes, a request as many, and a receive of a shared queue 32 at least.
+    for (error, least) in errors.into_iter().zip([64_000, 64_000, 32_000, 64_000]) {
+        let rest = error.message().strip_prefix("cannot pin ");
+        let bytes = rest.and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        let bytes = bytes.unwrap_or_default();
+        assert!((least..16 * least).contains(&bytes), "{error}");
+    }
+}
+
+#[test]
+fn the_kernel_is_told_of_as_many_completions_as_were_laid_out() {
+    let bench = Bench::new();
+    for asked in [1, 3, 4, 63, 64, 1000] {
+        let cq = bench.context.create_cq(asked).build().unwrap();
+        let told = bench.script.object(cq.handle()).max_wr;
+        assert!(told >= asked && told == cq.capacity(), "{asked}: {told}, {}", cq.capacity());
+    }
 }

@@ -1,12 +1,13 @@
 //! What the library promises where no device is needed, on a kernel that the test plays.
 
 mod abandon;
+mod addresses;
 mod control;
 mod creation;
 mod destroy;
 mod events;
 mod fork;
-mod futures;
+pub(crate) mod futures;
 mod golden;
 mod mixing;
 mod mlx5;
@@ -19,6 +20,8 @@ mod sharing;
 mod stale;
 mod usual;
 mod visits;
+mod wakers;
+mod windows;
 mod xrc;
 
 use crate::uverbs::scripted::Script;

@@ -6,7 +6,7 @@ use crate::owned::{
     BufferPool, Memory, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Refused,
     RegionSlice,
 };
-use crate::uverbs::scripted::{Op, Role};
+use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
     Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
     WindowType,
@@ -406,18 +406,22 @@ fn a_forgotten_queue_pair_keeps_its_memory() {
     assert_eq!(owned.pool.idle(), 7);
 }
 
-/// The next queue pair may get the number of one that is gone, and completions of its past.
+/// The next queue pair may get the number of one that is gone and forgotten, and completions of its past.
 #[test]
 fn a_number_that_changes_hands_gives_nothing_back() {
     let mut owned = Owned::new();
     owned.send("old");
     let old = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
+    let next = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
+    drop(std::mem::replace(&mut owned.qp, next));
+    // Whoever is adopted next makes the queue forget the first.
+    let _between = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
     owned.bench.script.set_next_qpn(qpn);
     let qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
     bring_up_owned(&owned.bench, &qp);
     assert_eq!(qp.qpn().0, qpn);
-    drop(std::mem::replace(&mut owned.qp, qp));
+    owned.qp = qp;
     owned.complete(old);
     assert!(owned.tags().is_empty(), "nothing was posted to the new one yet");
     owned.send("new");
@@ -545,6 +549,44 @@ fn shared_receives_come_back_through_any_queue_pair() {
     assert_eq!(bench.script.complaints(), [""; 0]);
 }
 
+/// The number of a receive that was posted before may be that of one which lends memory.
+#[test]
+fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
+    let bench = Bench::new();
+    let post = |srq: &mut crate::SharedReceiveQueue| {
+        let mut batch = srq.batch().unwrap();
+        batch.push(crate::Recv { wr_id: 7, sges: &[] }).unwrap();
+        // SAFETY: the receive names no memory.
+        #[allow(unsafe_code, reason = "the point of the test")]
+        unsafe {
+            batch.ring();
+        }
+    };
+    let mut posted = bench.pd.create_srq(4).build().unwrap();
+    post(&mut posted);
+    let error = OwnedSharedReceiveQueue::<u32>::new(posted).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL);
+    assert!(error.to_string().contains("posted to before"), "{error}");
+
+    let mut resized = bench.pd.create_srq(4).build().unwrap();
+    resized.resize(8).unwrap();
+    OwnedSharedReceiveQueue::<u32>::new(resized).unwrap();
+    let mut resized = bench.pd.create_srq(4).build().unwrap();
+    post(&mut resized);
+    assert!(bench.script.take(resized.handle(), Role::Recv).is_some());
+    resized.resize(8).unwrap();
+    assert!(OwnedSharedReceiveQueue::<u32>::new(resized).is_err(), "resizing forgets nothing");
+
+    let context = Script::mlx5().open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let mut srq = pd.create_srq(4).build().unwrap();
+    post(&mut srq);
+    assert!(OwnedSharedReceiveQueue::<u32>::new(srq).is_err(), "mlx5");
+    // What follows in `new` the played device does not answer.
+    let fresh = pd.create_srq(4).build().unwrap();
+    assert!(fresh.is_fresh());
+}
+
 #[test]
 fn flushed_requests_give_back_as_well() {
     let mut owned = Owned::new();
@@ -555,4 +597,55 @@ fn flushed_requests_give_back_as_well() {
     let done = owned.cq.poll().unwrap().next().unwrap();
     assert!(!done.outcome.is_success());
     assert!(done.memory.into_buffer().is_some());
+}
+
+/// rxe deals numbers in a circle, and the next queue pair of a number may be one that posts by itself,
+/// with numbers of requests that mean something else.
+#[test]
+fn completions_of_a_stranger_give_no_shared_receive_back() {
+    let bench = Bench::new();
+    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
+    let mut srq = OwnedSharedReceiveQueue::new(bench.pd.create_srq(4).build().unwrap()).unwrap();
+    let (pd, script) = (&bench.pd, &bench.script);
+    let make = |cq: &CompletionQueue, srq: &OwnedSharedReceiveQueue<i32>| {
+        script.set_next_qpn(77);
+        pd.create_qp(cq, cq, QpType::RC).srq(srq.queue()).build().unwrap()
+    };
+    let first = make(cq.queue(), &srq);
+    assert_eq!(first.qpn().0, 77);
+    let first = cq.adopt_on(first, &srq).unwrap();
+    let mut batch = srq.batch().unwrap();
+    batch.push(pool.take().unwrap(), 1).unwrap();
+    batch.ring();
+    let request = script.take(srq.queue().handle(), Role::Recv).unwrap();
+    let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+    drop(first);
+    script.set_next_qpn(77);
+    let stranger = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
+    assert!(script.complete(cq.queue().handle(), wc(stranger.qpn().0, id)));
+    assert_eq!((cq.poll().unwrap().count(), cq.strays()), (0, 1));
+    assert_eq!(pool.idle(), 7, "the device may write it yet");
+    // Once nothing leads from the number, it is as good as any.
+    drop(stranger);
+    let _second = cq.adopt_on(make(cq.queue(), &srq), &srq).unwrap();
+    assert_eq!(make(cq.queue(), &srq).qpn().0, 77);
+}
+
+#[test]
+fn a_shared_buffer_reads_the_same_however_it_is_looked_at() {
+    let owned = Owned::new();
+    let mut buffer = owned.pool.copy(b"to be read by many").unwrap();
+    assert_eq!(buffer.as_ref(), b"to be read by many");
+    buffer.advance(3);
+    let shared = buffer.share();
+    let part = shared.slice(3..5).unwrap();
+    for (buffer, bytes) in
+        [(&shared, &b"be read by many"[..]), (&part, b"re"), (&part.clone(), b"re")]
+    {
+        let looks: [&[u8]; 2] = [buffer, buffer.as_ref()];
+        assert_eq!(looks, [bytes; 2]);
+        assert_eq!(buffer.sge().length as usize, bytes.len());
+    }
+    assert_eq!(part.sge().addr, shared.sge().addr + 3);
 }

@@ -362,3 +362,37 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     assert_eq!(own.send_batch().unwrap().push(SendWr::bind_mw(binding)), Ok(()));
     window.settle(WcStatus::GENERAL_ERR);
 }
+
+/// Indices lie in memory that the kernel writes, and that a forked child has, too.
+#[test]
+fn whatever_indices_say_no_ring_is_left() {
+    let mut bench = Bench::new();
+    let (cq, capacity) = (bench.cq.handle(), 31);
+    let mut qp = bench.qp(QpType::UD);
+    let handle = qp.handle();
+    let ah = || bench.pd.create_ah(&AddressVector::global(1, 0, Gid([1; 16]))).unwrap();
+    let indices = [0, 1, 7, 8, 31, 32, 0x7fff_ffff, 0x8000_0001, u32::MAX];
+    bench.script.poison(cq, Role::Cq);
+    for producer in indices {
+        for consumer in indices {
+            bench.script.scribble(cq, Role::Cq, producer, consumer);
+            assert!(poll_ids(&mut bench.cq).len() <= capacity);
+            bench.script.scribble(handle, Role::Send, producer, consumer);
+            bench.script.scribble(handle, Role::Recv, producer, consumer);
+            let ah = ah();
+            let to = Destination::new(&ah, Qpn(1), Qkey(1));
+            let mut batch = qp.send_batch().unwrap();
+            let room = batch.room();
+            let pushed = (0..100).take_while(|_| batch.push(SendWr::send(&[SGE]).to(to)).is_ok());
+            assert_eq!((pushed.count() as u32, room <= 7), (room, true));
+            ring(batch).unwrap();
+            drop(ah);
+            let mut batch = qp.recv_batch().unwrap();
+            let room = batch.room();
+            let recv = Recv { wr_id: 1, sges: &[SGE] };
+            let pushed = (0..100).take_while(|_| batch.push(recv).is_ok());
+            assert_eq!((pushed.count() as u32, room <= 7), (room, true));
+            ring_recv(batch);
+        }
+    }
+}

@@ -131,6 +131,45 @@ fn a_scope_returns_when_its_requests_are_over() {
     assert_eq!(owned.bench.script.pending(owned.qp.handle(), Role::Send), 0);
 }
 
+/// Where the memory of a request with one entry begins, and how long it is.
+fn entry(request: &[u8]) -> (u64, u32) {
+    let entries = &request[DMA + 24..];
+    let addr = u64::from_ne_bytes(entries[..8].try_into().unwrap());
+    (addr, u32::from_ne_bytes(entries[8..12].try_into().unwrap()))
+}
+
+/// The offset of the payload's description in a send request of rxe.
+const DMA: usize = 184;
+
+#[test]
+fn the_parts_of_borrowed_memory_cover_it_once() {
+    let mut owned = Owned::new();
+    let mut local = [0u8; 100];
+    let start = local.as_ptr().addr() as u64;
+    let script = owned.bench.script.clone();
+    let (handle, qpn, cq) = (owned.qp.handle(), owned.qp.qpn().0, owned.cq.queue().handle());
+    for at in [1, 40, 99, 100, 101, usize::MAX] {
+        let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+            let whole = scope.register(&owned.bench.pd, &mut local).unwrap();
+            let (front, back) = whole.split_at(at);
+            let _ = scope.post(SendWr::send(&[]), front).unwrap();
+            let _ = scope.post(SendWr::send(&[]), back).unwrap();
+            let covered: Vec<_> = (0..2)
+                .map(|_| {
+                    let request = script.take(handle, Role::Send).unwrap();
+                    let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+                    assert!(script.complete(cq, wc(qpn, id)));
+                    entry(&request)
+                })
+                .collect();
+            let first = at.min(100) as u32;
+            let second = (start + u64::from(first), 100 - first);
+            assert_eq!(covered, [(start, first), second], "at {at}");
+        });
+        assert!(scoped.is_ok());
+    }
+}
+
 #[test]
 fn a_silent_peer_costs_the_connection() {
     let mut owned = Owned::new();

@@ -20,7 +20,7 @@ fn shared() -> (Bench, Context) {
 
 /// Takes over what was imported.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
+pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
     // SAFETY: the played kernel uses no handle again.
     unsafe { imported.into_owner() }
 }

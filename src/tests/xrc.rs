@@ -122,3 +122,14 @@ fn foreign_domains_are_closed_by_their_handle() {
     assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
     assert_eq!(importer.foreign(&domain.export().unwrap()).unwrap_err().errno(), Errno::NOENT);
 }
+
+#[test]
+fn an_initiator_shares_no_receive_queue() {
+    let bench = Bench::new();
+    bench.script.allow_xrc();
+    let srq = bench.pd.create_srq(4).build().unwrap();
+    let builder = bench.pd.create_qp(&bench.cq, &bench.cq, crate::QpType::XRC_INI).srq(&srq);
+    let error = builder.build().unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+    assert!(error.message().contains("an XRC initiator receives nothing"), "{error}");
+}

@@ -20,7 +20,7 @@ trials![
 
 fn pair() -> Verdict<(Side, Side)> {
     let Pair { a, b, .. } = Pair::new(Config::rc())?;
-    let cap = a.context.query_device()?.atomic_cap();
+    let cap = a.context.query_device()?.atomic_cap;
     require(cap != AtomicCap::NONE, Capability::Atomic, "not advertised")?;
     Ok((a, b))
 }
@@ -216,7 +216,7 @@ fn needs_the_right() -> Verdict {
 
 fn atomic_write_writes_eight_bytes() -> Verdict {
     let (mut a, mut b) = pair()?;
-    let caps = a.context.query_device()?.caps();
+    let caps = a.context.query_device()?.caps;
     require(
         caps.contains(uverbs::DeviceCaps::ATOMIC_WRITE),
         Capability::AtomicWrite,

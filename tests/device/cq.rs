@@ -145,7 +145,7 @@ fn moderated_queue_announces_several_at_once() -> Verdict {
 fn moderation_knows_its_limits() -> Verdict {
     let context = env::open()?;
     let cq = context.create_cq(4).build()?;
-    let Some(caps) = context.query_device()?.moderation_caps() else {
+    let Some(caps) = context.query_device()?.moderation_caps else {
         let error = cq.moderate(1, 1).unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("modify_cq", Errno::OPNOTSUPP));
         assert!(error.message().contains(env::device().name()), "{error}");

@@ -64,9 +64,18 @@ pub(crate) fn drainable() -> Verdict {
     require(!mlx5, Capability::Sqd, "the driver knows no way from RTS to SQD")
 }
 
-/// How often a test does what it does: `few` times, and `many` times in a long run.
+/// How often a test does what it does: `few` times, or as many times more as `UVERBS_ROUNDS` says, and
+/// `many` times in a long run.
 pub(crate) fn rounds(few: u64, many: u64) -> u64 {
-    if var("UVERBS_SOAK").is_ok() { many } else { few }
+    let more = var("UVERBS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    if var("UVERBS_SOAK").is_ok() { many } else { many.min(few * more) }
+}
+
+/// The tests that `UVERBS_TEST_NAMES` chooses by their whole names, with commas between them; none
+/// where it is not set.
+pub(crate) fn chosen() -> Option<Vec<String>> {
+    let names = var("UVERBS_TEST_NAMES").ok()?;
+    Some(names.split(',').map(str::to_owned).collect())
 }
 
 /// Skips tests that take their time.

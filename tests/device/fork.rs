@@ -24,7 +24,7 @@ trials![
 
 /// Runs `child` in a forked child with its copy of `value`, and fails if that fails.
 #[allow(unsafe_code, reason = "forking is")]
-fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict<T> {
+pub(crate) fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict<T> {
     // SAFETY: the other threads of this process wait for a test to end, without a lock held; the
     // child runs the closure and ends without returning from here.
     let pid = match unsafe { fork() }? {

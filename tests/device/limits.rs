@@ -26,24 +26,24 @@ fn limits_are_there() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     for (name, value) in [
-        ("max_qp", attr.max_qp()),
-        ("max_qp_wr", attr.max_qp_wr()),
-        ("max_sge", attr.max_sge()),
-        ("max_cq", attr.max_cq()),
-        ("max_cqe", attr.max_cqe()),
-        ("max_mr", attr.max_mr()),
-        ("max_pd", attr.max_pd()),
+        ("max_qp", attr.max_qp),
+        ("max_qp_wr", attr.max_qp_wr),
+        ("max_sge", attr.max_sge),
+        ("max_cq", attr.max_cq),
+        ("max_cqe", attr.max_cqe),
+        ("max_mr", attr.max_mr),
+        ("max_pd", attr.max_pd),
     ] {
         assert!(value > 0, "{name} is 0: {attr:?}");
     }
-    assert!(attr.max_mr_size() > 0 && attr.page_size_cap() > 0, "{attr:?}");
-    assert_eq!(u32::from(attr.phys_port_cnt()), context.device().port_count());
+    assert!(attr.max_mr_size > 0 && attr.page_size_cap > 0, "{attr:?}");
+    assert_eq!(u32::from(attr.phys_port_cnt), context.device().port_count());
     Ok(())
 }
 
 fn completion_queue_entries() -> Verdict {
     let context = env::open()?;
-    let max = context.query_device()?.max_cqe();
+    let max = context.query_device()?.max_cqe;
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
     let many = max.min(MANY);
     let cq = context.create_cq(many).build()?;
@@ -59,7 +59,7 @@ fn completion_queue_entries() -> Verdict {
 
 fn completion_queue_resize() -> Verdict {
     let context = env::open()?;
-    let max = context.query_device()?.max_cqe();
+    let max = context.query_device()?.max_cqe;
     let mut cq = context.create_cq(10).build()?;
     let before = cq.capacity();
     assert_eq!(cq.resize(max + 1).unwrap_err().errno(), Errno::INVAL);
@@ -73,7 +73,7 @@ fn completion_queue_resize() -> Verdict {
 fn queue_pair_requests() -> Verdict {
     let context = env::open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
-    let max = context.query_device()?.max_qp_wr();
+    let max = context.query_device()?.max_qp_wr;
     for beyond in [max + 1, u32::MAX] {
         let builder = || pd.create_qp(&cq, &cq, QpType::RC);
         for made in [builder().max_send_wr(beyond).build(), builder().max_recv_wr(beyond).build()] {
@@ -101,7 +101,7 @@ fn queue_pair_requests() -> Verdict {
 fn queue_pair_entries() -> Verdict {
     let context = env::open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
-    let max = context.query_device()?.max_sge();
+    let max = context.query_device()?.max_sge;
     let builder = || pd.create_qp(&cq, &cq, QpType::RC);
     for beyond in [max + 1, u32::MAX] {
         for made in [builder().max_send_sge(beyond).build(), builder().max_recv_sge(beyond).build()]
@@ -180,14 +180,14 @@ fn longest_requests() -> Verdict {
 fn shared_receive_queue_requests() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
-    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
-    for beyond in [attr.max_srq_wr() + 1, u32::MAX] {
+    for beyond in [attr.max_srq_wr + 1, u32::MAX] {
         let error = pd.create_srq(beyond).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&beyond.to_string()), "{error}");
     }
-    let many = attr.max_srq_wr().min(4096);
+    let many = attr.max_srq_wr.min(4096);
     assert!(pd.create_srq(many).build()?.query()?.max_wr >= many);
     Ok(())
 }
@@ -195,9 +195,9 @@ fn shared_receive_queue_requests() -> Verdict {
 fn shared_receive_queue_entries() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
-    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
-    let max = attr.max_srq_sge();
+    let max = attr.max_srq_sge;
     assert!(pd.create_srq(1).max_sge(max).build()?.query()?.max_sge >= max);
     let error = pd.create_srq(1).max_sge(max + 1).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
@@ -207,11 +207,11 @@ fn shared_receive_queue_entries() -> Verdict {
 fn shared_receive_queue_resize() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
-    require(attr.max_srq() > 0, Capability::Srq, "max_srq is 0")?;
+    require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let mut srq = context.alloc_pd()?.create_srq(10).build()?;
     let before = srq.query()?;
     supported(srq.resize(10), Capability::SrqResize)?;
-    assert_eq!(srq.resize(attr.max_srq_wr() + 1).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(srq.resize(attr.max_srq_wr + 1).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(srq.query()?, before);
     Ok(())
 }

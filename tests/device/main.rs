@@ -25,6 +25,8 @@ mod epoll;
 mod errors;
 mod events;
 mod fork;
+#[cfg(feature = "tokio")]
+mod fork_messages;
 mod frame;
 mod handshake;
 mod heir;
@@ -34,11 +36,14 @@ mod leaks;
 mod lent;
 mod limits;
 mod mcast;
+#[cfg(feature = "tokio")]
+mod messages;
 mod mlx5;
 mod modify;
 mod mr;
 mod mr_peer;
 mod mw;
+mod mw_holds;
 mod owned;
 mod pair;
 mod partner;
@@ -105,16 +110,21 @@ fn main() -> ExitCode {
         errors::trials(),
         events::trials(),
         fork::trials(),
+        #[cfg(feature = "tokio")]
+        fork_messages::trials(),
         handshake::trials(),
         interop::trials(),
         leaks::trials(),
         limits::trials(),
         mcast::trials(),
+        #[cfg(feature = "tokio")]
+        messages::trials(),
         mlx5::trials(),
         modify::trials(),
         mr::trials(),
         mr_peer::trials(),
         mw::trials(),
+        mw_holds::trials(),
         owned::trials(),
         pd::trials(),
         peers::trials(),
@@ -135,6 +145,9 @@ fn main() -> ExitCode {
         xrc::trials(),
         xrc_processes::trials(),
     ];
-    let trials = modules.into_iter().flatten().collect();
+    let mut trials: Vec<_> = modules.into_iter().flatten().collect();
+    if let Some(names) = env::chosen() {
+        trials.retain(|trial| names.iter().any(|name| name == trial.name()));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }

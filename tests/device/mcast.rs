@@ -68,7 +68,7 @@ fn memberships_outlive_their_queue_pair_s_handle() -> Verdict {
 fn limit_of_members_is_told() -> Verdict {
     let pair = Pair::new(Config::ud())?;
     let Side { pd, cq, context, .. } = &pair.a;
-    let limit = context.query_device()?.max_mcast_qp_attach();
+    let limit = context.query_device()?.max_mcast_qp_attach;
     if limit == 0 || limit > 256 {
         // Too many to try.
         return Ok(());

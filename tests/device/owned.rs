@@ -14,7 +14,7 @@ use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
 use uverbs::{
-    Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
+    Access, Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
 };
 
 trials![
@@ -32,6 +32,8 @@ trials![
     poster_and_poller_on_two_threads,
     rounds_leave_nothing,
     huge_pages_carry_messages,
+    pages_on_demand_leave_what_is_not_registered_alone,
+    pages_on_demand_are_found_by_any_address_or_refused,
 ];
 
 fn buffers_carry_messages() -> Verdict {
@@ -567,5 +569,46 @@ fn huge_pages_carry_messages() -> Verdict {
     assert_eq!(env::free_huge_pages()?, before - 1);
     drop(text);
     assert_eq!(env::free_huge_pages()?, before);
+    Ok(())
+}
+
+/// What stands in the same page before the memory of a region is no part of it.
+fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
+    const PAGE: usize = 4096;
+    let (mut a, b) = pair()?;
+    let memory: &'static mut [u8] = Box::leak(vec![1; 3 * PAGE].into_boxed_slice());
+    let start = memory.as_ptr().align_offset(PAGE);
+    let (front, own) = memory.split_at_mut(start + 512);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = b.pd.registration().access(access).on_demand().register(own);
+    let region = match region.map_err(|failed| failed.error) {
+        Err(error) if error.message().contains("512 bytes behind") => return Ok(()),
+        answer => supported(answer, Capability::Odp)?,
+    };
+    let mut batch = a.qp.send_batch()?;
+    let buffer = a.pool.copy(b"EVIL").expect("a buffer");
+    batch.push(SendWr::write(region.remote(0)?, &[]), buffer, 0)?;
+    batch.ring()?;
+    assert_eq!(a.wait()?.outcome.status, WcStatus::SUCCESS);
+    assert_eq!(front[start..start + 4], [1; 4], "a peer wrote what the program borrows");
+    assert_eq!(region.read_at(0), Some(b'E'));
+    Ok(())
+}
+
+/// The kernel looks a page up by an address that a peer gives.
+fn pages_on_demand_are_found_by_any_address_or_refused() -> Verdict {
+    let (mut a, b) = pair()?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let builder = b.pd.registration().access(access).on_demand().iova(0);
+    let region = match builder.allocate::<u8>(4096) {
+        Err(error) if error.message().contains("addressed from 0x0") => return Ok(()),
+        answer => supported(answer, Capability::Odp)?,
+    };
+    let mut batch = a.qp.send_batch()?;
+    let buffer = a.pool.copy(b"here").expect("a buffer");
+    batch.push(SendWr::write(region.remote(0)?, &[]), buffer, 0)?;
+    batch.ring()?;
+    assert_eq!(a.wait()?.outcome.status, WcStatus::SUCCESS);
+    assert_eq!(region.read_at(0), Some(b'h'));
     Ok(())
 }

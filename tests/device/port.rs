@@ -98,32 +98,32 @@ fn limits_are_those_that_hold() -> Verdict {
     let context = env::open()?;
     let limits = context.query_device()?;
     let pd = context.alloc_pd()?;
-    assert!(context.create_cq(limits.max_cqe() + 1).build().is_err());
+    assert!(context.create_cq(limits.max_cqe + 1).build().is_err());
     let cq = context.create_cq(1).build()?;
     let qp = |wr, sge| pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
     // Some devices have room for more than they say: in some queues, or where requests are small.
-    assert!(qp(1, limits.max_sge().saturating_mul(16)).is_err());
-    qp(1, limits.max_sge())?;
-    assert!(qp(limits.max_qp_wr().saturating_mul(64), 1).is_err());
-    assert!(limits.max_mr_size() >= 1 << 30 && limits.page_size_cap() & 4096 != 0, "{limits:?}");
-    assert!(limits.max_qp_rd_atom() > 0 && limits.max_qp_init_rd_atom() > 0, "{limits:?}");
-    assert!(limits.max_pkeys() > 0 && limits.max_ah() > 0 && limits.max_pd() > 0, "{limits:?}");
+    assert!(qp(1, limits.max_sge.saturating_mul(16)).is_err());
+    qp(1, limits.max_sge)?;
+    assert!(qp(limits.max_qp_wr.saturating_mul(64), 1).is_err());
+    assert!(limits.max_mr_size >= 1 << 30 && limits.page_size_cap & 4096 != 0, "{limits:?}");
+    assert!(limits.max_qp_rd_atom > 0 && limits.max_qp_init_rd_atom > 0, "{limits:?}");
+    assert!(limits.max_pkeys > 0 && limits.max_ah > 0 && limits.max_pd > 0, "{limits:?}");
     Ok(())
 }
 
 fn device_and_discovery_agree() -> Verdict {
     let context = env::open()?;
     let (attr, device) = (context.query_device()?, context.device());
-    assert_eq!(attr.node_guid(), device.node_guid());
-    assert_eq!(attr.sys_image_guid(), device.sys_image_guid());
-    assert_eq!(u32::from(attr.phys_port_cnt()), device.port_count());
+    assert_eq!(attr.node_guid, device.node_guid());
+    assert_eq!(attr.sys_image_guid, device.sys_image_guid());
+    assert_eq!(u32::from(attr.phys_port_cnt), device.port_count());
     if device.driver() == Some(uverbs::device::DriverId::RXE) {
-        assert!(attr.caps().contains(DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_MGT_EXTENSIONS));
-        assert_eq!(attr.atomic_cap(), AtomicCap::DEVICE);
-        assert_eq!((attr.timestamp_mask(), attr.core_clock_khz()), (None, None));
-        assert_eq!((attr.rss_caps(), attr.max_dm_size()), (None, 0));
+        assert!(attr.caps.contains(DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_MGT_EXTENSIONS));
+        assert_eq!(attr.atomic_cap, AtomicCap::DEVICE);
+        assert_eq!((attr.timestamp_mask, attr.core_clock_khz), (None, None));
+        assert_eq!((attr.rss_caps, attr.max_dm_size), (None, 0));
         // Since Linux 6.15, never of the whole address space.
-        if let Some(odp) = attr.odp_caps() {
+        if let Some(odp) = attr.odp_caps {
             assert!(odp.rc.contains(OdpOps::SEND | OdpOps::READ) && !odp.implicit, "{odp:?}");
             assert!(odp.xrc.is_empty(), "{odp:?}");
         }

@@ -469,7 +469,7 @@ fn doorbells_after_a_change_of_credentials() -> Verdict {
 fn flushable() -> Verdict<(Pair, MemoryRegion<u8>)> {
     let access = Access::ALL_REMOTE | Access::FLUSH_GLOBAL;
     let pair = Pair::unconnected(Config { access, ..Config::rc() })?;
-    let caps = pair.b.context.query_device()?.caps();
+    let caps = pair.b.context.query_device()?.caps;
     require(caps.contains(DeviceCaps::FLUSH_GLOBAL), Capability::Flush, "not advertised")?;
     let mut pair = pair;
     pair.connect()?;

@@ -6,8 +6,8 @@ use crate::pair::{Config, PORT, Pair, QKEY, Side, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use uverbs::{
-    AddressVector, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey, Qpn,
-    SendWr, WcOpcode,
+    AddressVector, Context, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey,
+    QpAttr, QpState, Qpn, SendWr, WcOpcode,
 };
 
 trials![
@@ -24,6 +24,8 @@ trials![
     one_sided_operations_are_refused,
     address_handle_errors,
     address_handles_come_and_go,
+    dropped_address_handle_stays_while_its_datagram_waits,
+    address_handles_are_dropped_while_datagrams_are_sent,
     multicast_reaches_every_member,
     multicast_ends_with_the_membership,
     multicast_membership_holds_the_queue_pair,
@@ -202,6 +204,74 @@ fn address_handles_come_and_go() -> Verdict {
             Ok(())
         }))
     })
+}
+
+/// How many numbers of address handles rxe deals before it begins anew.
+const RXE_HANDLES: usize = 32767;
+
+/// A handle that leads elsewhere than to `side`, if there is another device.
+fn elsewhere(side: &Side) -> Verdict<AddressVector> {
+    let other = match env::second() {
+        Ok(device) => gid(&Context::open(&device)?)?.gid,
+        Err(_) => side.gid.gid,
+    };
+    Ok(AddressVector::global(PORT, side.gid.index as u8, other))
+}
+
+/// While the queue is drained, the datagram waits in it and every number of an address handle is dealt
+/// once more.
+fn dropped_address_handle_stays_while_its_datagram_waits() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let drains = env::drainable().is_ok();
+    pair.b.poison(0..GRH + 100);
+    pair.b.recv(1, 0..GRH + 100)?;
+    pair.a.fill(0..100, 7);
+    if drains {
+        pair.a.qp.modify(&QpAttr::new().state(QpState::SQD))?;
+        while pair.a.qp.query()?.sq_draining {}
+    }
+    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let sges = [pair.a.sge(0..100)];
+    let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
+    pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
+    drop(ah);
+    let vector = elsewhere(&pair.a)?;
+    for _ in 1..if drains { RXE_HANDLES } else { 10 } {
+        drop(pair.a.pd.create_ah(&vector)?);
+    }
+    let others = (0..2).map(|_| pair.a.pd.create_ah(&vector)).collect::<Result<Vec<_>, _>>()?;
+    if drains {
+        assert_eq!(pair.a.context.handles(ObjectKind::AH)?.len(), others.len() + 1);
+        return Ok(());
+    }
+    pair.a.expect(2, WcOpcode::SEND)?;
+    pair.b.expect(1, WcOpcode::RECV)?;
+    pair.b.check(GRH..GRH + 100, 7);
+    drop(others);
+    assert_eq!(pair.a.context.handles(ObjectKind::AH)?.len(), 0);
+    assert_eq!(pair.a.context.leaked(), 0);
+    Ok(())
+}
+
+fn address_handles_are_dropped_while_datagrams_are_sent() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    let vector = pair.b.address().vector(&pair.a);
+    for seed in 0..env::rounds(50, 2000) {
+        pair.b.poison(0..GRH + 100);
+        pair.b.recv(seed, 0..GRH + 100)?;
+        pair.a.fill(0..100, seed);
+        let ah = pair.a.pd.create_ah(&vector)?;
+        let sges = [pair.a.sge(0..100)];
+        let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
+        pair.a.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
+        drop(ah);
+        pair.a.expect(seed, WcOpcode::SEND)?;
+        pair.b.expect(seed, WcOpcode::RECV)?;
+        pair.b.check(GRH..GRH + 100, seed);
+    }
+    drop(pair.a.pd.create_ah(&vector)?);
+    assert_eq!(pair.a.context.handles(ObjectKind::AH)?.len(), 0);
+    Ok(())
 }
 
 /// A group of this test run's own, and the IP membership that lets the network stack pass its

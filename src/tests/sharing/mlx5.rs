@@ -213,6 +213,25 @@ fn forged_places_of_vars_are_refused() {
     assert_eq!(import_var(&importer, &sent).unwrap_err().errno(), Errno::NOENT);
 }
 
+/// While a page is mapped the kernel gives its place in the file to no other, such as the registers of
+/// queues; who maps goes by the place alone.
+#[test]
+#[cfg_attr(miri, ignore = "it counts mappings")]
+fn an_import_keeps_the_page_of_its_var_mapped() {
+    let (script, exporter, importer) = shared();
+    let var = Var::alloc(&exporter, VarKind::Virtio).unwrap();
+    let before = script.mappings();
+    let imported = import_var(&importer, &var.export().unwrap()).unwrap();
+    assert_eq!(script.mappings(), before + 1);
+    var.destroy().unwrap();
+    assert_eq!(script.mappings(), before + 1, "whatever its owner does");
+    let (owned, error) = super::own(imported).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error}");
+    assert_eq!(script.mappings(), before + 1, "it came back");
+    drop(owned);
+    assert_eq!(script.mappings(), before);
+}
+
 /// Device memory, and a region of all of it.
 fn on_device(context: &Context) -> (ProtectionDomain, DeviceMemory, MemoryRegion<u8, OnDevice>) {
     let pd = context.alloc_pd().unwrap();

@@ -16,7 +16,7 @@ fn attributes_make_sense() -> Verdict {
     assert!(attr.max_send_request() >= 256 && attr.max_recv_request() >= 64, "{attr:?}");
     assert!(attr.max_send_blocks().is_power_of_two(), "{attr:?}");
     let verbs = context.query_device()?;
-    assert_eq!(attr.max_shared_receives(), verbs.max_srq_wr() + 1, "{attr:?}");
+    assert_eq!(attr.max_shared_receives(), verbs.max_srq_wr + 1, "{attr:?}");
     Ok(())
 }
 

@@ -35,7 +35,7 @@ const BYTES: usize = 4096;
 
 fn open() -> Verdict<Context> {
     let context = super::open()?;
-    let most = context.query_device()?.max_dm_size();
+    let most = context.query_device()?.max_dm_size;
     require(most > 0, Capability::DeviceMemory, "not advertised")?;
     Ok(context)
 }
@@ -225,7 +225,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
 
 fn sizes_that_make_no_sense_are_refused() -> Verdict {
     let context = open()?;
-    let most = context.query_device()?.max_dm_size();
+    let most = context.query_device()?.max_dm_size;
     for (length, align) in [(0, 1), (most as usize + 1, 1), (64, 0), (64, 24), (64, 1 << 30)] {
         let error = context.alloc_dm(length, align).unwrap_err();
         let found = (error.verb(), error.errno());
@@ -242,7 +242,7 @@ fn sizes_that_make_no_sense_are_refused() -> Verdict {
 
 fn what_is_used_up_comes_back() -> Verdict {
     let context = open()?;
-    let most = context.query_device()?.max_dm_size() as usize;
+    let most = context.query_device()?.max_dm_size as usize;
     let piece = (most / 8).next_multiple_of(64);
     let use_up = || -> Verdict<Vec<DeviceMemory>> {
         let mut pieces = Vec::new();

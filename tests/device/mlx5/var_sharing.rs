@@ -11,6 +11,7 @@ trials![
     destroyed_here_and_used_there,
     destroyed_there_and_used_here,
     stale_envelopes_are_refused_until_the_handle_is_used_again,
+    an_import_maps_nothing_that_took_the_place_of_its_var,
     ownership_crosses,
     importers_forget_without_a_trace,
     rdma_core_bytes_are_its_own,
@@ -118,6 +119,25 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     assert_eq!((next.handle(), next.page_id()), (handle, id));
     let taken = import(&context, &envelope)?;
     assert_eq!(taken.page_id(), id);
+    Ok(())
+}
+
+fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
+    let context = super::open()?;
+    let var = alloc(&context)?;
+    let id = var.page_id();
+    let taken = import(&context, &var.export()?)?;
+    var.destroy().map_err(|(_, error)| error)?;
+    // Their registers are in pages that take the lowest free places of the file.
+    let domains = (0..4).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
+    match taken.map() {
+        Ok(_) => panic!("a page of doorbell registers is mapped as a VAR"),
+        Err(error) => assert_eq!(error.errno(), Errno::INVAL, "{error}"),
+    }
+    let next = alloc(&context)?;
+    assert_ne!(next.page_id(), id, "the import still maps the page");
+    drop((domains, next, taken));
+    assert_eq!(alloc(&context)?.page_id(), id);
     Ok(())
 }
 

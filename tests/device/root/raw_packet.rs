@@ -73,7 +73,7 @@ fn pieces_of_every_kind_make_one_packet() -> Verdict {
 
 fn checksums_are_filled_in_and_checked() -> Verdict {
     let ((mut a, _flow_a), (mut b, _flow_b)) = pair()?;
-    let caps = a.context.query_device()?.raw_packet_caps();
+    let caps = a.context.query_device()?.raw_packet_caps;
     assert!(caps.contains(RawPacketCaps::IP_CSUM), "{caps:?}");
     let from: SocketAddr = "198.51.100.1:1000".parse()?;
     let to: SocketAddr = "198.51.100.2:2000".parse()?;
@@ -107,7 +107,7 @@ fn checksums_are_filled_in_and_checked() -> Verdict {
 
 fn vlan_tags_are_stripped_on_demand() -> Verdict {
     let (mut a, mut b) = Station::both()?;
-    let caps = a.context.query_device()?.raw_packet_caps();
+    let caps = a.context.query_device()?.raw_packet_caps;
     assert!(caps.contains(RawPacketCaps::CVLAN_STRIPPING), "{caps:?}");
     let bare = Frame::new(b.mac, a.mac, b"in a network of its own");
     let tagged = bare.clone().tag(0xa123);
@@ -230,7 +230,7 @@ fn device_without_them_says_so() -> Verdict {
     let context = Context::open(&env::device())?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(4).build()?;
-    let caps = context.query_device()?.raw_packet_caps();
+    let caps = context.query_device()?.raw_packet_caps;
     match pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build() {
         Ok(qp) => assert_eq!(qp.qp_type(), QpType::RAW_PACKET),
         Err(error) => {

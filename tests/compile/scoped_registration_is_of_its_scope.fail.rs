@@ -1,0 +1,26 @@
+//! What an inner scope registered is not lent by the outer one, whose requests last longer.
+#![allow(unused)]
+
+use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};
+use uverbs::{ProtectionDomain, SendWr};
+
+fn run(
+    (qp, cq): (&mut OwnedQueuePair<u32>, &mut OwnedCompletionQueue<u32>),
+    (other_qp, other_cq): (&mut OwnedQueuePair<u32>, &mut OwnedCompletionQueue<u32>),
+    pd: &ProtectionDomain,
+    memory: &mut [u8],
+) {
+    qp.scope(cq, |outer| {
+        other_qp
+            .scope(other_cq, |inner| {
+                let local = inner.register(pd, memory).unwrap();
+                let _ = outer.post(SendWr::send(&[]), local).unwrap();
+            })
+            .unwrap();
+    })
+    .unwrap();
+}
+
+fn main() {
+    let _ = run;
+}

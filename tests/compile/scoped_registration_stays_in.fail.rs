@@ -1,0 +1,18 @@
+//! Memory that a scope registered is not named once the scope has ended: its key may be another's then.
+#![allow(unused)]
+
+use uverbs::ProtectionDomain;
+use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};
+
+fn run(
+    qp: &mut OwnedQueuePair<u32>,
+    cq: &mut OwnedCompletionQueue<u32>,
+    pd: &ProtectionDomain,
+    memory: &mut [u8],
+) {
+    let local = qp.scope(cq, |scope| scope.register(pd, memory).unwrap()).unwrap();
+}
+
+fn main() {
+    let _ = run;
+}

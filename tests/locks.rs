@@ -1,0 +1,61 @@
+//! Every lock of the library is one of `src/mem/lock.rs`, for which a forked child does not wait.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What waits for another thread, and the files that may name it.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("Mutex", &["mem/lock.rs", "mem/sync.rs"]),
+    ("RwLock", &[]),
+    ("Condvar", &[]),
+    ("Barrier", &[]),
+    ("LazyLock", &[]),
+    // Filled by whoever makes the queue, before anybody else knows of it.
+    ("OnceLock", &["srq.rs"]),
+    // A register is held for a few stores, by who posts: a child is told before that it may not.
+    ("swap(true, Ordering::Acquire)", &["mem/register.rs"]),
+];
+
+/// The token of a thread domain is the program's own. It is locked after a lock of the library, or
+/// after a look at the fork.
+const TOKENS: [&str; 3] =
+    ["Mutex<ThreadDomain>", "Mutex<crate::ThreadDomain>", "MutexGuard<'t, ThreadDomain>"];
+
+/// The source of the library without its tests.
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).expect("the sources") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_test = name.starts_with("tests") || name.starts_with("model");
+        let is_other = ["bin", "bench", "scripted", "scripted.rs"].contains(&name);
+        match (is_test || is_other, path.is_dir()) {
+            (true, _) => {}
+            (false, true) => sources(&path, found),
+            (false, false) => found.push(path),
+        }
+    }
+}
+
+#[test]
+fn every_lock_is_one_that_a_child_does_not_wait_for() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut files, mut wrong) = (Vec::new(), Vec::new());
+    sources(&root, &mut files);
+    assert!(files.iter().any(|file| file.ends_with("mem/lock.rs")), "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).expect("a source file");
+        let code = text.split("#[cfg(all(test").next().unwrap_or_default();
+        let code = code.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for (at, line) in code.lines().enumerate() {
+            let line = line.trim_start();
+            for (word, allowed) in ALLOWED {
+                let may = allowed.iter().any(|name| file.ends_with(name))
+                    || TOKENS.iter().any(|token| line.contains(token));
+                if line.contains(word) && !line.starts_with("//") && !may {
+                    wrong.push(format!("{}:{}: {line}", file.display(), at + 1));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "use mem::lock::{{Lock, TryLock}}:\n{}", wrong.join("\n"));
+}
