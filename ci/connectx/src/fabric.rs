@@ -58,13 +58,19 @@ impl Fabric {
         &mut self.functions[number]
     }
 
+    /// Lets it be `now`, in nanoseconds: what a guest reads of the devices' clocks from here on.
+    pub fn set_time(&mut self, now: u64) {
+        for function in &mut self.functions {
+            function.device_mut().now = now;
+        }
+    }
+
     /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
     /// whether there is more to do right away.
     pub fn turn(&mut self, now: u64) -> bool {
+        self.set_time(now);
         for function in &mut self.functions {
-            let device = function.device_mut();
-            device.now = now;
-            device.run_timers();
+            function.device_mut().run_timers();
         }
         self.left = TURN_COST;
         let (first, count) = (self.first, self.functions.len());

@@ -245,6 +245,8 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
             if busy { Some(0) } else { fabric.deadline().map(|due| due.saturating_sub(now())) },
         )?;
         heard = Instant::now();
+        // What woke it may be a look at the clock.
+        fabric.set_time(now());
         // A test that was told what the guest wrote asks about that: writes are not waited for.
         serve_places(fabric, places);
         tests.clients.retain_mut(|client| client.serve(fabric));
