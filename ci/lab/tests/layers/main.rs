@@ -1,0 +1,174 @@
+//! The layers of each package: a file imports only from its own layer and from those below.
+//!
+//! Every `crate::` and `super::` path of the source counts, wherever it stands. Tests may look anywhere.
+
+mod source;
+
+use source::Source;
+use std::path::{Path, PathBuf};
+
+/// A layer: its name, and the files and folders that it consists of. The longest entry that fits a file
+/// decides.
+type Layer = (&'static str, &'static [&'static str]);
+
+/// From the bottom to the top; `docs/ARCHITECTURE.md` says what each is for.
+const UVERBS: &[Layer] = &[
+    ("base", &["error.rs", "number.rs", "identity.rs"]),
+    ("memory", &["mem"]),
+    (
+        "values",
+        &[
+            "access.rs",
+            "address_vector.rs",
+            "device/guid.rs",
+            "device_attr.rs",
+            "flow/spec.rs",
+            "port.rs",
+            "port/links.rs",
+            "qp/attr.rs",
+            "qp/state.rs",
+            "wc.rs",
+            "wr.rs",
+            "wr",
+        ],
+    ),
+    ("kernel", &["device", "events/file.rs", "uverbs"]),
+    ("provider", &["provider"]),
+    (
+        "objects",
+        &[
+            "ah.rs",
+            "ah",
+            "channel.rs",
+            "completion.rs",
+            "context.rs",
+            "cq.rs",
+            "cq",
+            "dm.rs",
+            "envelope.rs",
+            "events",
+            "file.rs",
+            "flow",
+            "foreign.rs",
+            "handles.rs",
+            "import.rs",
+            "mcast.rs",
+            "mr",
+            "mw.rs",
+            "object.rs",
+            "parent_domain.rs",
+            "pd.rs",
+            "pd",
+            "port/query.rs",
+            "qp",
+            "share.rs",
+            "srq.rs",
+            "td.rs",
+            "xrcd.rs",
+        ],
+    ),
+    ("mlx5 and owned", &["bench", "mlx5", "owned"]),
+    ("aio", &["aio"]),
+    ("the crate", &["lib.rs"]),
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The layer of a file, as its place in the list.
+fn layer_of(layers: &[Layer], file: &str) -> Option<usize> {
+    let fits = |entry: &str| {
+        file == entry || file.strip_prefix(entry).is_some_and(|rest| rest.starts_with('/'))
+    };
+    let of = |(at, layer): (usize, &Layer)| {
+        layer.1.iter().filter(|entry| fits(entry)).map(|entry| (entry.len(), at)).max()
+    };
+    layers.iter().enumerate().filter_map(of).max().map(|(_, at)| at)
+}
+
+/// What breaks the layers, a line each.
+fn breaches(layers: &[Layer], source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    for arrow in source.arrows() {
+        match (layer_of(layers, &arrow.from), layer_of(layers, &arrow.to)) {
+            (Some(from), Some(to)) if to <= from => {}
+            (Some(from), Some(to)) => found.push(format!(
+                "{}:{} ({}) imports {} from {} ({})",
+                arrow.from, arrow.line, layers[from].0, arrow.name, arrow.to, layers[to].0
+            )),
+            (None, _) => found.push(format!("{} is in no layer", arrow.from)),
+            (_, None) => found.push(format!("{} is in no layer", arrow.to)),
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[test]
+fn a_file_of_the_library_imports_only_from_its_layer_and_below() {
+    let source = Source::read(&workspace().join("src")).unwrap();
+    assert!(source.files().count() > 100, "this is not the library's source");
+    let found = breaches(UVERBS, &source);
+    assert!(found.is_empty(), "{} imports break the layers:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn every_entry_of_the_layers_is_a_file_or_a_folder_with_files() {
+    let root = workspace().join("src");
+    let missing: Vec<_> = UVERBS
+        .iter()
+        .flat_map(|(_, entries)| *entries)
+        .filter(|entry| !root.join(entry).exists())
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn an_arrow_that_points_up_is_named_with_its_line() {
+    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high"])];
+    let files = [
+        ("lib.rs", "mod low;\nmod high;\npub use high::inner::Thing;\n"),
+        ("low.rs", "//! crate::high::Thing\n\nfn f() -> crate::high::inner::Thing {}\n"),
+        ("high/mod.rs", "pub mod inner;\nuse crate::low::f;\n"),
+        ("high/inner.rs", "pub struct Thing;\nfn g() { super::super::low::f() }\n"),
+    ];
+    let found = breaches(layers, &Source::of(&files));
+    assert_eq!(found, ["low.rs:3 (low) imports Thing from high/inner.rs (high)"]);
+}
+
+#[test]
+fn a_name_that_the_crate_re_exports_counts_as_where_it_is_defined() {
+    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high.rs"]), ("top", &["lib.rs"])];
+    let files = [
+        ("lib.rs", "mod low;\nmod high;\npub use high::{Thing, Other};\n"),
+        ("low.rs", "use crate::Thing;\n"),
+        ("high.rs", "pub struct Thing;\n"),
+    ];
+    let found = breaches(layers, &Source::of(&files));
+    assert_eq!(found, ["low.rs:1 (low) imports Thing from high.rs (high)"]);
+}
+
+#[test]
+fn lists_are_taken_apart_and_tests_may_look_anywhere() {
+    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high.rs"]), ("top", &["lib.rs"])];
+    let files = [
+        ("lib.rs", "mod low;\nmod high;\n"),
+        (
+            "low.rs",
+            "use crate::{\n    high::{A, b::C as D},\n    low::E,\n};\n#[cfg(test)]\nmod tests { use crate::high::F; }\n\
+             #[cfg(test)]\nuse crate::high::G;\nmacro_rules! m { () => { $crate::high::H } }\n",
+        ),
+        ("high.rs", ""),
+    ];
+    let found = breaches(layers, &Source::of(&files));
+    assert_eq!(
+        found,
+        [
+            "low.rs:2 (low) imports A from high.rs (high)",
+            "low.rs:2 (low) imports b::C from high.rs (high)",
+            "low.rs:9 (low) imports H from high.rs (high)",
+        ]
+    );
+}
