@@ -23,6 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(5 * 60);
 /// How long a download may bring nothing.
 const STALL: Duration = Duration::from_secs(120);
 
+/// The part of apt that downloads single files.
+const HELPER: &str = "/usr/lib/apt/apt-helper";
+
 const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A suite: what Debian calls a line of releases.
@@ -30,21 +33,32 @@ const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(crate) enum Suite {
     /// Debian 12.
     Bookworm,
+    /// Newer packages for Debian 12.
+    BookwormBackports,
     /// Debian 13.
     Trixie,
     /// Newer packages for Debian 13.
     TrixieBackports,
     /// What becomes Debian 14.
     Forky,
+    /// What is on its way there.
+    Sid,
 }
 
 impl Suite {
-    fn name(self) -> &'static str {
+    /// Where to look for a kernel, in this order; the lists of backports include those of their release.
+    pub(crate) const WITH_KERNELS: [Suite; 4] =
+        [Suite::TrixieBackports, Suite::BookwormBackports, Suite::Forky, Suite::Sid];
+
+    /// As an archive spells it.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Suite::Bookworm => "bookworm",
+            Suite::BookwormBackports => "bookworm-backports",
             Suite::Trixie => "trixie",
             Suite::TrixieBackports => "trixie-backports",
             Suite::Forky => "forky",
+            Suite::Sid => "sid",
         }
     }
 
@@ -52,9 +66,11 @@ impl Suite {
     fn lists(self) -> &'static [&'static str] {
         match self {
             Suite::Bookworm => &["bookworm"],
+            Suite::BookwormBackports => &["bookworm", "bookworm-backports"],
             Suite::Trixie => &["trixie"],
             Suite::TrixieBackports => &["trixie", "trixie-backports"],
             Suite::Forky => &["forky"],
+            Suite::Sid => &["sid"],
         }
     }
 }
@@ -77,6 +93,7 @@ impl std::fmt::Display for Package {
 /// apt with the lists of one suite.
 pub(crate) struct Apt {
     suite: Suite,
+    mirror: String,
     directory: PathBuf,
     configuration: PathBuf,
 }
@@ -88,8 +105,8 @@ impl Apt {
             bail!(
                 "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
                  Name what the lab needs yourself: UVERBS_LAB_QEMU (qemu-system-x86_64 ≥ 10.1), \
-                 UVERBS_LAB_BUSYBOX (static), and for a kernel UVERBS_LAB_KERNEL_<6_1|6_12|NEWEST> (image) with \
-                 UVERBS_LAB_MODULES_<6_1|6_12|NEWEST> (its directory under lib/modules)."
+                 UVERBS_LAB_BUSYBOX (static), and for a kernel UVERBS_LAB_KERNEL_<6_1|6_12|NEWEST|…> (image) with \
+                 UVERBS_LAB_MODULES_<6_1|6_12|NEWEST|…> (its directory under lib/modules)."
             );
         }
         let mirror = mirror()?;
@@ -100,7 +117,8 @@ impl Apt {
         fs::write(directory.join("sources.list"), sources(suite, &mirror, keyring().as_deref()))?;
         let configuration = directory.join("apt.conf");
         fs::write(&configuration, settings(directory))?;
-        let apt = Self { suite, directory: directory.to_owned(), configuration };
+        let apt =
+            Self { suite, mirror: mirror.clone(), directory: directory.to_owned(), configuration };
         let spinner = progress::spinner(format!("package lists of {} ({mirror})", suite.name()));
         let mut command = apt.get();
         command.args(["update", "-q", "--error-on=any"]);
@@ -117,7 +135,12 @@ impl Apt {
     }
 
     fn get(&self) -> Command {
-        let mut command = Command::new("apt-get");
+        self.tool("apt-get")
+    }
+
+    /// A program of apt's with our state.
+    fn tool(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
         command
             .arg("-c")
             .arg(&self.configuration)
@@ -146,6 +169,33 @@ impl Apt {
         Ok(closure)
     }
 
+    /// All packages of the lists whose names begin with this, each in its newest version.
+    pub(crate) fn listed(&self, prefix: &str) -> Result<Vec<Package>> {
+        let mut command = self.tool("apt-cache");
+        command.args(["pkgnames", prefix]);
+        let names = answer("apt-cache pkgnames", command)?;
+        let mut command = self.tool("apt-cache");
+        command.arg("madison").args(names.lines());
+        Ok(versions(&answer("apt-cache madison", command)?))
+    }
+
+    /// Downloads a package that the archive keeps in its pool and no list names any more. Nothing is
+    /// known of it to check it against: whoever uses it must.
+    pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
+        let file = format!("{}_{}_amd64.deb", package.name, package.version);
+        let initial = &source[..1];
+        let mirror = self.mirror.trim_end_matches('/');
+        let uri = format!("{mirror}/pool/main/{initial}/{source}/{file}");
+        let path = self.directory.join("debs").join(&file);
+        let mut command = self.tool(HELPER);
+        command.arg("download-file").arg(&uri).arg(&path);
+        let spinner = progress::spinner(format!("{package}, from the archive's pool"));
+        let outcome = answer("apt-helper download-file", command);
+        spinner.finish_and_clear();
+        outcome.with_context(|| format!("{uri} cannot be had"))?;
+        Ok(path)
+    }
+
     /// Downloads packages, checked against the signed lists; answers the files.
     pub(crate) fn download(&self, what: &str, packages: &[Package]) -> Result<Vec<PathBuf>> {
         let archives = self.directory.join("debs");
@@ -159,7 +209,7 @@ impl Apt {
         let log = self.directory.join("download.log");
         let mut command = self.get();
         command.args(["download", "-q"]).args(&requests);
-        let mut child = tie::tied(&command)?
+        let mut child = tie::tied(&command)
             .stdin(Stdio::null())
             .stdout(fs::File::create(&log)?)
             .stderr(fs::File::options().append(true).open(&log)?)
@@ -286,6 +336,19 @@ fn installations(text: &str) -> Vec<Package> {
         .collect()
 }
 
+/// Packages in lines `name | version | where`; of several versions of one the first, the newest.
+fn versions(text: &str) -> Vec<Package> {
+    let mut found: Vec<Package> = Vec::new();
+    for line in text.lines() {
+        let mut parts = line.split('|').map(str::trim);
+        let (Some(name), Some(version)) = (parts.next(), parts.next()) else { continue };
+        if !found.iter().any(|package| package.name == name) {
+            found.push(Package { name: name.to_owned(), version: version.to_owned() });
+        }
+    }
+    found
+}
+
 /// Sum of the sizes in lines `'URI' file size hash`.
 fn download_size(text: &str) -> u64 {
     text.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum()
@@ -351,6 +414,15 @@ mod tests {
                     Conf libc6 (2.41-12+deb13u4 Debian:13.7/stable [amd64])\n";
         let found: Vec<String> = installations(text).iter().map(Package::to_string).collect();
         assert_eq!(found, ["libc6=2.41-12+deb13u4", "libpci3=1:3.13.0-2"]);
+    }
+
+    #[test]
+    fn the_newest_of_several_versions_counts() {
+        let text = "linux-image-6.18.15 | 6.18.15-1 | http://m/debian trixie-backports/main Packages\n\
+                    linux-image-6.1 |  6.1.176-1 | http://m/debian bookworm/main amd64 Packages\n\
+                    linux-image-6.1 |  6.1.170-1 | http://m/debian bookworm/main amd64 Packages\n";
+        let found: Vec<String> = versions(text).iter().map(Package::to_string).collect();
+        assert_eq!(found, ["linux-image-6.18.15=6.18.15-1", "linux-image-6.1=6.1.176-1"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Each suite prints one table, and without a suite all of them run. Being slower is a result and no
 //! failure; what cannot be measured is.
 
+mod again;
 mod calls;
 mod control;
 mod futures;
@@ -54,8 +55,8 @@ pub(crate) struct BenchArguments {
     /// What to measure; all of it, one suite after the other, unless one is named
     #[arg(value_enum)]
     suite: Option<Suite>,
-    /// The kernel to boot
-    #[arg(long, value_enum, default_value = "newest")]
+    /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
+    #[arg(long, default_value = "newest")]
     kernel: KernelName,
     /// The device of control, scale and size
     #[arg(long, value_enum, default_value = "mlx5")]
@@ -114,18 +115,20 @@ impl BenchArguments {
         }
     }
 
-    /// Runs a suite.
-    fn measure(&self, suite: Suite) -> Result<String> {
-        match suite {
-            Suite::Rxe => self.text(suite, &rxe::run(self)?),
-            Suite::RxeFutures => self.text(suite, &futures::run(self)?),
+    /// Runs a suite; of one that ended early with the reason, too.
+    fn measure(&self, suite: Suite) -> Result<(String, Option<String>)> {
+        let partial = |score: score::Score| Ok((self.text(suite, &score)?, score.failure));
+        let text = match suite {
+            Suite::Rxe => return partial(rxe::run(self)?),
+            Suite::RxeFutures => return partial(futures::run(self)?),
             Suite::Mlx5Path => self.text(suite, &path::run(self)?),
             Suite::Mlx5Owned => self.text(suite, &owned::run(self)?),
             Suite::Control if self.calls => self.text(suite, &calls::run(self)?),
             Suite::Control => self.text(suite, &control::run(self)?),
             Suite::Scale => self.text(suite, &scale::run(self)?),
             Suite::Size => self.text(suite, &size::run(self)?),
-        }
+        };
+        Ok((text?, None))
     }
 }
 
@@ -149,9 +152,13 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for (place, &suite) in arguments.suites().iter().enumerate() {
         match arguments.measure(suite).with_context(|| suite.name()) {
-            Ok(text) => {
+            Ok((text, failure)) => {
                 let apart = if place > 0 && !arguments.json { "\n" } else { "" };
                 print!("{apart}{text}");
+                if let Some(failure) = failure {
+                    eprintln!("error: {}: {failure}", suite.name());
+                    status = ExitCode::FAILURE;
+                }
             }
             Err(error) => {
                 eprintln!("error: {error:#}");

@@ -104,6 +104,25 @@ pub(crate) fn unpack(deb: &Path, root: &Path, wanted: impl Fn(&Path) -> bool) ->
     Ok(count)
 }
 
+/// As `unpack`, but regular files alone and without `/usr` merged: no link of the package can lead
+/// another of its files out of a fresh `root`.
+pub(crate) fn unpack_files(deb: &Path, root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<()> {
+    each_entry(deb, |path, entry| {
+        if !wanted(path) || !entry.header().entry_type().is_file() {
+            return Ok(());
+        }
+        let target = root.join(path);
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes)?;
+        fs::write(&target, bytes)?;
+        Ok(())
+    })
+    .with_context(|| format!("unpack {}", deb.display()))
+}
+
 /// The package's name, from its file's name.
 pub(crate) fn package_name(deb: &Path) -> OsString {
     let name = deb.file_name().unwrap_or_default().to_string_lossy();

@@ -46,10 +46,10 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<ExitCode> {
 }
 
 fn program(workspace: &Workspace) -> Result<PathBuf> {
-    if !workspace.has("uverbs", "bin", "uverbs") {
+    if !workspace.has("uverbs-cli", "bin", "uverbs") {
         bail!("{} has no program `uverbs`", workspace.root().display());
     }
-    workspace.static_program("uverbs", "uverbs", Profile::Release)
+    workspace.static_program("uverbs-cli", "uverbs", Profile::Release)
 }
 
 fn words(words: &[&str]) -> Vec<String> {

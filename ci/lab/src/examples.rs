@@ -2,6 +2,7 @@
 
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::proof::case::{self, Case};
 use crate::session::{Machine, Session};
@@ -134,7 +135,7 @@ pub(crate) fn run(
         .map(|case| Case { name: format!("{GROUP}::{}", case.name), ..case })
         .filter(|case| filter.is_none_or(|filter| case.name.contains(filter)))
         .collect();
-    println!("\n{GROUP} on {} {}", kernel.label(), device.label());
+    say!("\n{GROUP} on {} {}", kernel.label(), device.label());
     let (mut reports, mut log) = (Vec::new(), String::new());
     let outcome = (|| {
         let programs = programs(&session.workspace)?;
@@ -164,7 +165,9 @@ mod tests {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
         let mut there: Vec<String> = fs::read_dir(directory)
             .unwrap()
-            .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_dir() || path.extension().is_some_and(|suffix| suffix == "rs"))
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
             .collect();
         there.sort();
         assert_eq!(there, EXAMPLES);

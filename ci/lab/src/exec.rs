@@ -21,8 +21,8 @@ use std::time::Duration;
 /// Which machine to boot and what to lay into it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MachineArguments {
-    /// The kernel to boot
-    #[arg(long, value_enum, default_value = "newest")]
+    /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
+    #[arg(long, default_value = "newest")]
     kernel: KernelName,
     /// The RDMA device that it has
     #[arg(long, value_enum, default_value = "rxe")]
@@ -68,8 +68,9 @@ pub(crate) struct ExecArguments {
 /// Programs of the workspace as far as it has them, with their names in the guest.
 pub(crate) fn programs(workspace: &Workspace, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
     let mut programs = Vec::new();
-    if workspace.has("uverbs", "bin", "uverbs") {
-        programs.push(("uverbs".into(), workspace.static_program("uverbs", "uverbs", profile)?));
+    if workspace.has("uverbs-cli", "bin", "uverbs") {
+        programs
+            .push(("uverbs".into(), workspace.static_program("uverbs-cli", "uverbs", profile)?));
     }
     if workspace.has("uverbs", "test", "device") {
         let test = workspace.static_test("uverbs", "device", profile)?;

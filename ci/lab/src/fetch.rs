@@ -27,6 +27,11 @@ impl Needs {
     pub(crate) fn all() -> Self {
         Self { kernels: KernelName::ALL.to_vec(), peers: true, python: true }
     }
+
+    /// Kernels, with what boots them.
+    pub(crate) fn kernels(kernels: &[KernelName]) -> Self {
+        Self { kernels: kernels.to_vec(), peers: false, python: false }
+    }
 }
 
 /// One thing to fetch.
@@ -41,12 +46,13 @@ enum Item {
 }
 
 impl Item {
-    fn suite(self) -> Suite {
+    /// The suite that it comes from, unless that is searched for.
+    fn suite(self) -> Option<Suite> {
         match self {
             Item::Kernel(name) => name.suite(),
-            Item::Qemu => Suite::TrixieBackports,
-            Item::Shell | Item::Peers | Item::Python => Suite::Trixie,
-            Item::Newer => Suite::Forky,
+            Item::Qemu => Some(Suite::TrixieBackports),
+            Item::Shell | Item::Peers | Item::Python => Some(Suite::Trixie),
+            Item::Newer => Some(Suite::Forky),
         }
     }
 
@@ -101,13 +107,18 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
     let missing = missing(&items)?;
     for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports, Suite::Forky] {
         let of_suite: Vec<Item> =
-            missing.iter().copied().filter(|item| item.suite() == suite).collect();
+            missing.iter().copied().filter(|item| item.suite() == Some(suite)).collect();
         if of_suite.is_empty() {
             continue;
         }
         let apt = Apt::update(suite, &filling.scratch(&format!("apt-{suite:?}"))?)?;
         for item in of_suite {
             item.fetch(&filling, &apt)?;
+        }
+    }
+    for item in missing {
+        if let (Item::Kernel(name), None) = (item, item.suite()) {
+            kernel::search(name, &filling).with_context(|| format!("kernel {name}"))?;
         }
     }
     Ok(())

@@ -4,13 +4,15 @@
 
 use crate::apt::{Apt, Package, Suite};
 use crate::cache::{Cache, Filling};
+use crate::release::{self, Series};
 use crate::{deb, module};
-use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use anyhow::{Context, Error, Result, bail};
 use lab_guest::order::Module;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Modules that some test, device or person may want; what they depend on comes along.
 const MODULES: &[&str] = &[
@@ -58,21 +60,20 @@ const MODULES: &[&str] = &[
 ];
 
 /// A kernel by the name that the command line gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelName {
-    /// Debian 12's
-    #[value(name = "6.1")]
+    /// Debian 12's.
     V6_1,
-    /// Debian 13's
-    #[value(name = "6.12")]
+    /// Debian 13's.
     V6_12,
-    /// Debian 13 backports'
-    #[value(name = "newest")]
+    /// Debian 13 backports'.
     Newest,
+    /// Another one: its release, or the first parts of it.
+    Release(&'static str),
 }
 
 impl KernelName {
-    /// All of them, oldest first.
+    /// Those that every whole run boots, oldest first.
     pub(crate) const ALL: [KernelName; 3] =
         [KernelName::V6_1, KernelName::V6_12, KernelName::Newest];
 
@@ -82,14 +83,17 @@ impl KernelName {
             KernelName::V6_1 => "6.1",
             KernelName::V6_12 => "6.12",
             KernelName::Newest => "newest",
+            KernelName::Release(release) => release,
         }
     }
 
-    pub(crate) fn suite(self) -> Suite {
+    /// The suite whose default kernel it is.
+    pub(crate) fn suite(self) -> Option<Suite> {
         match self {
-            KernelName::V6_1 => Suite::Bookworm,
-            KernelName::V6_12 => Suite::Trixie,
-            KernelName::Newest => Suite::TrixieBackports,
+            KernelName::V6_1 => Some(Suite::Bookworm),
+            KernelName::V6_12 => Some(Suite::Trixie),
+            KernelName::Newest => Some(Suite::TrixieBackports),
+            KernelName::Release(_) => None,
         }
     }
 
@@ -98,7 +102,31 @@ impl KernelName {
     }
 
     fn variable(self, what: &str) -> String {
-        format!("UVERBS_LAB_{what}_{}", self.label().replace('.', "_").to_uppercase())
+        let name = self.label().replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+        format!("UVERBS_LAB_{what}_{}", name.to_uppercase())
+    }
+}
+
+impl FromStr for KernelName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(name) = Self::ALL.into_iter().find(|name| name.label() == text) {
+            return Ok(name);
+        }
+        let release = text.strip_suffix("-amd64").unwrap_or(text);
+        let spelt = |c: char| c.is_ascii_alphanumeric() || ".-+~".contains(c);
+        if Series::of(release).is_err() || !release.chars().all(spelt) {
+            bail!("a kernel is 6.1, 6.12, newest, or a version such as 6.18, 6.18.15 or 6.1.0-50");
+        }
+        // There is one for each `--kernel` of a run.
+        Ok(Self::Release(Box::leak(release.to_owned().into_boxed_str())))
+    }
+}
+
+impl fmt::Display for KernelName {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(self.label())
     }
 }
 
@@ -111,8 +139,13 @@ pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
     /// Modules, with paths on this machine.
     pub(crate) modules: Vec<Module>,
+    /// Whether it may load no module but those that were signed when it was built.
+    pub(crate) only_signed: bool,
     built_in: BTreeSet<String>,
 }
+
+/// The file of a unit that makes it so.
+const ONLY_SIGNED: &str = "only-signed";
 
 impl Kernel {
     /// The kernel if it is there: named by the environment or complete in the cache.
@@ -131,7 +164,8 @@ impl Kernel {
             module.path = directory.join("modules").join(&module.path).display().to_string();
         }
         let built_in = module::built_in(&fs::read_to_string(directory.join("modules.builtin"))?);
-        Ok(Self { release, image: directory.join("vmlinuz"), modules, built_in })
+        let only_signed = directory.join(ONLY_SIGNED).exists();
+        Ok(Self { release, image: directory.join("vmlinuz"), modules, only_signed, built_in })
     }
 
     /// A kernel that the user names instead of Debian's.
@@ -171,45 +205,167 @@ fn fill(unit: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a kernel into the cache.
+/// Downloads a suite's default kernel into the cache.
 pub(crate) fn fetch(name: KernelName, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let packages: Vec<Package> =
         apt.closure(&["linux-image-amd64"])?.into_iter().filter(is_part).collect();
-    let files = apt.download(&format!("kernel {}", name.label()), &packages)?;
-    let scratch = filling.scratch(&format!("tree-{}", name.label()))?;
-    for file in &files {
+    let files = apt.download(&format!("kernel {name}"), &packages)?;
+    let sources = packages.iter().map(Package::to_string).collect();
+    unpack(name, filling, &files, &[], sources)
+}
+
+/// Downloads the newest kernel that `name` covers from the first suite that carries one.
+pub(crate) fn search(name: KernelName, filling: &Filling<'_>) -> Result<()> {
+    let mut known = Vec::new();
+    for suite in Suite::WITH_KERNELS {
+        let apt = Apt::update(suite, &filling.scratch(&format!("apt-{suite:?}"))?)?;
+        let carried = carried(&apt.listed("linux-")?);
+        if let Some(kernel) = newest(&carried, name.label()) {
+            return fetch_carried(name, kernel, filling, &apt);
+        }
+        known.extend(carried.into_iter().map(|kernel| kernel.release));
+    }
+    known.sort_by(|one, other| release::compare(one, other));
+    known.dedup();
+    bail!(
+        "no suite carries a kernel {name}. There are: {}.\n{} (image) and {} (its directory under \
+         lib/modules) name one of your own.",
+        known.join(", "),
+        name.variable("KERNEL"),
+        name.variable("MODULES")
+    )
+}
+
+/// A kernel that a suite lists.
+#[derive(Debug, PartialEq, Eq)]
+struct Carried {
+    /// Its release without the architecture.
+    release: String,
+    /// Its parts.
+    packages: Vec<Package>,
+    /// Parts that the list no longer has; the archive may keep them.
+    unlisted: Vec<Package>,
+}
+
+/// The kernels among packages.
+fn carried(packages: &[Package]) -> Vec<Carried> {
+    let mut releases: BTreeMap<&str, BTreeMap<&str, &Package>> = BTreeMap::new();
+    for package in packages {
+        let Some(rest) = package.name.strip_prefix("linux-") else { continue };
+        let Some((kind, release)) = rest.split_once('-') else { continue };
+        let Some(release) = release.strip_suffix("-amd64") else { continue };
+        // `amd64` alone, and builds for clouds and real time, are others.
+        let plain = Series::of(release).is_ok() && !release.ends_with(|c: char| c.is_alphabetic());
+        if ["image", "binary", "modules", "base"].contains(&kind) && plain {
+            releases.entry(release).or_default().insert(kind, package);
+        }
+    }
+    releases
+        .into_iter()
+        .filter(|(_, parts)| parts.contains_key("image"))
+        .map(|(release, parts)| {
+            // Since 6.19 the signed image is apart from the rest, which a list drops sooner.
+            let dropped = |kind: &&str| !parts.contains_key(kind);
+            let unlisted = parts.get("binary").map_or_else(Vec::new, |binary| {
+                ["base", "modules"]
+                    .iter()
+                    .filter(|kind| dropped(kind))
+                    .map(|kind| Package {
+                        name: format!("linux-{kind}-{release}-amd64"),
+                        version: binary.version.clone(),
+                    })
+                    .collect()
+            });
+            let packages = parts.into_values().cloned().collect();
+            Carried { release: release.to_owned(), packages, unlisted }
+        })
+        .collect()
+}
+
+/// The newest of the kernels that `wanted` names.
+fn newest<'a>(carried: &'a [Carried], wanted: &str) -> Option<&'a Carried> {
+    carried
+        .iter()
+        .filter(|kernel| release::names(wanted, &kernel.release))
+        .max_by(|one, other| release::compare(&one.release, &other.release))
+}
+
+fn fetch_carried(
+    name: KernelName,
+    kernel: &Carried,
+    filling: &Filling<'_>,
+    apt: &Apt,
+) -> Result<()> {
+    let files = apt.download(&format!("kernel {}", kernel.release), &kernel.packages)?;
+    let mut sources: Vec<String> = kernel.packages.iter().map(Package::to_string).collect();
+    let mut unchecked = Vec::new();
+    for package in &kernel.unlisted {
+        let file = apt.download_unlisted("linux", package).with_context(|| {
+            format!("Debian neither lists all parts of {} any more, nor keeps them", kernel.release)
+        })?;
+        unchecked.push(file);
+        sources.push(format!("{package} (unlisted)"));
+    }
+    unpack(name, filling, &files, &unchecked, sources)
+}
+
+/// Makes a kernel's unit of packages that were checked against a signed list and others that were not.
+/// The image is one of the former, and refuses modules that were not built with it.
+fn unpack(
+    name: KernelName,
+    filling: &Filling<'_>,
+    checked: &[PathBuf],
+    unchecked: &[PathBuf],
+    sources: Vec<String>,
+) -> Result<()> {
+    let in_modules = |path: &Path| path.starts_with("usr/lib/modules");
+    let is_image = |path: &Path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+    };
+    let scratch = filling.scratch(&format!("tree-{name}"))?;
+    for file in checked {
         deb::unpack(file, &scratch, |path| {
-            let modules = path.starts_with("usr/lib/modules");
-            let image = path.starts_with("boot")
-                && path
-                    .file_name()
-                    .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"));
-            modules || image
+            in_modules(path) || (path.starts_with("boot") && is_image(path))
         })?;
         fs::remove_file(file)?;
     }
+    let image = image(&scratch).with_context(|| format!("no kernel image in {sources:?}"))?;
     filling.add(&name.unit(), |unit| {
-        let trees: Vec<PathBuf> = fs::read_dir(scratch.join("usr/lib/modules"))?
+        fs::copy(image, unit.join("vmlinuz"))?;
+        // Apart from what was checked, so that nothing of it can be replaced.
+        let mut tree = scratch.clone();
+        if !unchecked.is_empty() {
+            tree = filling.scratch(&format!("unchecked-{name}"))?;
+            for file in unchecked {
+                deb::unpack_files(file, &tree, in_modules)?;
+                fs::remove_file(file)?;
+            }
+            fs::write(unit.join(ONLY_SIGNED), "")?;
+        }
+        let trees: Vec<PathBuf> = fs::read_dir(tree.join("usr/lib/modules"))?
             .flatten()
             .map(|entry| entry.path())
             .collect();
         let [tree] = trees.as_slice() else {
-            bail!("{} kernels in the packages of {}", trees.len(), name.label());
+            bail!("{} kernels in the packages of {name}", trees.len());
         };
-        let mut images = vec![tree.join("vmlinuz")];
-        if let Ok(entries) = fs::read_dir(scratch.join("boot")) {
-            images.extend(entries.flatten().map(|entry| entry.path()));
-        }
-        let image = images
-            .into_iter()
-            .find(|path| path.is_file())
-            .with_context(|| format!("no kernel image in {packages:?}"))?;
-        fs::copy(image, unit.join("vmlinuz"))?;
         fill(unit, tree)?;
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(sources)
     })?;
     fs::remove_dir_all(&scratch)?;
     Ok(())
+}
+
+/// The bootable image in an unpacked kernel.
+fn image(root: &Path) -> Option<PathBuf> {
+    let mut images = Vec::new();
+    if let Ok(trees) = fs::read_dir(root.join("usr/lib/modules")) {
+        images.extend(trees.flatten().map(|tree| tree.path().join("vmlinuz")));
+    }
+    if let Ok(entries) = fs::read_dir(root.join("boot")) {
+        images.extend(entries.flatten().map(|entry| entry.path()));
+    }
+    images.into_iter().find(|path| path.is_file())
 }
 
 /// Whether a package of the image's closure is part of the kernel itself.
@@ -238,8 +394,73 @@ mod tests {
         assert!(!part("linux-base-amd64"));
     }
 
+    fn packages(list: &[(&str, &str)]) -> Vec<Package> {
+        let package = |(name, version): &(&str, &str)| Package {
+            name: (*name).into(),
+            version: (*version).into(),
+        };
+        list.iter().map(package).collect()
+    }
+
+    #[test]
+    fn a_kernel_is_the_newest_that_its_name_covers() {
+        let list = packages(&[
+            ("linux-image-amd64", "7.3"),
+            ("linux-image-cloud-amd64", "7.3"),
+            ("linux-image-6.18.9+deb13-amd64", "6.18.9-1"),
+            ("linux-image-6.18.12+deb13-amd64", "6.18.12-1"),
+            ("linux-image-6.18.15+deb13-cloud-amd64", "6.18.15-1"),
+            ("linux-image-6.18.15+deb13-rt-amd64", "6.18.15-1"),
+            ("linux-headers-6.18.16+deb13-amd64", "6.18.16-1"),
+            ("linux-image-6.1.0-50-amd64", "6.1.176-1"),
+        ]);
+        let carried = carried(&list);
+        let release = |wanted: &str| newest(&carried, wanted).map(|kernel| kernel.release.as_str());
+        assert_eq!(carried.len(), 3, "{carried:?}");
+        assert_eq!(release("6.18"), Some("6.18.12+deb13"));
+        assert_eq!(release("6.18.9"), Some("6.18.9+deb13"));
+        assert_eq!(release("6.1.0-50"), Some("6.1.0-50"));
+        assert_eq!(release("6.16"), None);
+        assert!(carried.iter().all(|kernel| kernel.unlisted.is_empty()));
+    }
+
+    #[test]
+    fn parts_that_the_list_dropped_are_known() {
+        let list = packages(&[
+            ("linux-image-7.0.13+deb13-amd64", "7.0.13-1"),
+            ("linux-binary-7.0.13+deb13-amd64", "7.0.13-1"),
+            ("linux-image-7.2.12+deb13-amd64", "7.2.12-1"),
+            ("linux-binary-7.2.12+deb13-amd64", "7.2.12-1"),
+            ("linux-modules-7.2.12+deb13-amd64", "7.2.12-1"),
+            ("linux-base-7.2.12+deb13-amd64", "7.2.12-1"),
+        ]);
+        let carried = carried(&list);
+        let [old, new] = carried.as_slice() else { panic!("{carried:?}") };
+        let unlisted: Vec<String> = old.unlisted.iter().map(Package::to_string).collect();
+        assert_eq!(
+            unlisted,
+            ["linux-base-7.0.13+deb13-amd64=7.0.13-1", "linux-modules-7.0.13+deb13-amd64=7.0.13-1"]
+        );
+        assert!(new.unlisted.is_empty() && new.packages.len() == 4, "{new:?}");
+    }
+
+    #[test]
+    fn kernels_are_named_by_version() {
+        let parse = |text: &str| text.parse::<KernelName>();
+        assert_eq!(parse("6.1").unwrap(), KernelName::V6_1);
+        assert_eq!(parse("newest").unwrap(), KernelName::Newest);
+        assert_eq!(parse("6.18").unwrap(), KernelName::Release("6.18"));
+        assert_eq!(parse("6.18.15+deb13-amd64").unwrap().label(), "6.18.15+deb13");
+        for bad in ["", "latest", "6", "v6.18", "6.18/..", "6.18 ", "all"] {
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(error.contains("6.1, 6.12, newest"), "{bad}: {error}");
+        }
+    }
+
     #[test]
     fn variables_are_named_after_the_kernel() {
+        let release = KernelName::Release("6.1.0-50+x");
+        assert_eq!(release.variable("KERNEL"), "UVERBS_LAB_KERNEL_6_1_0_50_X");
         assert_eq!(KernelName::V6_12.variable("KERNEL"), "UVERBS_LAB_KERNEL_6_12");
         assert_eq!(KernelName::Newest.variable("MODULES"), "UVERBS_LAB_MODULES_NEWEST");
     }

@@ -3,21 +3,25 @@
 #![forbid(unsafe_code)]
 
 mod accel;
-mod ahead;
 mod apt;
 mod bench;
 mod cache;
 mod capability;
-mod checks;
+mod check;
+mod clock;
 mod cpio;
+mod cutoff;
 mod deb;
 mod demo;
 mod device;
 mod examples;
 mod exec;
 mod fetch;
+mod host;
+mod host_mutants;
 mod initramfs;
 mod kernel;
+mod lanes;
 mod miri;
 mod module;
 mod monitor;
@@ -28,7 +32,10 @@ mod progress;
 mod proof;
 mod python;
 mod qemu;
+mod quick;
+mod release;
 mod session;
+mod soak;
 mod suite;
 mod summary;
 mod test;
@@ -58,6 +65,9 @@ enum Verb {
         /// Replace what is in the cache by what the suites carry today
         #[arg(long)]
         refresh: bool,
+        /// Fetch this kernel, and of the rest only what boots it; may be given several times
+        #[arg(long)]
+        kernel: Vec<kernel::KernelName>,
     },
     /// Boot a machine and run a command in it
     Exec(exec::ExecArguments),
@@ -67,10 +77,19 @@ enum Verb {
     Demo(demo::DemoArguments),
     /// Measure this workspace beside rdma-core, in the same machine: one suite, or all of them
     Bench(bench::BenchArguments),
-    /// Run host checks and the device suites, and summarise
+    /// Judge the change that is being edited, in about a minute: unit tests, and on both devices smoke
+    /// tests and the tests of what changed
+    Quick(quick::QuickArguments),
+    /// Judge the sources: formatting, lints, documentation, oldest compiler, public API, dependencies
+    Check(check::CheckArguments),
+    /// Run the host's tests, the comparison of the ABI, and the device suites; with --full everything
     Test(test::TestArguments),
+    /// Run what is long by nature, and note when and with which result
+    Soak(soak::SoakArguments),
     /// Run the tests that need no kernel under Miri, if it is installed
     Miri(miri::MiriArguments),
+    /// Change the library in a sample of places, one at a time, and see which changes its host tests miss
+    Mutants(host_mutants::MutantsArguments),
     /// Make one static test binary for machines without Rust
     Bundle(test::BundleArguments),
     /// Become a program that ends with the lab
@@ -94,9 +113,16 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
-        Verb::Fetch { refresh } => {
+        Verb::Fetch { refresh, kernel } => {
             let cache = Cache::open()?;
-            fetch::fetch(&cache, &fetch::Needs::all(), refresh)?;
+            let needs = match kernel.as_slice() {
+                [] => fetch::Needs::all(),
+                kernels => fetch::Needs::kernels(kernels),
+            };
+            fetch::fetch(&cache, &needs, refresh)?;
+            if kernel.is_empty() {
+                check::fetch(&cache, refresh)?;
+            }
             println!("{}", cache.root().display());
             Ok(ExitCode::SUCCESS)
         }
@@ -104,8 +130,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Shell(arguments) => exec::shell(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
+        Verb::Quick(arguments) => quick::quick(&arguments),
+        Verb::Check(arguments) => check::check(&arguments),
         Verb::Test(arguments) => test::test(&arguments),
+        Verb::Soak(arguments) => soak::soak(&arguments),
         Verb::Miri(arguments) => miri::miri(&arguments),
+        Verb::Mutants(arguments) => host_mutants::mutants(&arguments),
         Verb::Bundle(arguments) => test::bundle(&arguments),
         Verb::Tied { parent, command } => {
             tie::become_tied(parent, &command)?;

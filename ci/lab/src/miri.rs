@@ -72,13 +72,32 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
              rustup toolchain install {toolchain} --component miri --component rust-src"
         );
     }
-    let mut summary = Summary::default();
+    let summary = Summary { places: run(&workspace, arguments)? };
+    println!("\n{summary}");
+    Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs everything under Miri, or skips by name where there is none.
+pub(crate) fn places(workspace: &Workspace) -> Result<Vec<Place>> {
+    let toolchain = "nightly";
+    if installed(workspace, toolchain) {
+        let arguments =
+            MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
+        return run(workspace, &arguments);
+    }
+    let outcome = Outcome::Skipped(format!("[miri] not in the toolchain {toolchain}"));
+    let reports = vec![Report { name: "miri".into(), outcome }];
+    Ok(vec![Place { name: "miri".into(), reports, ..Place::default() }])
+}
+
+fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
+    let mut places = Vec::new();
     for rules in Rules::ALL {
         if arguments.rules.is_some_and(|only| only != rules) {
             continue;
         }
         for (package, features) in PACKAGES {
-            let mut command = cargo(&workspace, toolchain);
+            let mut command = cargo(workspace, &arguments.toolchain);
             command.args(["test", "--quiet", "--package", package, "--lib"]).args(features);
             // Its flags are not those of other builds.
             command.arg("--target-dir").arg(workspace.lab_directory()?.join("miri"));
@@ -91,11 +110,10 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
             let run = watch::run(command, PATIENCE)?;
             spinner.finish_and_clear();
             let note = format!("{} s", start.elapsed().as_secs());
-            summary.places.push(Place { name, reports: reports(&run), note });
+            places.push(Place { name, reports: reports(&run), note });
         }
     }
-    println!("\n{summary}");
-    Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(places)
 }
 
 fn cargo(workspace: &Workspace, toolchain: &str) -> Command {

@@ -1,6 +1,6 @@
 //! What a test binary said: the lines of libtest and of libtest-mimic, read into outcomes.
 //!
-//! `suite.rs` and `checks.rs` run the binaries, `summary.rs` counts.
+//! `suite.rs` and `host.rs` run the binaries, `summary.rs` counts.
 
 /// How one test went.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,11 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
 /// Whether a line tells the result of a test, or of all.
 pub(crate) fn is_result(line: &str) -> bool {
     result_line(line).is_some() || line.starts_with("test result: ")
+}
+
+/// The name in a line `test NAME ... RESULT`.
+pub(crate) fn named(line: &str) -> Option<&str> {
+    Some(line.strip_prefix("test ")?.split_once(" ... ")?.0.trim_end())
 }
 
 /// A name as the sections of failures have it: without the kind before and the remark behind.

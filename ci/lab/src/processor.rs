@@ -17,8 +17,9 @@ const NICE: i32 = 10;
 const LEAST: i32 = 19;
 
 /// Has the threads of a machine's processors give way to whatever else serves it, if the host has no
-/// processor left for that.
-pub(crate) fn give_way(threads: &[i32]) -> Result<()> {
+/// processor left for that. Beside `others` none gets a processor of its own: two machines may both work
+/// on their first one most of the time.
+pub(crate) fn give_way(threads: &[i32], others: bool) -> Result<()> {
     let allowed = sched_getaffinity(None).context("the host's processors")?;
     let hosts: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     if hosts.len() > threads.len() {
@@ -29,7 +30,7 @@ pub(crate) fn give_way(threads: &[i32]) -> Result<()> {
         // From where they are: who started the lab may have made all of it give way already.
         let now = getpriority_process(Some(thread)).context("nice")?;
         setpriority_process(Some(thread), (now + NICE).min(LEAST)).context("nice")?;
-        if hosts.len() == threads.len() {
+        if hosts.len() == threads.len() && !others {
             let mut own = CpuSet::new();
             own.set(hosts[number]);
             sched_setaffinity(Some(thread), &own).context("affinity")?;
@@ -60,11 +61,11 @@ mod tests {
         }
         let threads: Vec<Pid> = numbers.iter().take(hosts).collect();
         let raw: Vec<i32> = threads.iter().map(|thread| thread.as_raw_nonzero().get()).collect();
-        give_way(&raw[..hosts - 1]).unwrap();
+        give_way(&raw[..hosts - 1], false).unwrap();
         let nice = |thread| getpriority_process(Some(thread)).unwrap();
         let before = nice(gettid());
         assert!(threads.iter().all(|thread| nice(*thread) == before), "there is one to spare");
-        give_way(&raw).unwrap();
+        give_way(&raw, false).unwrap();
         let mut taken = CpuSet::new();
         for thread in threads {
             assert_eq!(nice(thread), (before + NICE).min(LEAST));

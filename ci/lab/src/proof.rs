@@ -10,7 +10,7 @@ mod ethernet;
 mod faults;
 mod figures;
 mod machines;
-mod mutants;
+pub(crate) mod mutants;
 mod ours;
 mod perftest;
 mod pyverbs;
@@ -19,9 +19,11 @@ mod soak;
 mod verbs;
 mod witness;
 
+use crate::clock;
 use crate::device::{DeviceName, Emulation};
 use crate::exec;
 use crate::kernel::KernelName;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::{Machine, Session};
 use crate::suite::Scope;
@@ -34,23 +36,69 @@ use verbs::Addressing;
 use witness::Doorbells;
 pub(crate) use witness::Witness;
 
-/// What names begin with.
-const GROUPS: &[&str] = &[
-    "figures",
-    "programs",
-    "infiniband",
-    "no_wc",
-    "minimal",
-    "machines",
-    "soak",
-    "faults",
-    "mutants",
-    "pyverbs",
+/// Cases that are run together.
+pub(crate) struct Group {
+    /// What their names begin with.
+    pub(crate) name: &'static str,
+    /// Lanes that it takes: two machines take two, and what measures time takes them all.
+    pub(crate) lanes: usize,
+    /// Whether each kernel has a part in it; otherwise the newest will do, unless it is asked for by name.
+    every_kernel: bool,
+    /// Whether a full run has it; what is not in a full run is in `cargo ci soak`.
+    full: bool,
+    run: fn(&Proof<'_>) -> Vec<Report>,
+}
+
+impl Group {
+    const fn new(name: &'static str, run: fn(&Proof<'_>) -> Vec<Report>) -> Self {
+        Self { name, lanes: 1, every_kernel: false, full: true, run }
+    }
+
+    /// Runs its cases, as one stage. A filter that names no group may leave it without any.
+    pub(crate) fn run(&self, proof: &Proof<'_>) -> Vec<Report> {
+        let whole = proof.scope.filter.is_none_or(suffices);
+        let stage = || clock::stage(format!("{} mlx5 {}", proof.kernel.label(), self.name));
+        let _stage = whole.then(stage);
+        (self.run)(proof)
+    }
+}
+
+/// The longest ones first, so that none is left alone at the end.
+const GROUPS: &[Group] = &[
+    Group::new("pyverbs", pyverbs::run),
+    Group::new("faults", faults::run),
+    Group::new("soak", soak::run),
+    Group { every_kernel: true, ..Group::new("programs", programs) },
+    // What differs in these is the device and not the driver.
+    Group::new("infiniband", infiniband),
+    Group::new("no_wc", no_wc),
+    Group::new("minimal", minimal),
+    Group { lanes: 2, ..Group::new("machines", machines::run) },
+    Group { full: false, ..Group::new("mutants", mutants::run) },
+    Group { lanes: usize::MAX, ..Group::new("figures", figures::run) },
 ];
 
 /// Whether a filter asks for nothing but what is here, so that no suite need be built.
 pub(crate) fn suffices(filter: &str) -> bool {
-    GROUPS.iter().any(|group| filter.split("::").next() == Some(group))
+    GROUPS.iter().any(|group| filter.split("::").next() == Some(group.name))
+}
+
+/// A group by its name.
+pub(crate) fn group(name: &str) -> Option<&'static Group> {
+    GROUPS.iter().find(|group| group.name == name)
+}
+
+/// The groups that a run of a kernel has: those of a full run, or those that may have cases that fit
+/// a filter. Which cases fit, the group says.
+pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static Group> {
+    let newest = kernel == KernelName::Newest;
+    let wanted = |group: &&Group| match filter {
+        None => group.full && (newest || group.every_kernel),
+        // Whole groups are asked for by name; of the others a kernel that is not the newest has few.
+        Some(filter) if suffices(filter) => filter.split("::").next() == Some(group.name),
+        Some(_) => group.name != "pyverbs",
+    };
+    GROUPS.iter().filter(wanted).collect()
 }
 
 /// Where the cases run.
@@ -59,47 +107,36 @@ pub(crate) struct Proof<'a> {
     pub(crate) kernel: KernelName,
     pub(crate) scope: &'a Scope<'a>,
     pub(crate) logs: &'a Path,
-    /// Long ones as well.
-    pub(crate) full: bool,
 }
 
-/// Runs everything that the scope asks for.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let mut reports = Vec::new();
-    // They are of the device, and of this machine.
-    if proof.kernel == KernelName::Newest || proof.scope.filter.is_some() {
-        reports.extend(figures::run(proof));
-    }
+fn programs(proof: &Proof<'_>) -> Vec<Report> {
     let mut cases = vec![verbs::devinfo(Addressing::Gid)];
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
     cases.extend(rdmacm::programs());
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
-    reports.extend(proof.group("programs", Emulation::default(), cases));
-    // What differs below is the device and not the driver, so that one kernel will do.
-    if proof.kernel == KernelName::Newest {
-        let mut cases = vec![verbs::devinfo(Addressing::Lid)];
-        cases.extend(verbs::pingpongs(Addressing::Lid));
-        cases.extend(ours::over_infiniband());
-        let infiniband = Emulation { infiniband: true, ..Emulation::default() };
-        reports.extend(proof.group("infiniband", infiniband, cases));
-        let no_wc = Emulation { no_wc: true, ..Emulation::default() };
-        let mut cases = verbs::pingpongs(Addressing::Gid);
-        cases.extend(ours::without_combining());
-        reports.extend(proof.group("no_wc", no_wc, cases));
-        let minimal = Emulation { minimal: true, ..Emulation::default() };
-        reports.extend(proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid)));
-        reports.extend(machines::run(proof));
-    }
-    // For the sake of time on one kernel, unless they are asked for.
-    if proof.kernel == KernelName::Newest || proof.scope.filter.is_some() {
-        reports.extend(soak::run(proof));
-        reports.extend(faults::run(proof));
-        reports.extend(mutants::run(proof));
-    }
-    reports.extend(pyverbs::run(proof));
-    reports
+    proof.group("programs", Emulation::default(), cases)
+}
+
+fn infiniband(proof: &Proof<'_>) -> Vec<Report> {
+    let mut cases = vec![verbs::devinfo(Addressing::Lid)];
+    cases.extend(verbs::pingpongs(Addressing::Lid));
+    cases.extend(ours::over_infiniband());
+    let infiniband = Emulation { infiniband: true, ..Emulation::default() };
+    proof.group("infiniband", infiniband, cases)
+}
+
+fn no_wc(proof: &Proof<'_>) -> Vec<Report> {
+    let no_wc = Emulation { no_wc: true, ..Emulation::default() };
+    let mut cases = verbs::pingpongs(Addressing::Gid);
+    cases.extend(ours::without_combining());
+    proof.group("no_wc", no_wc, cases)
+}
+
+fn minimal(proof: &Proof<'_>) -> Vec<Report> {
+    let minimal = Emulation { minimal: true, ..Emulation::default() };
+    proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
 }
 
 impl Proof<'_> {
@@ -134,7 +171,7 @@ impl Proof<'_> {
         if cases.is_empty() {
             return reports;
         }
-        println!("\n{group} on {} mlx5", self.kernel.label());
+        say!("\n{group} on {} mlx5", self.kernel.label());
         let mut log = String::new();
         let outcome = (|| {
             let ours = match cases.iter().any(|case| case.name.contains("::ours::")) {
@@ -177,7 +214,19 @@ fn failed(name: &str, error: &anyhow::Error) -> Report {
 
 #[cfg(test)]
 mod tests {
-    use super::suffices;
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_no_part_in_runs_on_the_newest() {
+        let names = |kernel, filter| -> Vec<&str> {
+            groups(kernel, filter).iter().map(|group| group.name).collect()
+        };
+        assert_eq!(names(KernelName::V6_1, None), ["programs"]);
+        let newest = names(KernelName::Newest, None);
+        assert!(newest.contains(&"pyverbs") && !newest.contains(&"mutants"));
+        assert_eq!(names(KernelName::V6_1, Some("mutants::x")), ["mutants"]);
+        assert!(!names(KernelName::V6_1, Some("devinfo")).contains(&"pyverbs"));
+    }
 
     #[test]
     fn filters_that_name_a_group_need_no_suite() {

@@ -4,10 +4,12 @@
 
 use crate::accel::{self, Accelerator};
 use crate::cache::Cache;
+use crate::clock;
 use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelName};
+use crate::lanes;
 use crate::peers;
 use crate::progress;
 use crate::python;
@@ -15,9 +17,9 @@ use crate::qemu::Qemu;
 use crate::vm::{self, Plan, Tied, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Names another emulator of ConnectX functions than the workspace's.
@@ -33,7 +35,7 @@ pub(crate) struct Session {
     directory: PathBuf,
     show_console: bool,
     /// How many have been started.
-    machines: Cell<u32>,
+    machines: AtomicU32,
 }
 
 /// What goes into one machine.
@@ -79,9 +81,13 @@ impl Session {
     pub(crate) fn open(needs: &Needs, show_console: bool) -> Result<Self> {
         vm::check_host()?;
         let cache = Cache::open()?;
+        let stage = clock::stage("fetch");
         fetch::fetch(&cache, needs, false)?;
+        drop(stage);
         let workspace = Workspace::find()?;
+        let stage = clock::stage("build: guest and emulator");
         let init = init()?;
+        drop(stage);
         let qemu = Qemu::find(&cache)?.context("QEMU has gone from the cache")?;
         let directory = workspace.run_directory()?;
         let mut session = Self {
@@ -92,7 +98,7 @@ impl Session {
             init,
             directory,
             show_console,
-            machines: Cell::new(0),
+            machines: AtomicU32::new(0),
         };
         let kernel = needs.kernels.last().copied().unwrap_or(KernelName::Newest);
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
@@ -125,6 +131,8 @@ impl Session {
 
     /// Boots a machine.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
+        let _stage =
+            clock::stage(format!("boot {} {}", machine.kernel.label(), machine.device.label()));
         let kernel = self.kernel(machine.kernel)?;
         let mut device = device::prepare(
             machine.device,
@@ -175,6 +183,9 @@ impl Session {
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {
+        // Sockets have fixed names, so the machines of each lane have a directory of their own.
+        let directory = self.directory.join(format!("lane-{}", lanes::number()));
+        std::fs::create_dir_all(&directory)?;
         Vm::boot(Plan {
             qemu: &self.qemu,
             accelerator,
@@ -182,8 +193,8 @@ impl Session {
             device,
             root,
             companion: companion.cloned(),
-            directory: &self.directory,
-            number: self.machines.replace(self.machines.get() + 1),
+            directory: &directory,
+            number: self.machines.fetch_add(1, Ordering::Relaxed),
             patience: Duration::from_secs(patience),
             show_console: self.show_console,
         })

@@ -1,19 +1,25 @@
 //! The device suites: static test binaries, run in a machine as an ordinary user and, for tests
 //! whose names begin with `root::`, as root.
 
-use crate::capability::{self, Offer};
+use crate::capability::{self, Offer, Running};
+use crate::clock;
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
+use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
 use crate::vm::{Event, Vm};
 use crate::watch;
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::{Ending, Order};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// The suite of which a part can be chosen.
+const CHOSEN: &str = "device";
 
 /// Tests under this module run as root, all others do not.
 const ROOT: &str = "root::";
@@ -78,22 +84,78 @@ pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec
     Ok(suites)
 }
 
+/// The suites of a change that is being edited; with `abi` also those that compare the ABI.
+pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
+    let of = |target: &Target| {
+        let (_, binary) = built.iter().find(|(name, _)| name == target.test)?;
+        let (name, modules, devices) = (target.test, target.modules, target.devices);
+        Some(Suite { name, binary: binary.clone(), modules, devices })
+    };
+    TARGETS.iter().filter(|target| abi || target.test == "device").filter_map(of).collect()
+}
+
 /// Which tests to run and how long to wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope<'a> {
     pub(crate) filter: Option<&'a str>,
+    /// Of the tests that the filter leaves, those that this accepts; all of them if there is none.
+    pub(crate) choice: Option<&'a Choice>,
     pub(crate) offer: Offer,
+    /// How many times more rounds than in an ordinary run tests do that repeat what they do.
+    pub(crate) rounds: u32,
     /// For one run of one suite.
     pub(crate) patience: Duration,
     /// Without a sign of life.
     pub(crate) silence: Duration,
 }
 
+/// Beginnings of tests' names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice(pub(crate) BTreeSet<String>);
+
+impl Choice {
+    /// Whether a test is one of these.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|beginning| name.starts_with(beginning.as_str()))
+    }
+}
+
 /// Where the suites run, for judging what they skip.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground {
+pub(crate) struct Ground<'a> {
     pub(crate) device: DeviceName,
     pub(crate) kernel: KernelName,
+    pub(crate) running: &'a Running,
+}
+
+/// Looks at the kernel of a machine.
+pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<Running> {
+    let release = vm.greeting.release.clone();
+    Running::look(device, &release, true, |file| {
+        let command = ["cat", file].map(str::to_owned).to_vec();
+        let order = Order { command, root: true, ..Order::default() };
+        let (ending, contents, _) = collect(vm, &order, Duration::from_secs(60));
+        Ok((ending?.status() == 0).then_some(contents))
+    })
+}
+
+/// Judges what the kernel shows: on a kernel of every whole run nothing may contradict the table, on
+/// others the kernel is right.
+pub(crate) fn signs(running: &Running, kernel: KernelName, filter: Option<&str>) -> Vec<Report> {
+    const NAME: &str = "capabilities::kernel_shows_what_the_table_says";
+    if filter.is_some_and(|filter| !NAME.contains(filter)) {
+        return Vec::new();
+    }
+    let found = running.contradictions();
+    if !KernelName::ALL.contains(&kernel) {
+        for contradiction in found {
+            println!("kernel {kernel}: {contradiction}; what it shows counts");
+        }
+        return Vec::new();
+    }
+    let outcome =
+        if found.is_empty() { Outcome::Passed } else { Outcome::Failed(found.join("\n")) };
+    vec![Report { name: NAME.into(), outcome }]
 }
 
 /// Runs one suite in a machine, as the user and as root.
@@ -101,7 +163,7 @@ pub(crate) fn run(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground,
+    ground: Ground<'_>,
     logs: &Path,
 ) -> Result<Vec<Report>> {
     for module in suite.modules {
@@ -121,7 +183,11 @@ pub(crate) fn run(
     if ending?.status() != 0 {
         bail!("{} --list failed: {errors}", suite.program());
     }
-    let plan = Passes::of(&outcome::listed(&names), scope.filter)?;
+    let mut plan = Passes::of(&outcome::listed(&names), scope.filter)?;
+    if let Some(choice) = scope.choice.filter(|_| suite.name == CHOSEN) {
+        plan.user.retain(|name| choice.has(name));
+        plan.root.retain(|name| choice.has(name));
+    }
     let mut reports = Vec::new();
     if !plan.user.is_empty() {
         let mut arguments = vec!["--skip", ROOT];
@@ -178,11 +244,14 @@ fn order(
     scope: &Scope<'_>,
     arguments: &[&str],
     root: bool,
-    ground: Ground,
+    ground: Ground<'_>,
 ) -> Order {
     let mut command = vec![suite.program()];
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     let mut environment = environment(scope.offer);
+    if scope.rounds > 1 {
+        environment.push(("UVERBS_ROUNDS".into(), scope.rounds.to_string()));
+    }
     let (device, second) = match ground.device {
         DeviceName::Rxe => ("rxe0", "rxe1"),
         DeviceName::Mlx5 => ("mlx5_0", "mlx5_1"),
@@ -209,7 +278,7 @@ fn pass(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground,
+    ground: Ground<'_>,
     arguments: &[&str],
     root: bool,
     names: &[String],
@@ -217,6 +286,9 @@ fn pass(
 ) -> Result<Vec<Report>> {
     let mut order = order(suite, scope, arguments, root, ground);
     order.command.extend(["--test-threads".into(), "1".into()]);
+    if scope.choice.is_some() && suite.name == CHOSEN {
+        order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
+    }
     // Results go where standard output went; what tests print themselves joins standard error.
     let redirect = r#"exec "$@" --logfile /dev/fd/3 3>&1 1>&2"#;
     let mut command: Vec<String> =
@@ -237,9 +309,7 @@ fn pass(
     let reports = judge(&results, &noise, names, &how)
         .into_iter()
         .map(|report| {
-            object(report, |reason| {
-                capability::objection(reason, ground.device, ground.kernel, scope.offer)
-            })
+            object(report, |reason| capability::objection(reason, ground.running, scope.offer))
         })
         .map(|report| Report { name: format!("{}::{}", suite.name, report.name), ..report })
         .collect();
@@ -319,6 +389,8 @@ pub(crate) fn follow(
 ) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut shown = 0;
+    // Tests run one after the other, so each began when the one before it ended.
+    let mut since = Instant::now();
     let end = Instant::now() + scope.patience;
     let ending = (|| {
         let process = vm.start(order)?;
@@ -334,7 +406,11 @@ pub(crate) fn follow(
                     {
                         let line = String::from_utf8_lossy(&stdout[shown..shown + length]);
                         if outcome::is_result(&line) {
-                            println!("{line}");
+                            say!("{line}");
+                            if let Some(name) = outcome::named(&line) {
+                                clock::case(name, since.elapsed());
+                            }
+                            since = Instant::now();
                         }
                         shown += length + 1;
                     }
@@ -358,7 +434,8 @@ pub(crate) fn follow(
 }
 
 /// Runs a suite on a device of this very machine. Nothing of the machine is changed: tests that do
-/// so run as root in the lab only, and what a real device lacks is for its owner to judge.
+/// so run as root in the lab only. What the kernel's driver decides is judged by the table; what a real
+/// device lacks is for its owner to judge.
 pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Result<Vec<Report>> {
     let mut command = std::process::Command::new(&suite.binary);
     command
@@ -377,7 +454,13 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     };
     let unfinished = outcome::unfinished(&run.stdout);
     let names: Vec<String> = unfinished.into_iter().collect();
-    let mut reports = judge(&run.stdout, &run.stderr, &names, &how);
+    let running = native_kernel(Path::new("/"), device)?;
+    let mut reports: Vec<Report> = judge(&run.stdout, &run.stderr, &names, &how)
+        .into_iter()
+        .map(|report| {
+            object(report, |reason| capability::objection(reason, running.as_ref()?, scope.offer))
+        })
+        .collect();
     if reports.is_empty() && scope.filter.is_none() {
         bail!("{} ran no test", suite.program());
     }
@@ -387,9 +470,59 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     Ok(reports)
 }
 
+/// Looks at this machine's kernel; none if the table knows nothing of the device's driver. `root` is
+/// where `/proc` and `/sys` lie.
+fn native_kernel(root: &Path, device: &str) -> Result<Option<Running>> {
+    let directory = root.join("sys/class/infiniband").join(device);
+    let driver = fs::read_link(directory.join("device/driver")).ok();
+    let is_mlx5 = driver.is_some_and(|path| path.ends_with("mlx5_core"));
+    let device = if is_mlx5 {
+        DeviceName::Mlx5
+    } else if directory.join("parent").exists() {
+        // The interface below it, which of all drivers only soft-RoCE tells.
+        DeviceName::Rxe
+    } else {
+        return Ok(None);
+    };
+    let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease"))?;
+    let look = Running::look(device, &release, false, |file| {
+        let contents = fs::read(root.join(file.trim_start_matches('/')));
+        Ok(contents.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    });
+    look.map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_native_device_is_judged_by_its_driver_and_kernel() {
+        let root = std::env::temp_dir().join(format!("lab-native-{}", std::process::id()));
+        let class = root.join("sys/class/infiniband");
+        for directory in ["proc/sys/kernel", "sys/kernel/btf", "drivers/mlx5_core"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        for device in ["rocep1s0/device", "soft0", "siw0"] {
+            fs::create_dir_all(class.join(device)).unwrap();
+        }
+        let driver = root.join("drivers/mlx5_core");
+        std::os::unix::fs::symlink(driver, class.join("rocep1s0/device/driver")).unwrap();
+        fs::write(class.join("soft0/parent"), "eth0\n").unwrap();
+        fs::write(root.join("proc/sys/kernel/osrelease"), "6.8.0-45-generic\n").unwrap();
+        fs::write(root.join("sys/kernel/btf/rdma_rxe"), b"\xeb\x9f\0rxe_ib_advise_mr\0").unwrap();
+        let judged = |device: &str, reason: &str| {
+            let running = native_kernel(&root, device).unwrap();
+            running.map(|running| capability::objection(reason, &running, Offer::default()))
+        };
+        assert_eq!(judged("siw0", "[srq] no"), None, "a driver that the table does not know");
+        assert_eq!(judged("rocep1s0", "[device_memory] no"), Some(None));
+        assert!(judged("rocep1s0", "[srq] no").unwrap().is_some());
+        // Carried back: 6.8 does not have it upstream.
+        assert!(judged("soft0", "[advise_mr] no").unwrap().is_some());
+        assert_eq!(judged("soft0", "[netns] no"), Some(None));
+        fs::remove_dir_all(&root).unwrap();
+    }
 
     fn names(list: &[&str]) -> Vec<String> {
         list.iter().map(|name| (*name).to_owned()).collect()
@@ -404,6 +537,13 @@ mod tests {
         let filtered = Passes::of(&all, Some("link")).unwrap();
         assert_eq!(filtered, Passes { user: vec![], root: names(&["root::link"]) });
         assert!(Passes::of(&names(&["chroot::x"]), None).is_err());
+    }
+
+    #[test]
+    fn a_choice_is_of_beginnings() {
+        let choice = Choice(["rc::", "cq::poll"].map(str::to_owned).into());
+        assert!(choice.has("rc::send") && choice.has("cq::polls_in_order"));
+        assert!(!choice.has("cq::resize") && !choice.has("mlx5::rc::send"));
     }
 
     #[test]

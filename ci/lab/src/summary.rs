@@ -83,8 +83,12 @@ impl Summary {
 /// Places by a reason and the names of the tests that were skipped for it.
 type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
 
+/// Skips, failures and counts; with `{:#}` only the count of everything.
 impl fmt::Display for Summary {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if to.alternate() {
+            return write!(to, "{}", self.counts());
+        }
         for ((reason, names), places) in self.skips() {
             let reason = if reason.is_empty() { "(no reason given)" } else { reason };
             writeln!(to, "skipped {}: {reason}: {}", places.join(", "), names.join(", "))?;

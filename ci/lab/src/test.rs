@@ -1,15 +1,19 @@
-//! `cargo ci test`: host checks, then the device suites on each kernel and device asked for.
+//! `cargo ci test`: the host's tests and the device suites on each kernel and device asked for, side by
+//! side.
 
-use crate::ahead::Ahead;
 use crate::capability::Offer;
-use crate::checks;
+use crate::check;
+use crate::clock;
+use crate::cutoff;
 use crate::device::DeviceName;
 use crate::examples;
 use crate::fetch::Needs;
+use crate::host;
 use crate::kernel::KernelName;
+use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
 use crate::proof::{self, Proof, Witness};
-use crate::session::{Machine, Session};
+use crate::session::{self, Machine, Session};
 use crate::suite::{self, Ground, Scope, Suite};
 use crate::summary::{Place, Summary};
 use crate::workspace::{Profile, Workspace};
@@ -18,17 +22,23 @@ use clap::{Args, ValueEnum};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// One kernel or all.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug)]
 enum Kernels {
-    #[value(name = "6.1")]
-    V6_1,
-    #[value(name = "6.12")]
-    V6_12,
-    Newest,
+    One(KernelName),
     All,
+}
+
+impl FromStr for Kernels {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "all" { Ok(Self::All) } else { text.parse().map(Self::One) }
+    }
 }
 
 /// One device or all.
@@ -42,34 +52,36 @@ enum Devices {
 /// `cargo ci test`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TestArguments {
-    /// Kernels to run on [default: newest, with --full all]
-    #[arg(long, value_enum)]
+    /// Kernels to run on: 6.1, 6.12, newest, all three, or a version that Debian's suites carry (6.18,
+    /// 6.18.9) [default: newest, with --full all]
+    #[arg(long)]
     kernel: Option<Kernels>,
-    /// Devices to run on [default: rxe, with --full all]
+    /// Devices to run on [default: all]
     #[arg(long, value_enum)]
     device: Option<Devices>,
     /// Run on this RDMA device of this machine instead of in a VM, changing nothing of the machine
     #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device"])]
     native: Option<String>,
-    /// All kernels and devices, long runs, and the suites against rdma-core's tools
+    /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long)]
     full: bool,
-    /// Leave out what needs no device: formatting, lints, documentation and host tests
+    /// Leave out what needs no device: the host's tests, with --full what `cargo ci check` does
     #[arg(long)]
     no_host: bool,
     /// Show the kernels' consoles
     #[arg(long)]
     console: bool,
-    /// Run only tests whose names contain this, and no formatting, lint and documentation checks
+    /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
+    #[arg(long)]
+    record_times: bool,
+    /// Run only tests whose names contain this, and not what `cargo ci check` does
     filter: Option<String>,
 }
 
 impl TestArguments {
     fn kernels(&self) -> Vec<KernelName> {
         match self.kernel {
-            Some(Kernels::V6_1) => vec![KernelName::V6_1],
-            Some(Kernels::V6_12) => vec![KernelName::V6_12],
-            Some(Kernels::Newest) => vec![KernelName::Newest],
+            Some(Kernels::One(kernel)) => vec![kernel],
             Some(Kernels::All) => KernelName::ALL.to_vec(),
             None if self.full => KernelName::ALL.to_vec(),
             None => vec![KernelName::Newest],
@@ -78,63 +90,132 @@ impl TestArguments {
 
     fn devices(&self) -> Vec<DeviceName> {
         match self.device {
-            None if self.full => DeviceName::ALL.to_vec(),
-            None | Some(Devices::Rxe) => vec![DeviceName::Rxe],
+            None | Some(Devices::All) => DeviceName::ALL.to_vec(),
+            Some(Devices::Rxe) => vec![DeviceName::Rxe],
             Some(Devices::Mlx5) => vec![DeviceName::Mlx5],
-            Some(Devices::All) => DeviceName::ALL.to_vec(),
         }
     }
 
     /// What is to be fetched.
     fn needs(&self) -> Needs {
         let proven = self.devices().contains(&DeviceName::Mlx5);
-        Needs { kernels: self.kernels(), peers: self.full || proven, python: proven }
+        let more = self.full || self.filter.is_some();
+        Needs {
+            kernels: self.kernels(),
+            peers: more && (self.full || proven),
+            python: more && proven,
+        }
+    }
+
+    fn scope(&self) -> Scope<'_> {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        Scope {
+            filter: self.filter.as_deref(),
+            choice: None,
+            offer: Offer { peers: self.full, soak: false },
+            rounds: if self.full { FULL_ROUNDS } else { 1 },
+            patience: if self.full { minutes(30) } else { minutes(12) },
+            silence: if self.full { minutes(10) } else { minutes(3) },
+        }
     }
 }
+
+/// What a full run multiplies the rounds of an ordinary one by: 500 where that has 100. Ten thousand
+/// are the soak's.
+const FULL_ROUNDS: u32 = 5;
+
+/// Names of jobs that others wait for.
+const MACHINES: &str = "what machines want";
+const CHECK: &str = "check";
+const HOST: &str = "host tests";
+
+/// What jobs answer: results of a place, of which several jobs may have a part.
+type Work<'a> = Job<'a, Place>;
 
 /// Runs everything, prints the summary, and answers success only if nothing failed.
 pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
-    let filter = arguments.filter.as_deref();
-    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let scope = Scope {
-        filter,
-        offer: Offer { peers: arguments.full, soak: arguments.full },
-        patience: if arguments.full { minutes(30) } else { minutes(12) },
-        silence: if arguments.full { minutes(10) } else { minutes(3) },
+    let logs = workspace.log_directory()?;
+    clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
+    cutoff::watch(&logs)?;
+    let scope = arguments.scope();
+    let mut accelerator = "no machine";
+    let places = match &arguments.native {
+        Some(device) => {
+            let mut places = Vec::new();
+            if !arguments.no_host {
+                places.push(host::tests(&workspace, scope.filter)?);
+            }
+            places.push(native(&workspace, device, &scope)?);
+            places
+        }
+        None => {
+            let stand = Stand::default();
+            let places =
+                lanes::run(lanes::count(), jobs(arguments, &workspace, &stand, &scope, &logs));
+            if let Some(Ok(ready)) = stand.ready.get() {
+                accelerator = ready.session.accelerator().label();
+            }
+            places
+        }
     };
-    let mut summary = Summary::default();
-    // Where checks are long enough to hide it.
-    let whole = arguments.full && !arguments.no_host && arguments.native.is_none();
-    let ahead =
-        (whole && filter.is_none()).then(|| Ahead::begin(arguments.needs(), arguments.devices()));
-    if !arguments.no_host {
-        summary.places.push(checks::run(&workspace, filter)?);
-    }
-    if let Some(ahead) = ahead {
-        ahead.wait();
-    }
-    match &arguments.native {
-        Some(device) => native(&workspace, device, &scope, &mut summary)?,
-        None => lab(arguments, &scope, &mut summary)?,
+    let summary = Summary { places: joined(places) };
+    if summary.places.iter().all(|place| place.reports.is_empty()) {
+        bail!("no test's name contains {:?}", scope.filter.unwrap_or_default());
     }
     println!("\n{summary}");
+    let command = if arguments.full { "full" } else { "test" };
+    let whole =
+        arguments.filter.is_none() && arguments.kernel.is_none() && arguments.device.is_none();
+    let class = clock::machine_class(accelerator);
+    let table = clock::finish(
+        workspace.root(),
+        &logs,
+        if whole { command } else { "part" },
+        &class,
+        arguments.record_times,
+    );
+    println!("\n{}", table.context("the table of stages")?);
+    println!("{summary:#}; logs in {}", logs.display());
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Turns what kept a suite from running into a failed report.
 fn reports_of(suite: &str, outcome: Result<Vec<Report>>) -> Vec<Report> {
-    outcome.unwrap_or_else(|error| {
-        vec![Report { name: suite.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }]
+    outcome.unwrap_or_else(|error| vec![failure(suite, &error)])
+}
+
+fn failure(name: &str, error: &anyhow::Error) -> Report {
+    Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
+}
+
+/// A place with the failure that kept it from being tested.
+pub(crate) fn place_of(name: &str, outcome: Result<Place>) -> Place {
+    outcome.unwrap_or_else(|error| Place {
+        name: name.to_owned(),
+        reports: vec![failure(name, &error)],
+        ..Place::default()
     })
 }
 
-fn native(
-    workspace: &Workspace,
-    device: &str,
-    scope: &Scope<'_>,
-    summary: &mut Summary,
-) -> Result<()> {
+/// Joins what several jobs found out about one place.
+fn joined(parts: Vec<Place>) -> Vec<Place> {
+    let mut places: Vec<Place> = Vec::new();
+    for part in parts {
+        match places.iter_mut().find(|place| place.name == part.name) {
+            Some(place) => {
+                place.reports.extend(part.reports);
+                let gap = if place.note.is_empty() || part.note.is_empty() { "" } else { ", " };
+                place.note = format!("{}{gap}{}", place.note, part.note);
+            }
+            None => places.push(part),
+        }
+    }
+    places.retain(|place| !place.reports.is_empty());
+    places
+}
+
+fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Place> {
     if !Path::new("/sys/class/infiniband").join(device).exists() {
         bail!("--native {device}: this machine has no such RDMA device");
     }
@@ -146,63 +227,223 @@ fn native(
         reports.extend(reports_of(suite.name, suite::run_native(suite, device, scope)));
     }
     let note = format!("{} s", start.elapsed().as_secs());
-    summary.places.push(Place { name: format!("native {device}"), reports, note });
-    Ok(())
+    Ok(Place { name: format!("native {device}"), reports, note })
 }
 
-fn lab(arguments: &TestArguments, scope: &Scope<'_>, summary: &mut Summary) -> Result<()> {
-    let session = Session::open(&arguments.needs(), arguments.console)?;
-    let suites = match scope.filter {
-        Some(filter) if proof::suffices(filter) || examples::suffices(filter) => Vec::new(),
-        _ => suite::build(&session.workspace, &arguments.devices())?,
-    };
-    let mut programs: Vec<_> =
-        suites.iter().map(|suite| (suite.program(), suite.binary.clone())).collect();
-    if !suites.is_empty() && session.workspace.has("uverbs", "bin", "uverbs") {
-        let uverbs = session.workspace.static_program("uverbs", "uverbs", Profile::Checked)?;
-        programs.push(("uverbs".into(), uverbs));
-    }
-    let logs = session.workspace.log_directory()?;
-    let before = summary.places.len();
-    for device in arguments.devices() {
-        for kernel in arguments.kernels() {
-            let name = format!("{} {}", kernel.label(), device.label());
-            let start = Instant::now();
-            let machine = Machine {
-                programs: &programs,
-                peers: scope.offer.peers,
-                // A program of rdma-core's bindings imports and exports.
-                python: scope.offer.peers && device == DeviceName::Mlx5,
-                ..Machine::new(kernel, device)
-            };
-            let mut place = Place { name, ..Place::default() };
-            // What shows after thousands of rounds, and what the kernel has no part in, one kernel
-            // shows.
-            let soak = scope.offer.soak && kernel == KernelName::Newest;
-            let scope = &Scope { offer: Offer { soak, ..scope.offer }, ..scope.clone() };
-            run_suites(&session, &machine, &suites, scope, &logs, &mut place);
-            if device == DeviceName::Mlx5 {
-                let full = arguments.full;
-                let proof = Proof { session: &session, kernel, scope, logs: &logs, full };
-                place.reports.extend(proof::run(&proof));
-            }
-            // One kernel will do for programs, too, unless they are asked for.
-            let named = scope.filter.is_some_and(examples::suffices);
-            let all = arguments.full && scope.filter.is_none() && kernel == KernelName::Newest;
-            if named || all {
-                let reports = examples::run(&session, kernel, device, scope.filter, &logs);
-                place.reports.extend(reports);
-            }
-            place.note.push_str(&format!("{} s", start.elapsed().as_secs()));
-            summary.places.push(place);
+/// What all machines of a run share, once it is there.
+#[derive(Default)]
+pub(crate) struct Stand {
+    ready: OnceLock<Result<Ready, String>>,
+}
+
+/// What was fetched and built.
+pub(crate) struct Ready {
+    pub(crate) session: Session,
+    suites: Vec<Suite>,
+    programs: Vec<(String, PathBuf)>,
+}
+
+impl Stand {
+    /// What is there, or why it is not.
+    pub(crate) fn ready(&self) -> Result<&Ready> {
+        match self.ready.get() {
+            Some(Ok(ready)) => Ok(ready),
+            Some(Err(why)) => bail!("nothing could boot: {why}"),
+            None => bail!("nothing was made ready to boot"),
         }
     }
-    if summary.places[before..].iter().all(|place| place.reports.is_empty())
-        && summary.places[..before].iter().all(|place| place.reports.is_empty())
-    {
-        bail!("no test's name contains {:?}", scope.filter.unwrap_or_default());
+
+    /// Fetches and builds. A failure stands in the answer, and every job that asks for what is ready reports it.
+    pub(crate) fn prepare(&self, wants: &Wants) -> Place {
+        let made = wants.make();
+        let reports = match &made {
+            Ok(_) => Vec::new(),
+            Err(error) => vec![failure(MACHINES, error)],
+        };
+        let _first = self.ready.set(made.map_err(|error| format!("{error:#}")));
+        Place { name: MACHINES.into(), reports, ..Place::default() }
     }
-    Ok(())
+}
+
+/// What machines will want.
+#[derive(Clone, Debug)]
+pub(crate) struct Wants {
+    pub(crate) needs: Needs,
+    pub(crate) console: bool,
+    /// The devices that suites are for; none if no suite runs.
+    pub(crate) suites: Vec<DeviceName>,
+    pub(crate) examples: bool,
+}
+
+impl Wants {
+    fn make(&self) -> Result<Ready> {
+        let session = Session::open(&self.needs, self.console)?;
+        let stage = clock::stage("build: guest and emulator");
+        session::programs()?;
+        drop(stage);
+        let workspace = &session.workspace;
+        let (mut suites, mut programs) = (Vec::new(), Vec::new());
+        if !self.suites.is_empty() {
+            let _stage = clock::stage("build: device suites");
+            suites = suite::build(workspace, &self.suites)?;
+            programs.extend(suites.iter().map(|suite| (suite.program(), suite.binary.clone())));
+            if workspace.has("uverbs-cli", "bin", "uverbs") {
+                let uverbs = workspace.static_program("uverbs-cli", "uverbs", Profile::Checked)?;
+                programs.push(("uverbs".into(), uverbs));
+            }
+        }
+        if self.examples {
+            let _stage = clock::stage("build: examples");
+            examples::programs(workspace)?;
+        }
+        Ok(Ready { session, suites, programs })
+    }
+}
+
+/// Everything that the arguments ask for. One chain of host checks and one lane of machines, until
+/// the checks are over; the longest machines first.
+fn jobs<'a>(
+    arguments: &'a TestArguments,
+    workspace: &'a Workspace,
+    stand: &'a Stand,
+    scope: &'a Scope<'a>,
+    logs: &'a Path,
+) -> Vec<Work<'a>> {
+    let filter = scope.filter;
+    let suites =
+        !filter.is_some_and(|filter| proof::suffices(filter) || examples::suffices(filter));
+    let all_examples = arguments.full && filter.is_none();
+    let wants = Wants {
+        needs: arguments.needs(),
+        console: arguments.console,
+        suites: if suites { arguments.devices() } else { Vec::new() },
+        examples: all_examples,
+    };
+    let mut jobs = vec![Job::new(MACHINES, move || stand.prepare(&wants))];
+    if !arguments.no_host {
+        if arguments.full && filter.is_none() {
+            jobs.push(Job::new(CHECK, || place_of(CHECK, check::run(workspace))));
+            jobs.push(
+                Job::new("loom", || place_of("host", host::loom(workspace, host::Bounds::Own)))
+                    .after(HOST),
+            );
+        }
+        jobs.push(
+            Job::new(HOST, move || place_of("host", host::tests(workspace, filter))).after(CHECK),
+        );
+    }
+    // The emulated device takes longer than soft-RoCE, and the newest kernel has most to do.
+    let mut devices = arguments.devices();
+    devices.reverse();
+    let mut kernels = arguments.kernels();
+    kernels.reverse();
+    let mut machines = Vec::new();
+    for &kernel in &kernels {
+        for &device in &devices {
+            let name = format!("{} {}", kernel.label(), device.label());
+            if suites {
+                let place = name.clone();
+                machines.push(Job::new(name.clone(), move || {
+                    place_of(&place, suites_on(stand, kernel, device, scope, logs))
+                }));
+            }
+            // One kernel will do for programs, too, unless they are asked for.
+            let named = filter.is_some_and(examples::suffices);
+            if named || (all_examples && kernel == KernelName::Newest) {
+                let place = name.clone();
+                machines.push(Job::new(format!("{name} examples"), move || {
+                    place_of(&place, examples_on(stand, kernel, device, filter, logs))
+                }));
+            }
+            if device == DeviceName::Mlx5 && (arguments.full || filter.is_some()) {
+                for group in proof::groups(kernel, filter) {
+                    let place = name.clone();
+                    let run = move || place_of(&place, group_on(group, stand, kernel, scope, logs));
+                    machines.push(Job::new(format!("{name} {}", group.name), run).on(group.lanes));
+                }
+            }
+        }
+    }
+    jobs.extend(machines.into_iter().map(|job| job.after(MACHINES)));
+    jobs
+}
+
+fn label(kernel: KernelName, device: DeviceName) -> String {
+    format!("{} {}", kernel.label(), device.label())
+}
+
+/// Runs the suites of a device in one machine.
+pub(crate) fn suites_on(
+    stand: &Stand,
+    kernel: KernelName,
+    device: DeviceName,
+    scope: &Scope<'_>,
+    logs: &Path,
+) -> Result<Place> {
+    let Ready { session, suites, programs } = stand.ready()?;
+    Ok(suites_with(session, suites, programs, kernel, device, scope, logs))
+}
+
+/// The same with nothing in the machine but the suites.
+pub(crate) fn suites_in(
+    session: &Session,
+    suites: &[Suite],
+    kernel: KernelName,
+    device: DeviceName,
+    scope: &Scope<'_>,
+    logs: &Path,
+) -> Place {
+    let programs: Vec<_> =
+        suites.iter().map(|suite| (suite.program(), suite.binary.clone())).collect();
+    suites_with(session, suites, &programs, kernel, device, scope, logs)
+}
+
+fn suites_with(
+    session: &Session,
+    suites: &[Suite],
+    programs: &[(String, PathBuf)],
+    kernel: KernelName,
+    device: DeviceName,
+    scope: &Scope<'_>,
+    logs: &Path,
+) -> Place {
+    let start = Instant::now();
+    let machine = Machine {
+        programs,
+        peers: scope.offer.peers,
+        // A program of rdma-core's bindings imports and exports.
+        python: scope.offer.peers && device == DeviceName::Mlx5,
+        ..Machine::new(kernel, device)
+    };
+    let mut place = Place { name: label(kernel, device), ..Place::default() };
+    run_suites(session, &machine, suites, scope, logs, &mut place);
+    place.note.push_str(&format!("{} s", start.elapsed().as_secs()));
+    place
+}
+
+/// Runs a group of cases.
+pub(crate) fn group_on(
+    group: &proof::Group,
+    stand: &Stand,
+    kernel: KernelName,
+    scope: &Scope<'_>,
+    logs: &Path,
+) -> Result<Place> {
+    let session = &stand.ready()?.session;
+    let reports = group.run(&Proof { session, kernel, scope, logs });
+    Ok(Place { name: label(kernel, DeviceName::Mlx5), reports, ..Place::default() })
+}
+
+fn examples_on(
+    stand: &Stand,
+    kernel: KernelName,
+    device: DeviceName,
+    filter: Option<&str>,
+    logs: &Path,
+) -> Result<Place> {
+    let _stage = clock::stage(format!("{} examples", label(kernel, device)));
+    let reports = examples::run(&stand.ready()?.session, kernel, device, filter, logs);
+    Ok(Place { name: label(kernel, device), reports, ..Place::default() })
 }
 
 /// Runs each suite; one that breaks its machine gets the next a new one.
@@ -214,8 +455,8 @@ fn run_suites(
     logs: &Path,
     place: &mut Place,
 ) {
-    let ground = Ground { device: machine.device, kernel: machine.kernel };
-    let mut vm = None;
+    let (device, kernel) = (machine.device, machine.kernel);
+    let (mut vm, mut looked) = (None, None);
     for suite in suites.iter().filter(|suite| suite.is_for(machine.device)) {
         if vm.is_none() {
             match session.boot(machine) {
@@ -231,12 +472,22 @@ fn run_suites(
             }
         }
         let Some(running) = vm.as_mut() else { return };
-        println!("\n{} on {} {}", suite.program(), machine.kernel.label(), machine.device.label());
+        let _stage =
+            clock::stage(format!("{} {}", label(machine.kernel, machine.device), suite.name));
         let outcome = (|| {
+            // The witness first uses the devices by the command line, which `cargo ci quick` leaves out.
+            let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");
             let witness = match machine.device {
-                DeviceName::Rxe => None,
-                DeviceName::Mlx5 => Some(Witness::new(running)?),
+                DeviceName::Mlx5 if uses => Some(Witness::new(running)?),
+                _ => None,
             };
+            if looked.is_none() {
+                let found = suite::running(running, device)?;
+                place.reports.extend(suite::signs(&found, kernel, scope.filter));
+                looked = Some(found);
+            }
+            let shown = looked.as_ref().context("the kernel was looked at")?;
+            let ground = Ground { device, kernel, running: shown };
             let mut reports = suite::run(running, suite, scope, ground, logs)?;
             if let (Some(witness), false) = (witness, reports.is_empty()) {
                 reports.extend(witness.reports(running));

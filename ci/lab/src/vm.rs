@@ -3,9 +3,11 @@
 //! The guest end of the channel is PID 1 of `lab-guest`.
 
 use crate::accel::Accelerator;
+use crate::clock;
 use crate::device::{CONTROL, Companion, Device};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
+use crate::lanes;
 use crate::monitor::Monitor;
 use crate::processor;
 use crate::qemu::Qemu;
@@ -152,8 +154,8 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    /// Boots and waits until the guest is ready. Call from the main thread: QEMU ends with the
-    /// thread that started it.
+    /// Boots and waits until the guest is ready. QEMU ends with the thread that calls
+    /// this, so the machine stays on it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
         plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
         let archive = plan.directory.join(format!("initramfs-{}", plan.number));
@@ -168,8 +170,8 @@ impl Vm {
         let (host, guest) = UnixStream::pair()?;
         // A guest that reads nothing any more must not hold us up.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
-        let mut command = tie::tied(&command_line(&plan, &archive))?;
-        let mut qemu = Tied(
+        let mut command = tie::tied(&command_line(&plan, &archive));
+        let mut qemu = Tied::new(
             command
                 .current_dir(plan.directory)
                 .stdin(Stdio::from(OwnedFd::from(guest)))
@@ -208,9 +210,11 @@ impl Vm {
         std::fs::remove_file(&archive)?;
         ready?;
         vm.boot_time = start.elapsed();
-        // Where that is not allowed, its device is slower.
-        if vm.companion.is_some()
-            && let Err(error) = vm.processors().and_then(|threads| processor::give_way(&threads))
+        // Where that is not allowed, its device is slower. Machines side by side are on equal terms.
+        let others = lanes::beside_others();
+        if (vm.companion.is_some() || others)
+            && let Err(error) =
+                vm.processors().and_then(|threads| processor::give_way(&threads, others))
         {
             eprintln!("the machine's processors keep their priority: {error:#}");
         }
@@ -280,7 +284,7 @@ impl Vm {
 
     /// Whether QEMU has ended.
     pub(crate) fn ended(&mut self) -> bool {
-        !matches!(self.qemu.0.try_wait(), Ok(None))
+        clock::has_ended(self.qemu.0.id())
     }
 
     /// Ends the machine, for it does not do what it should; the error shows the console's tail.
@@ -366,7 +370,7 @@ impl Vm {
         self.send(Kind::PowerOff, 0, Vec::new())?;
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
-            if self.qemu.0.try_wait()?.is_some() {
+            if clock::has_ended(self.qemu.0.id()) {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(10));
@@ -380,6 +384,11 @@ impl Vm {
 pub(crate) struct Tied(Child);
 
 impl Tied {
+    fn new(process: Child) -> Self {
+        clock::alive(process.id());
+        Self(process)
+    }
+
     /// What it has used of all processors so far.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.0.id());
@@ -398,6 +407,7 @@ impl Tied {
     fn end(&mut self) {
         // Fails only where it has ended already.
         let _ended = self.0.kill();
+        clock::wait_and_count(self.0.id());
         let _reaped = self.0.wait();
     }
 }
@@ -423,8 +433,8 @@ fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Resu
         companion.command.split_first().context("a companion without a program")?;
     let mut command = std::process::Command::new(program);
     command.args(arguments).current_dir(directory);
-    let mut process = Tied(
-        tie::tied(&command)?
+    let mut process = Tied::new(
+        tie::tied(&command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -529,12 +539,15 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     }
     command.arg("-kernel").arg(&plan.kernel.image);
     command.arg("-initrd").arg(archive);
-    command.args([
-        "-append",
+    let mut parameters = String::from(
         "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init mitigations=off nokaslr \
          no_timer_check tsc=reliable random.trust_cpu=on audit=0 selinux=0 apparmor=0 \
          cryptomgr.notests transparent_hugepage=never net.ifnames=0",
-    ]);
+    );
+    if plan.kernel.only_signed {
+        parameters.push_str(" module.sig_enforce=1");
+    }
+    command.args(["-append", &parameters]);
     command.args(["-chardev", "file,id=console,path=/dev/fd/1", "-serial", "chardev:console"]);
     command.args(["-chardev", "socket,id=lab,fd=0"]);
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);

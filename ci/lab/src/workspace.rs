@@ -3,9 +3,11 @@
 //! Static builds have a target directory of their own, so that they never invalidate what a plain
 //! `cargo build` made.
 
+use crate::clock;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -19,17 +21,51 @@ struct Metadata {
     target_directory: PathBuf,
 }
 
+/// A package of the workspace.
 #[derive(Debug, Deserialize)]
-struct Package {
-    name: String,
+pub(crate) struct Package {
+    pub(crate) name: String,
     targets: Vec<Target>,
     features: std::collections::BTreeMap<String, Vec<String>>,
+    /// The oldest release of Rust that it supports.
+    pub(crate) rust_version: Option<String>,
+    /// Empty where it must not be published.
+    publish: Option<Vec<String>>,
 }
 
+/// Something that cargo builds of a package.
 #[derive(Debug, Deserialize)]
-struct Target {
-    name: String,
+pub(crate) struct Target {
+    pub(crate) name: String,
     kind: Vec<String>,
+    /// The file that it begins with.
+    #[serde(default)]
+    pub(crate) src_path: PathBuf,
+    #[serde(default, rename = "required-features")]
+    required_features: Vec<String>,
+}
+
+impl Target {
+    /// Whether it is built only with this feature.
+    pub(crate) fn needs(&self, feature: &str) -> bool {
+        self.required_features.iter().any(|name| name == feature)
+    }
+
+    /// Whether it is the package's library.
+    pub(crate) fn is_library(&self) -> bool {
+        self.kind.iter().any(|kind| kind == "lib")
+    }
+
+    /// The option of cargo that chooses it.
+    pub(crate) fn option(&self) -> Vec<String> {
+        match self.kind.first().map(String::as_str) {
+            Some(kind @ ("bin" | "test" | "example" | "bench")) => {
+                vec![format!("--{kind}"), self.name.clone()]
+            }
+            // A package has one library.
+            _ => vec!["--lib".into()],
+        }
+    }
 }
 
 /// A workspace.
@@ -54,6 +90,8 @@ pub(crate) enum Profile {
     Dynamic,
     /// Not optimised, with debug assertions: what is built to be run once.
     Quick,
+    /// The same, made to be built again after each edit.
+    Edited,
 }
 
 #[derive(Deserialize)]
@@ -65,9 +103,37 @@ struct Message {
     target: Option<Target>,
 }
 
+/// Features of what the guest gets to be checked: the same for every program, so that the library is
+/// built once for all of them.
+const CHECKED: &[&str] = &["serde", "tokio", "stream"];
+
+/// The tests of a change that is being edited.
+pub(crate) struct Edited {
+    /// Unit tests, for this machine.
+    pub(crate) host: Vec<PathBuf>,
+    /// Suites, with the names of their targets.
+    pub(crate) suites: Vec<(String, PathBuf)>,
+}
+
 /// The cargo that runs the lab, or the one on `PATH`.
 pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Copies what there is to build, and neither what was built nor the history.
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let kind = entry.file_type()?;
+        if kind.is_file() {
+            std::fs::copy(entry.path(), to.join(name))?;
+        } else if kind.is_dir() && name != "target" && name != ".git" {
+            copy_tree(&entry.path(), &to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 impl Workspace {
@@ -148,6 +214,17 @@ impl Workspace {
             .flat_map(|package| package.features.keys().map(String::as_str))
     }
 
+    /// What cargo builds of a package.
+    pub(crate) fn targets(&self, package: &str) -> impl Iterator<Item = &Target> {
+        self.package(package).into_iter().flat_map(|package| &package.targets)
+    }
+
+    /// The packages that may be published.
+    pub(crate) fn published(&self) -> impl Iterator<Item = &Package> {
+        let may = |package: &&Package| package.publish.as_ref().is_none_or(|to| !to.is_empty());
+        self.metadata.packages.iter().filter(may)
+    }
+
     fn package(&self, name: &str) -> Option<&Package> {
         self.metadata.packages.iter().find(|package| package.name == name)
     }
@@ -162,7 +239,7 @@ impl Workspace {
         })
     }
 
-    /// Builds a static program of a package, with the feature `cli` where it has one.
+    /// Builds a static program of a package.
     pub(crate) fn static_program(
         &self,
         package: &str,
@@ -170,8 +247,13 @@ impl Workspace {
         profile: Profile,
     ) -> Result<PathBuf> {
         let mut arguments = vec!["build".to_owned(), "--bin".into(), program.into()];
-        if self.features(package).any(|name| name == "cli") {
-            arguments.extend(["--features".into(), "cli".into()]);
+        if profile == Profile::Checked && self.has("uverbs", "test", "device") {
+            // Dependencies of tests bring features of their own. With the suite in the same call the
+            // library is the one that the suite and the examples have.
+            arguments.extend(["--package", "uverbs", "--test", "device"].map(str::to_owned));
+            for feature in CHECKED {
+                arguments.extend(["--features".into(), format!("uverbs/{feature}")]);
+            }
         }
         self.build(package, &arguments, program, profile)
     }
@@ -190,8 +272,10 @@ impl Workspace {
         feature: &str,
         profile: Profile,
     ) -> Result<PathBuf> {
-        let arguments = ["build", "--example", example, "--features", feature];
-        self.build(package, &arguments.map(str::to_owned), example, profile)
+        let mut arguments = ["build", "--example", example].map(str::to_owned).to_vec();
+        let wanted = if profile == Profile::Checked { CHECKED } else { &[feature][..] };
+        arguments.extend(self.known_features(package, wanted));
+        self.build(package, &arguments, example, profile)
     }
 
     /// Builds the static test binary of an integration test.
@@ -203,12 +287,39 @@ impl Workspace {
     ) -> Result<PathBuf> {
         let mut arguments =
             vec!["test".to_owned(), "--no-run".into(), "--test".into(), test.into()];
-        for feature in ["cli", "tokio", "stream"] {
-            if self.features(package).any(|name| name == feature) {
-                arguments.extend(["--features".into(), feature.into()]);
+        arguments.extend(self.known_features(package, CHECKED));
+        self.build(package, &arguments, test, profile)
+    }
+
+    /// Options for those of these features that a package has.
+    fn known_features(&self, package: &str, features: &[&str]) -> Vec<String> {
+        let known = |name: &&&str| self.features(package).any(|known| known == **name);
+        features
+            .iter()
+            .filter(known)
+            .flat_map(|name| ["--features".to_owned(), (*name).to_owned()])
+            .collect()
+    }
+
+    /// Builds the unit tests and the suites for a change that is being edited, with one call of cargo: it
+    /// compiles them side by side, without optimising, and with what it kept of the last time.
+    pub(crate) fn edited(&self) -> Result<Edited> {
+        let mut arguments =
+            ["test", "--no-run", "--lib", "--package", "uverbs-uapi"].map(str::to_owned).to_vec();
+        for suite in ["device", "btf"] {
+            arguments.extend(["--test".into(), suite.into()]);
+        }
+        for feature in CHECKED {
+            arguments.extend(["--features".into(), format!("uverbs/{feature}")]);
+        }
+        let mut edited = Edited { host: Vec::new(), suites: Vec::new() };
+        for (name, path) in self.build_all("uverbs", &arguments, Profile::Edited)? {
+            match name.replace('-', "_").as_str() {
+                "uverbs" | "uverbs_uapi" => edited.host.push(path),
+                _ => edited.suites.push((name, path)),
             }
         }
-        self.build(package, &arguments, test, profile)
+        Ok(edited)
     }
 
     /// Builds the static test binary of an integration test as fast as can be, without the features
@@ -225,6 +336,21 @@ impl Workspace {
         name: &str,
         profile: Profile,
     ) -> Result<PathBuf> {
+        let programs =
+            self.build_all(package, arguments, profile).context(format!("{package}'s {name}"))?;
+        let program = programs.into_iter().find(|(known, _)| known == name);
+        program
+            .map(|(_, path)| path)
+            .with_context(|| format!("cargo built no program {name} in {package}"))
+    }
+
+    /// Builds, and answers the programs that there are then with the names of their targets.
+    fn build_all(
+        &self,
+        package: &str,
+        arguments: &[String],
+        profile: Profile,
+    ) -> Result<Vec<(String, PathBuf)>> {
         let mut command = Command::new(cargo());
         command
             .args(arguments)
@@ -235,6 +361,7 @@ impl Workspace {
             .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
             .env_remove("RUSTFLAGS")
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
         let directory = match profile {
             Profile::Checked => {
@@ -258,6 +385,16 @@ impl Workspace {
                 command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
                 "lab/quick"
             }
+            Profile::Edited => {
+                command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+                command.env("CARGO_PROFILE_RELEASE_STRIP", "none");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+                command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
+                command.env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true");
+                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256");
+                "lab/edited"
+            }
             Profile::Dynamic => {
                 command.env_remove("CARGO_ENCODED_RUSTFLAGS");
                 command.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
@@ -268,24 +405,26 @@ impl Workspace {
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             command.arg("--quiet");
         }
-        let output = command.output().context("run cargo")?;
-        if !output.status.success() {
-            bail!("{package}'s {name} does not build");
+        let mut child = command.spawn().context("run cargo")?;
+        clock::alive(child.id());
+        let mut output = Vec::new();
+        let read = child.stdout.take().map(|mut stdout| stdout.read_to_end(&mut output));
+        clock::wait_and_count(child.id());
+        let status = child.wait()?;
+        read.transpose().context("read what cargo says")?;
+        if !status.success() {
+            bail!("cargo failed ({status})");
         }
-        String::from_utf8_lossy(&output.stdout)
+        Ok(String::from_utf8_lossy(&output)
             .lines()
             .filter_map(|line| serde_json::from_str::<Message>(line).ok())
             .filter(|message| message.reason == "compiler-artifact")
-            .find(|message| {
-                message.target.as_ref().is_some_and(|target| {
-                    target.name == name
-                        && target
-                            .kind
-                            .iter()
-                            .any(|kind| ["bin", "test", "example"].contains(&kind.as_str()))
-                }) && message.executable.is_some()
+            .filter_map(|message| {
+                let kinds = ["bin", "test", "example", "lib"];
+                let target = message.target?;
+                let program = target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
+                program.then_some((target.name, message.executable?))
             })
-            .and_then(|message| message.executable)
-            .with_context(|| format!("cargo built no program {name} in {package}"))
+            .collect())
     }
 }

@@ -60,6 +60,8 @@ pub(super) fn boot(
 pub(super) struct Found {
     pub(super) samples: Vec<Sample>,
     pub(super) failure: Option<String>,
+    /// Why each round that was run a second time failed the first time.
+    repeated: Vec<String>,
 }
 
 impl Found {
@@ -93,8 +95,19 @@ impl Found {
 
     fn fail(&mut self, left: &Left) {
         if left.status != 0 {
-            self.failure = Some(format!("status {}: {}", left.status, left.errors));
+            self.failure = Some(left.reason());
         }
+    }
+
+    /// What one round printed; a round that fails is run once more, and what it printed before does not
+    /// count.
+    fn round(&mut self, side: Side, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
+        let mut left = perform()?;
+        if left.status != 0 {
+            self.repeated.push(left.reason());
+            left = perform()?;
+        }
+        self.take(side, left)
     }
 }
 
@@ -131,8 +144,10 @@ pub(super) fn watch(
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
     let failures = Side::BOTH.into_iter().zip(found);
     failures
-        .filter_map(|(side, found)| {
-            found.failure.as_ref().map(|failure| format!("{}: {failure}", side.program()))
+        .flat_map(|(side, found)| {
+            let repeated = found.repeated.iter().map(|reason| format!("repeated after {reason}"));
+            let all: Vec<String> = repeated.chain(found.failure.clone()).collect();
+            all.into_iter().map(move |failure| format!("{}: {failure}", side.program()))
         })
         .collect()
 }
@@ -142,6 +157,13 @@ struct Left {
     status: i32,
     output: String,
     errors: String,
+}
+
+impl Left {
+    /// Why it failed.
+    fn reason(&self) -> String {
+        format!("status {}: {}", self.status, self.errors)
+    }
 }
 
 /// Runs a command as root: what a user may pin is not what is measured. `watch` sees what it prints.
@@ -215,8 +237,7 @@ pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Fo
             }
             let mut command = vec![side.program()];
             command.extend(arguments.iter().map(String::as_str));
-            let left = perform(vm, &command, PATIENCE, |_| {})?;
-            found.take(side, left)?;
+            found.round(side, || perform(vm, &command, PATIENCE, |_| {}))?;
         }
     }
     Ok(found)
@@ -238,6 +259,20 @@ mod tests {
         found.add(sample("read", &[2.0]));
         found.add(sample("write", &[3.0]));
         assert_eq!(found.of("write").collect::<Vec<_>>(), [&sample("write", &[1.0, 3.0])]);
+    }
+
+    #[test]
+    fn a_round_that_fails_is_run_once_more_and_told() {
+        let left =
+            |status, errors: &str| Left { status, output: String::new(), errors: errors.into() };
+        let mut found = [Found::default(), Found::default()];
+        let mut answers = vec![left(0, ""), left(1, "WR_FLUSH_ERR")];
+        found[1].round(Side::Theirs, || Ok(answers.pop().unwrap())).unwrap();
+        assert!(answers.is_empty() && found[1].failure.is_none());
+        assert_eq!(failures(&found), ["bench-theirs: repeated after status 1: WR_FLUSH_ERR"]);
+        let mut answers = vec![left(2, "again"), left(1, "first")];
+        found[0].round(Side::Ours, || Ok(answers.pop().unwrap())).unwrap();
+        assert_eq!(found[0].failure.as_deref(), Some("status 2: again"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours
 //! gives a ratio, and the median of the ratios is what counts.
 
+use super::again::Repeats;
 use super::pingpong::{self, Program};
 use super::score::{Row, Score, Target};
 use super::{BenchArguments, perftest};
@@ -99,7 +100,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
     let tests = perftest::Operation::all().into_iter().filter(|_| !arguments.count_instructions);
     let contests = pings.chain(tests.map(Contest::Perftest));
     measure(arguments, contests, Program::Ours, |workspace| {
-        let program = workspace.static_program("uverbs", "uverbs", Profile::Release)?;
+        let program = workspace.static_program("uverbs-cli", "uverbs", Profile::Release)?;
         let traffic = workspace.static_program("lab-bench", "bench-traffic", Profile::Release)?;
         Ok(vec![("uverbs".to_owned(), program), ("bench-traffic".to_owned(), traffic)])
     })
@@ -128,11 +129,19 @@ pub(super) fn measure(
         peers: true,
         ..Machine::new(arguments.kernel, DeviceName::Rxe)
     })?;
-    let mut rows = Vec::new();
+    let (mut rows, mut failure) = (Vec::new(), None);
     for contest in &contests {
-        let row = compare(&mut vm, contest, ours, arguments.runs)?;
-        eprintln!("{row}");
-        rows.push(row);
+        match compare(&mut vm, contest, ours, arguments.runs) {
+            Ok(row) => {
+                eprintln!("{row}");
+                rows.push(row);
+            }
+            // What was measured is worth keeping.
+            Err(error) => {
+                failure = Some(format!("{}: {error:#}", contest.name()));
+                break;
+            }
+        }
     }
     let score = Score {
         kernel: vm.greeting.release.clone(),
@@ -140,8 +149,11 @@ pub(super) fn measure(
         accelerator: session.accelerator().label().to_owned(),
         runs: arguments.runs,
         rows,
+        failure,
     };
-    vm.power_off()?;
+    if score.failure.is_none() {
+        vm.power_off()?;
+    }
     Ok(score)
 }
 
@@ -152,17 +164,22 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<R
         contest.microseconds(program, &exchange(vm, program, contest, iterations, false)?)
     };
     // The first run warms up what both use, and tells how many iterations make a run.
-    let first = time(vm, Program::Theirs, COUNTED[0])?;
+    let mut repeats = Repeats::default();
+    let first = repeats.again(|| time(vm, Program::Theirs, COUNTED[0]))?;
     let iterations = ((RUN / first) as u64).clamp(COUNTED[0], 10_000).next_multiple_of(LISTS);
     let mut pairs = Vec::new();
     for _ in 0..runs {
-        pairs.push([time(vm, ours, iterations)?, time(vm, Program::Theirs, iterations)?]);
+        let pair = repeats
+            .again(|| Ok([time(vm, ours, iterations)?, time(vm, Program::Theirs, iterations)?]))?;
+        pairs.push(pair);
     }
     let mut calls = [0.0; 2];
     for (calls, program) in calls.iter_mut().zip([ours, Program::Theirs]) {
         let mut totals = [0.0; 2];
         for (total, iterations) in totals.iter_mut().zip(COUNTED) {
-            *total = pingpong::system_calls(&exchange(vm, program, contest, iterations, true)?)?;
+            *total = repeats.again(|| {
+                pingpong::system_calls(&exchange(vm, program, contest, iterations, true)?)
+            })?;
         }
         *calls = (totals[1] - totals[0]) / contest.messages(COUNTED[1] - COUNTED[0]);
     }
@@ -172,7 +189,8 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<R
         Contest::Perftest(operation) => operation.list.map_or(1, |_| perftest::DEPTH),
     };
     let target = contest.target(ours);
-    Ok(Row::new(&contest.name(), [in_flight, contest.together()], &pairs, calls, target))
+    let row = Row::new(&contest.name(), [in_flight, contest.together()], &pairs, calls, target);
+    Ok(row.repeated(repeats.into_reasons()))
 }
 
 /// Runs both sides to their end and answers what they printed.

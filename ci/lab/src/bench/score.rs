@@ -12,6 +12,8 @@ pub(super) struct Score {
     /// Pairs of runs for each operation.
     pub(super) runs: u32,
     pub(super) rows: Vec<Row>,
+    /// Why rows are missing at the end.
+    pub(super) failure: Option<String>,
 }
 
 /// One operation. The ratio is ours to theirs: below 1 we are faster.
@@ -36,6 +38,8 @@ pub(super) struct Row {
     theirs_syscalls_per_message: f64,
     target: Target,
     verdict: Verdict,
+    /// Why each pair that was run a second time failed the first time.
+    repeated: Vec<String>,
 }
 
 /// What the pairs say of a target.
@@ -98,7 +102,13 @@ impl Row {
             theirs_syscalls_per_message,
             target,
             verdict,
+            repeated: Vec::new(),
         }
+    }
+
+    /// The row with what was run a second time for it.
+    pub(super) fn repeated(self, repeated: Vec<String>) -> Row {
+        Row { repeated, ..self }
     }
 }
 
@@ -127,7 +137,11 @@ impl fmt::Display for Row {
             self.ours_syscalls_per_message,
             self.theirs_syscalls_per_message,
             self.target.time,
-        )
+        )?;
+        match self.repeated.len() {
+            0 => Ok(()),
+            count => write!(f, "; repeated after a failure: {count}"),
+        }
     }
 }
 
@@ -179,7 +193,13 @@ impl fmt::Display for Score {
             "{:<28} {:>10} {:>10}  {:>9} {:>9}  {:>6} {:>12}  {:>6} {:>6}",
             "operation", "ours", "theirs", "ours", "theirs", "median", "19 of 20", "ours", "theirs"
         )?;
-        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
+        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))?;
+        for row in &self.rows {
+            for reason in &row.repeated {
+                writeln!(f, "{}: repeated after: {reason}", row.operation)?;
+            }
+        }
+        self.failure.iter().try_for_each(|failure| writeln!(f, "not whole: {failure}"))
     }
 }
 
@@ -213,9 +233,13 @@ mod tests {
             device: "rxe".into(),
             accelerator: "tcg".into(),
             runs: 6,
-            rows: vec![row],
+            rows: vec![row.repeated(vec!["address 185 of 256".into()])],
+            failure: Some("ud polled 2 B: the machine was lost".into()),
         };
         assert!(score.to_string().contains("rc polled 4 KiB"), "{score}");
+        assert!(score.to_string().contains("repeated after a failure: 1"), "{score}");
+        assert!(score.to_string().contains("4 KiB: repeated after: address 185 of 256"), "{score}");
+        assert!(score.to_string().ends_with("not whole: ud polled 2 B: the machine was lost\n"));
         assert!(score.to_string().contains("2.00 – 2.00"), "{score}");
     }
 
@@ -231,6 +255,7 @@ mod tests {
             accelerator: "tcg".into(),
             runs: 2,
             rows,
+            failure: None,
         };
         let expected = json!({
             "kernel": "7.2",
@@ -252,7 +277,9 @@ mod tests {
                 "theirs_syscalls_per_message": 1.5,
                 "target": { "time": 1.05, "calls": true },
                 "verdict": "met",
+                "repeated": [],
             }],
+            "failure": null,
         });
         assert_eq!(printed(&score), expected);
     }

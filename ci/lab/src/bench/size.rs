@@ -19,7 +19,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
     let workspace = &session.workspace;
-    let whole = workspace.static_program("uverbs", "uverbs", Profile::Stripped)?;
+    let whole = workspace.static_program("uverbs-cli", "uverbs", Profile::Stripped)?;
     let minimal = workspace.static_program("lab-bench", "bench-first", Profile::Stripped)?;
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let mut counts = Vec::new();

@@ -3,6 +3,8 @@
 //! Most are a server and a client of rdma-core's. Servers are waited for where they show that they
 //! listen, not by sleeping; whatever hangs is ended by the guest's `timeout`.
 
+use crate::clock;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::vm::{Event, Vm};
 use anyhow::Result;
@@ -96,6 +98,7 @@ pub(crate) fn run_script(vm: &mut Vm, script: &str, root: bool) -> Result<Result
 pub(crate) fn run(vm: &mut Vm, case: &Case, log: &mut String) -> Result<Report> {
     let start = Instant::now();
     let result = run_script(vm, &case.script, case.root);
+    clock::case(&case.name, start.elapsed());
     let seconds = start.elapsed().as_secs_f64();
     let outcome = match &result {
         Ok(Ok(_)) => Outcome::Passed,
@@ -107,7 +110,7 @@ pub(crate) fn run(vm: &mut Vm, case: &Case, log: &mut String) -> Result<Report> 
         Err(_) => "",
     };
     let word = if outcome == Outcome::Passed { "ok" } else { "FAILED" };
-    println!("test {} ... {word} ({seconds:.1} s)", case.name);
+    say!("test {} ... {word} ({seconds:.1} s)", case.name);
     log.push_str(&format!("==== {} ... {word} ({seconds:.1} s)\n{text}\n", case.name));
     Ok(Report { name: case.name.clone(), outcome })
 }

@@ -6,7 +6,9 @@
 use super::conversation::{Conversation, Speaker};
 use super::witness::{Doorbells, objects};
 use super::{Proof, failed};
+use crate::clock;
 use crate::device::Emulation;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::vm::Vm;
@@ -60,13 +62,12 @@ const SLOW: &[(&str, Test)] = &[
 
 /// Runs what the scope asks for in one machine.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let slow = if proof.full || proof.scope.filter.is_some() { SLOW } else { &[] };
     let name = |test: &str| format!("{GROUP}::{test}");
-    let tests: Vec<_> = TESTS.iter().chain(slow).filter(|(n, _)| proof.wanted(&name(n))).collect();
+    let tests: Vec<_> = TESTS.iter().chain(SLOW).filter(|(n, _)| proof.wanted(&name(n))).collect();
     if tests.is_empty() {
         return Vec::new();
     }
-    println!("\n{GROUP} on {} mlx5", proof.kernel.label());
+    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
     let mut reports = Vec::new();
     let mut log = String::new();
     let outcome = (|| {
@@ -103,7 +104,8 @@ fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) ->
         // For the log; the machine may be lost.
         let _kernel = bench.guest.run("dmesg | tail -n 100", PATIENCE);
     }
-    println!("test {name} ... {word} ({:.1} s)", start.elapsed().as_secs_f64());
+    clock::case(name, start.elapsed());
+    say!("test {name} ... {word} ({:.1} s)", start.elapsed().as_secs_f64());
     log.push_str(&format!("==== {name} ... {word}\n{}\n", bench.guest.transcript()));
     match result {
         Ok(()) => Report { name: name.to_owned(), outcome: Outcome::Passed },

@@ -6,6 +6,7 @@
 
 use super::{Proof, case, failed};
 use crate::device::Emulation;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::vm::Vm;
@@ -44,14 +45,14 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let wanted: Vec<_> = FIGURES
         .iter()
         .filter(|(name, _)| match proof.scope.filter {
-            None => proof.full,
+            None => true,
             Some(filter) => name.contains(filter),
         })
         .collect();
     if wanted.is_empty() {
         return Vec::new();
     }
-    println!("\nfigures on {} mlx5", proof.kernel.label());
+    say!("\nfigures on {} mlx5", proof.kernel.label());
     let machine: Machine<'_> = proof.machine(Emulation::default());
     let mut vm = match proof.session.boot(&machine) {
         Ok(vm) => vm,
@@ -69,11 +70,11 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
             });
         let report = match measured {
             Ok(text) => {
-                println!("test {name} ... ok ({text})");
+                say!("test {name} ... ok ({text})");
                 Report { name: (*name).to_owned(), outcome: Outcome::Passed }
             }
             Err(error) => {
-                println!("test {name} ... FAILED");
+                say!("test {name} ... FAILED");
                 failed(name, &error)
             }
         };

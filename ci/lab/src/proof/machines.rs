@@ -1,7 +1,9 @@
 //! Two machines with one function each, at one switch: nothing but the emulated cable joins them.
 
 use super::{Proof, case, failed};
+use crate::clock;
 use crate::device::Emulation;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::vm::Vm;
@@ -66,7 +68,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return Vec::new();
     }
-    println!("\nmachines on {} mlx5", proof.kernel.label());
+    say!("\nmachines on {} mlx5", proof.kernel.label());
     let mut reports = Vec::new();
     if let Err(error) = exchanges(proof, &wanted, &mut reports) {
         for exchange in &wanted[reports.len()..] {
@@ -99,8 +101,9 @@ fn exchanges(proof: &Proof<'_>, wanted: &[&Exchange], reports: &mut Vec<Report>)
         let outcome = script(&mut near, &format!("cd /tmp; timeout 60 sh -c '{client}'"))
             .and_then(|_| script(&mut far, &format!("cd /tmp; until_true '{check}'")));
         let seconds = start.elapsed().as_secs_f64();
+        clock::case(name, start.elapsed());
         let word = if outcome.is_ok() { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({seconds:.1} s)");
+        say!("test {name} ... {word} ({seconds:.1} s)");
         reports.push(match outcome {
             Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
             Err(error) => failed(name, &error),

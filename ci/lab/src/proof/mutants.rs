@@ -10,12 +10,14 @@
 
 use super::witness::Doorbells;
 use super::{Proof, failed};
+use crate::clock;
 use crate::device::Emulation;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::suite;
 use crate::vm::Vm;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, copy_tree};
 use anyhow::{Context, Result, bail, ensure};
 use lab_guest::order::Order;
 use std::fs;
@@ -43,11 +45,11 @@ const PATIENCE: u32 = 100;
 const SHORT: u32 = 12;
 
 /// A piece of the library, and what it becomes.
-struct Edit {
-    file: &'static str,
+pub(crate) struct Edit {
+    pub(crate) file: &'static str,
     /// Found there once, or the mistake has to be made anew.
-    from: &'static str,
-    to: &'static str,
+    pub(crate) from: &'static str,
+    pub(crate) to: &'static str,
 }
 
 /// A mistake, and the count of the device's that has to rise.
@@ -147,13 +149,13 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Runs the mutants that are asked for; without a filter in full runs only.
+/// Runs the mutants that are asked for: `cargo ci soak` does, and a filter that names them.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let name = |mutant: &str| format!("mutants::{mutant}");
     let wanted: Vec<&Mutant> = MUTANTS
         .iter()
         .filter(|mutant| match proof.scope.filter {
-            None => proof.full,
+            None => true,
             Some(filter) => name(mutant.name).contains(filter),
         })
         .collect();
@@ -161,11 +163,11 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return reports;
     }
-    println!("\nmutants on {} mlx5", proof.kernel.label());
+    say!("\nmutants on {} mlx5", proof.kernel.label());
     let outcome = (|| {
         let start = Instant::now();
         let program = build(&proof.session.workspace)?;
-        println!("built in {:.1} s", start.elapsed().as_secs_f64());
+        say!("built in {:.1} s", start.elapsed().as_secs_f64());
         let programs = [("stress".to_owned(), program)];
         let machine = Machine { programs: &programs, ..proof.machine(Emulation::default()) };
         let mut vm = proof.session.boot(&machine)?;
@@ -184,7 +186,8 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
             let risen = count(seen) > 0;
             let word = if risen { "ok" } else { "FAILED" };
             let seconds = start.elapsed().as_secs_f64();
-            println!("test {} ... {word} ({seconds:.1} s)", name(mutant.name));
+            clock::case(&name(mutant.name), start.elapsed());
+            say!("test {} ... {word} ({seconds:.1} s)", name(mutant.name));
             let text = format!("no {what} seen, but {seen:?}; the tests: {result:?}");
             let outcome = if risen { Outcome::Passed } else { Outcome::Failed(text) };
             reports.push(Report { name: name(mutant.name), outcome });
@@ -237,22 +240,6 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
     Workspace::of_copy(&copy, &directory.join("target"))?.quick_test("uverbs", "device")
 }
 
-/// Copies what there is to build, and neither what was built nor the history.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let kind = entry.file_type()?;
-        if kind.is_file() {
-            fs::copy(entry.path(), to.join(name))?;
-        } else if kind.is_dir() && name != "target" && name != ".git" {
-            copy_tree(&entry.path(), &to.join(name))?;
-        }
-    }
-    Ok(())
-}
-
 /// Makes a mistake.
 fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
     let path = copy.join(edit.file);
@@ -262,14 +249,20 @@ fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
 }
 
 fn changed(text: &str, mutant: &str, edit: &Edit) -> Result<String> {
-    let Edit { file, from, to } = edit;
+    let Edit { file, to, .. } = edit;
     ensure!(to.contains(CHOSEN), "{mutant}: the change of {file} does not depend on the choice");
+    let made = replaced(text, mutant, edit)?;
+    Ok(made.replace(CHOSEN, &format!("crate::mutant({mutant:?})")))
+}
+
+/// A text with an edit in it.
+pub(crate) fn replaced(text: &str, name: &str, edit: &Edit) -> Result<String> {
+    let Edit { file, from, to } = edit;
     match text.matches(from).count() {
-        1 => Ok(text.replace(from, &to.replace(CHOSEN, &format!("crate::mutant({mutant:?})")))),
-        count => bail!(
-            "{mutant}: `{from}` is {count} times in {file}; the mistake has to be described anew in {}",
-            file!()
-        ),
+        1 => Ok(text.replace(from, to)),
+        count => {
+            bail!("{name}: `{from}` is {count} times in {file}; the edit has to be described anew")
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 use super::{Proof, failed};
 use crate::device::Emulation;
 use crate::kernel::KernelName;
+use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
 use crate::python;
 use crate::session::Machine;
@@ -162,7 +163,7 @@ fn known_to_fail(table: &[Line<'_>], kernel: &str) -> String {
 /// Runs the suite where it is asked for: whole in a full run, or by name.
 pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let pattern = match proof.scope.filter {
-        None if proof.full => "",
+        None => "",
         Some(filter) if filter.starts_with(GROUP) => filter[GROUP.len()..].trim_start_matches(':'),
         _ => return Vec::new(),
     };
@@ -171,7 +172,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
 
 fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     let table = table(TABLE).context("the table of rdma-core's Python tests")?;
-    println!("\n{GROUP} on {} mlx5", proof.kernel.label());
+    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
     let machine = Machine { python: true, ..proof.machine(Emulation::default()) };
     let mut vm = proof.session.boot(&machine)?;
     let order = |words: &[&str]| Order {
@@ -206,7 +207,7 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
         .map(|report| judge(report, &table, kernel))
         .map(|report| Report { name: format!("{GROUP}::{}", report.name), ..report })
         .collect();
-    println!("{ran} cases: {passed} passed, {failed} failed, {} skipped", ran - passed - failed);
+    say!("{ran} cases: {passed} passed, {failed} failed, {} skipped", ran - passed - failed);
     if pattern.is_empty() {
         let outcome = if passed >= LEAST_PASSED && failed <= MOST_FAILED {
             Outcome::Passed

@@ -4,8 +4,9 @@
 //! Living objects and lent pages are the emulator's to tell, over its control socket.
 
 use super::{Proof, case, failed, witness};
+use crate::clock;
 use crate::device::Emulation;
-use crate::kernel::KernelName;
+use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
 use crate::session::Machine;
 use crate::vm::Vm;
@@ -59,7 +60,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     let wanted: Vec<_> = SOAKS
         .iter()
         .filter(|(name, _)| match proof.scope.filter {
-            None => proof.full,
+            None => true,
             Some(filter) => name.contains(filter),
         })
         .collect();
@@ -67,7 +68,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return reports;
     }
-    println!("\nsoak on {} mlx5", proof.kernel.label());
+    say!("\nsoak on {} mlx5", proof.kernel.label());
     let machine = machine(proof);
     let mut vm = None;
     for (name, soak) in wanted {
@@ -80,8 +81,9 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
             soak(proof, running)
         })();
         let seconds = start.elapsed().as_secs_f64();
+        clock::case(name, start.elapsed());
         let word = if result.is_ok() { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({seconds:.1} s)");
+        say!("test {name} ... {word} ({seconds:.1} s)");
         reports.push(match result {
             Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
             Err(error) => {
@@ -172,8 +174,8 @@ fn settle(vm: &mut Vm, before: &(Census, String)) -> Result<()> {
     }
 }
 
-/// A thousand processes that open a device, use some of it, and end with or without cleaning up.
-fn clients(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+/// A thousand processes, or a few in an ordinary run, that open a device, use some of it, and end with or without cleaning up.
+fn clients(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     const PROGRAM: &str = include_str!("client.py");
     let round = |vm: &mut Vm, rounds: u32| {
         let program = PROGRAM.replace('\'', "\"");
@@ -185,17 +187,17 @@ fn clients(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     // The first ones fill the driver's caches of keys and registers.
     round(vm, 50)?;
     let before = (Census::of(vm)?, resources(vm)?);
-    round(vm, 1000)?;
+    round(vm, if proof.scope.offer.soak { 1000 } else { 150 })?;
     settle(vm, &before)
 }
 
 /// Takes the driver away while clients send: the one that waits for events must notice and end, the
 /// one that polls goes on polling memory. Without the driver nothing of theirs lives in the device,
 /// and afterwards there is as much as before.
-fn unbind_under_traffic(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+fn unbind_under_traffic(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     // Its first turn fills the driver's cache of keys.
     let mut before = None;
-    for turn in 1..=3 {
+    for turn in 1..=if proof.scope.offer.soak { 3 } else { 2 } {
         let device = script(
             vm,
             r#"
@@ -320,8 +322,7 @@ fn another_guest(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
 
 /// Unloads and loads the drivers; each time the device must be empty in between.
 fn reload(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
-    // The same code in the device and little else in the driver, so fewer where time is short.
-    let rounds = if proof.kernel == KernelName::Newest { 50 } else { 10 };
+    let rounds = if proof.scope.offer.soak { 50 } else { 5 };
     for round in 1..=rounds {
         script(vm, "modprobe -r mlx5_ib mlx5_core; lsmod | grep mlx5 && fail 'still there'; true")?;
         let census = Census::of(vm)?;

@@ -1,0 +1,136 @@
+//! The tests that need no machine: those that `cargo test` runs, and loom's models.
+
+use crate::clock;
+use crate::outcome::{self, Outcome, Report};
+use crate::progress;
+use crate::summary::Place;
+use crate::watch::{self, Watched};
+use crate::workspace::Workspace;
+use anyhow::Result;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long one run may take.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// The same where nothing bounds the models.
+const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
+/// Lines of output that a failed run shows.
+const TAIL: usize = 60;
+
+/// Runs the host's tests; with a filter, those whose names fit.
+pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Place> {
+    let start = Instant::now();
+    let mut command = cargo(workspace);
+    command.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
+    let reports = run("host tests", command, filter, filter.is_none(), PATIENCE)?;
+    Ok(place(reports, start))
+}
+
+/// What bounds loom's models. Most need no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bounds {
+    /// The bounds that two models have of their own.
+    Own,
+    /// No bound at all.
+    None,
+}
+
+/// Runs loom's models.
+pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Place> {
+    let start = Instant::now();
+    let mut command = cargo(workspace);
+    command.args(["test", "--quiet", "--package", "uverbs", "--lib"]);
+    // Other flags build everything anew, so these builds have a place of their own.
+    command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
+    command.env("RUSTFLAGS", "--cfg loom -D warnings").env("CARGO_PROFILE_DEV_OPT_LEVEL", "2");
+    command.env_remove("LOOM_MAX_PREEMPTIONS");
+    let patience = match bounds {
+        Bounds::Own => PATIENCE,
+        Bounds::None => {
+            command.env("UVERBS_LOOM_UNBOUNDED", "1");
+            SOAK
+        }
+    };
+    let reports = run("loom models", command, Some("model"), true, patience)?;
+    Ok(place(reports, start))
+}
+
+fn cargo(workspace: &Workspace) -> Command {
+    let mut command = Command::new(crate::workspace::cargo());
+    command.current_dir(workspace.root());
+    command
+}
+
+fn place(reports: Vec<Report>, start: Instant) -> Place {
+    let note = format!("{} s", start.elapsed().as_secs());
+    Place { name: "host".into(), reports, note }
+}
+
+/// Runs tests; with a filter, those whose names contain it. None at all is a failure where there
+/// must be some.
+fn run(
+    name: &str,
+    mut command: Command,
+    filter: Option<&str>,
+    some: bool,
+    patience: Duration,
+) -> Result<Vec<Report>> {
+    command.arg("--");
+    // One line per test: `--quiet` keeps cargo quiet and would make the tests print dots.
+    command.args(["--format", "pretty", "--color", "never"]).args(filter);
+    let _stage = clock::stage(name);
+    let spinner = progress::spinner(name);
+    let run = watch::run(command, patience)?;
+    spinner.finish_and_clear();
+    Ok(judge(name, &run, some))
+}
+
+/// What a run of tests reported, with a failure for what it should have and did not.
+pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
+    let mut reports = outcome::parse(&run.stdout);
+    let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let problem = match run.status {
+        None => Some(format!("given up, because it took too long\n{}", tail(run))),
+        Some(status) if !status.success() && !failed => {
+            Some(format!("{status} without a failed test\n{}", tail(run)))
+        }
+        Some(_) if reports.is_empty() && some => Some("no test ran".into()),
+        Some(_) => None,
+    };
+    if let Some(problem) = problem {
+        reports.push(Report { name: name.into(), outcome: Outcome::Failed(problem) });
+    }
+    reports
+}
+
+fn tail(run: &Watched) -> String {
+    let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
+    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    fn judged(status: Option<i32>, stdout: &str) -> Vec<Report> {
+        let status = status.map(|code| ExitStatus::from_raw(code << 8));
+        let run = Watched { status, stdout: stdout.into(), stderr: "a linker said no".into() };
+        judge("host tests", &run, true)
+    }
+
+    #[test]
+    fn a_run_without_tests_or_with_a_bad_status_fails() {
+        assert!(
+            matches!(&judged(Some(0), "")[0].outcome, Outcome::Failed(text) if text == "no test ran")
+        );
+        let built = judged(Some(101), "");
+        assert!(
+            matches!(&built[0].outcome, Outcome::Failed(text) if text.contains("a linker said no"))
+        );
+        assert!(matches!(judged(None, "test a ... ok\n")[1].outcome, Outcome::Failed(_)));
+        assert_eq!(judged(Some(0), "test a ... ok\n").len(), 1);
+        assert_eq!(judged(Some(101), "test a ... FAILED\n").len(), 1, "the test says it all");
+    }
+}

@@ -1,0 +1,379 @@
+//! `cargo ci quick`: judges the change that is being edited in about a minute.
+//!
+//! One call of cargo builds the host's unit tests and the device suite, without optimising. The unit
+//! tests run first, because most mistakes show there within seconds. Then two machines, soft-RoCE and
+//! mlx5 on the newest kernel, run the smoke tests and the tests of what changed side by side.
+//!
+//! `measure.rs` shows how long it takes and what it catches.
+
+pub(crate) mod measure;
+
+use crate::capability::Offer;
+use crate::clock;
+use crate::cutoff;
+use crate::device::DeviceName;
+use crate::fetch::Needs;
+use crate::host;
+use crate::kernel::KernelName;
+use crate::lanes::{self, Job};
+use crate::outcome::{Outcome, Report};
+use crate::session::{self, Session};
+use crate::soak;
+use crate::suite::{self, Choice, Scope};
+use crate::summary::{Place, Summary};
+use crate::test;
+use crate::watch;
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// How long the host's tests may take, and a suite in a machine.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// How long a machine may be silent.
+const SILENCE: Duration = Duration::from_secs(90);
+
+/// What runs whatever changed, on both devices: connect, send, write, read, event, owned buffers, futures.
+const SMOKE: &[&str] = &[
+    "handshake::reliable_connection",
+    "rc::messages_in_both_directions",
+    "rc::inline_data",
+    "rc::writes",
+    "rc::reads",
+    "events::armed_queue_announces_a_completion",
+    "owned::buffers_carry_messages",
+    "async::echo",
+];
+
+/// Files whose paths begin so are checked by the device tests whose names begin so. All rows that fit
+/// a file count. Tests of what `SMOKE` has, and of what takes long, are left to `cargo ci test`.
+const DEVICE_TESTS: &[(&str, &[&str])] = &[
+    ("src/provider/", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
+    ("src/provider/", &["cq::", "srq::", "ud::"]),
+    ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
+    ("src/mem/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
+    ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
+    ("src/owned/", &["owned::", "scope::"]),
+    ("src/aio/", &["async::echo", "async::events", "async::one_sided", "epoll::", "stream::"]),
+    ("src/aio/", &["cancel::", "endings::"]),
+    ("src/events/", &["events::", "cq::"]),
+    ("src/cq.rs", &["cq::", "events::"]),
+    ("src/srq.rs", &["srq::"]),
+    ("src/mr/", &["mr::"]),
+    ("src/mw.rs", &["mw::"]),
+    ("src/ah.rs", &["ud::", "mcast::"]),
+    ("src/mcast.rs", &["mcast::"]),
+    ("src/pd", &["pd::"]),
+    ("src/td.rs", &["pd::", "mlx5::td"]),
+    ("src/dm.rs", &["mlx5::dm"]),
+    ("src/xrcd.rs", &["xrc::"]),
+    ("src/flow/", &["root::flow"]),
+    ("src/mlx5/", &["mlx5::"]),
+    ("src/device", &["device::", "port::", "context::"]),
+    ("src/port", &["port::"]),
+    ("src/context.rs", &["context::", "device::"]),
+    ("src/uverbs/", &["context::", "errors::", "fork::", "pd::"]),
+    ("src/wr", &["rc::", "ud::"]),
+    ("src/completion.rs", &["rc::", "cq::"]),
+    ("uapi/src/mlx5", &["mlx5::"]),
+    ("uapi/src/", &["context::", "device::", "qp::", "cq::", "srq::", "mr::", "ud::", "pd::"]),
+    ("ci/connectx/", &["rc::", "cq::", "srq::", "mlx5::"]),
+];
+
+/// Packages of the workspace beside the library, whose own tests run if something in them changed.
+const PACKAGES: &[(&str, &str)] = &[
+    ("uapi/", "uverbs-uapi"),
+    ("ci/connectx/", "connectx"),
+    ("ci/lab/guest/", "lab-guest"),
+    ("ci/lab/src/", "lab"),
+    ("ci/lab/times.txt", "lab"),
+];
+
+/// `cargo ci quick`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct QuickArguments {
+    /// Judge what differs from this commit [default: HEAD, or if nothing does, where this branch left main]
+    #[arg(long, value_name = "COMMIT")]
+    base: Option<String>,
+    /// Take these files for what changed, and do not ask git
+    #[arg(long, value_name = "PATH", conflicts_with = "base")]
+    changed: Vec<String>,
+    /// Measure: five harmless edits, one after the other, and the median of what each takes
+    #[arg(long)]
+    edits: bool,
+    /// Plant each of the ten listed defects, and show which of them are caught
+    #[arg(long, conflicts_with = "edits")]
+    defects: bool,
+    /// Of the edits or defects, those whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
+    #[arg(long)]
+    record_times: bool,
+}
+
+/// Judges a change, or shows how well that goes.
+pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
+    let only = arguments.only.as_deref().unwrap_or_default();
+    let good = if arguments.edits {
+        measure::edits(only)?
+    } else if arguments.defects {
+        measure::defects(only)?.1
+    } else {
+        return judge(arguments);
+    };
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a set of changed files asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Asked {
+    tests: Choice,
+    packages: Vec<&'static str>,
+    /// Files that no row names: the host's unit tests and the smoke tests are all that judges them.
+    others: Vec<String>,
+}
+
+impl Asked {
+    fn by(changed: &[String]) -> Self {
+        let mut asked = Asked {
+            tests: Choice(SMOKE.iter().map(|name| (*name).into()).collect()),
+            ..Self::default()
+        };
+        for path in changed {
+            let mut known = false;
+            for (_, tests) in
+                DEVICE_TESTS.iter().filter(|(beginning, _)| path.starts_with(beginning))
+            {
+                asked.tests.0.extend(tests.iter().map(|name| (*name).to_owned()));
+                known = true;
+            }
+            for (_, package) in PACKAGES.iter().filter(|(beginning, _)| path.starts_with(beginning))
+            {
+                if !asked.packages.contains(package) {
+                    asked.packages.push(package);
+                }
+                known = true;
+            }
+            // A file of the device suite is a module of its name.
+            if let Some(module) =
+                path.strip_prefix("tests/device/").and_then(|rest| rest.strip_suffix(".rs"))
+            {
+                let module = module.trim_end_matches("/mod").replace('/', "::");
+                asked.tests.0.insert(format!("{module}::"));
+                known = true;
+            }
+            if !known {
+                asked.others.push(path.clone());
+            }
+        }
+        asked
+    }
+
+    /// Whether the kernel's type information has to be compared again.
+    fn abi(&self) -> bool {
+        self.packages.contains(&"uverbs-uapi")
+    }
+}
+
+fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    let logs = workspace.log_directory()?;
+    clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
+    cutoff::watch(&logs)?;
+    let changed = match arguments.changed.as_slice() {
+        [] => changed(workspace.root(), arguments.base.as_deref())?,
+        paths => paths.to_vec(),
+    };
+    let asked = Asked::by(&changed);
+    println!("changed: {}", if changed.is_empty() { "nothing".into() } else { changed.join(", ") });
+    if !asked.others.is_empty() {
+        println!("only unit and smoke tests look at: {}", asked.others.join(", "));
+    }
+    let mut accelerator = "no machine";
+    let mut places = Vec::new();
+    let stage = clock::stage("build: unit tests and device suite");
+    let built = workspace.edited();
+    drop(stage);
+    match built {
+        Err(error) => places.push(Place {
+            name: "build".into(),
+            reports: vec![Report {
+                name: "build".into(),
+                outcome: Outcome::Failed(format!("{error:#}")),
+            }],
+            ..Place::default()
+        }),
+        Ok(built) => {
+            places.push(on_host(&workspace, &built.host, &asked)?);
+            // What a unit test has found needs no machine to be found again.
+            if !(Summary { places: places.clone() }).failed() {
+                let session = Session::open(&needs(), false)?;
+                accelerator = session.accelerator().label();
+                let stage = clock::stage("build: guest and emulator");
+                session::programs()?;
+                drop(stage);
+                places.extend(in_machines(
+                    &session,
+                    suite::edited(&built.suites, asked.abi()),
+                    &asked,
+                    &logs,
+                ));
+            }
+        }
+    }
+    let summary = Summary { places };
+    println!("\n{summary}");
+    let class = clock::machine_class(accelerator);
+    let table = clock::finish(workspace.root(), &logs, "quick", &class, arguments.record_times);
+    println!("\n{}", table.context("the table of stages")?);
+    println!("{summary:#}");
+    Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn needs() -> Needs {
+    Needs { kernels: vec![KernelName::Newest], peers: false, python: false }
+}
+
+/// The unit tests of the library, and of the packages that changed.
+fn on_host(workspace: &Workspace, programs: &[std::path::PathBuf], asked: &Asked) -> Result<Place> {
+    let start = Instant::now();
+    let _stage = clock::stage("unit tests");
+    let mut reports = Vec::new();
+    for program in programs {
+        let mut command = Command::new(program);
+        command.args(["--format", "pretty", "--color", "never"]).current_dir(workspace.root());
+        reports.extend(host::judge("unit tests", &watch::run(command, PATIENCE)?, true));
+    }
+    for package in asked.packages.iter().filter(|package| **package != "uverbs-uapi") {
+        let mut command = Command::new(crate::workspace::cargo());
+        command.args(["test", "--quiet", "--package", package, "--all-features"]);
+        command
+            .args(["--", "--format", "pretty", "--color", "never"])
+            .current_dir(workspace.root());
+        reports.extend(host::judge(package, &watch::run(command, 4 * PATIENCE)?, true));
+    }
+    let note = format!("{} s", start.elapsed().as_secs());
+    Ok(Place { name: "host".into(), reports, note })
+}
+
+/// The suites on both devices, side by side.
+fn in_machines(
+    session: &Session,
+    suites: Vec<suite::Suite>,
+    asked: &Asked,
+    logs: &Path,
+) -> Vec<Place> {
+    let scope = Scope {
+        filter: None,
+        choice: Some(&asked.tests),
+        offer: Offer { peers: false, soak: false },
+        rounds: 1,
+        patience: PATIENCE,
+        silence: SILENCE,
+    };
+    let (scope, suites) = (&scope, suites.as_slice());
+    let jobs = [DeviceName::Mlx5, DeviceName::Rxe].map(|device| {
+        let work =
+            move || test::suites_in(session, suites, KernelName::Newest, device, scope, logs);
+        Job::new(device.label(), work)
+    });
+    lanes::run(lanes::count(), jobs.into())
+}
+
+/// What git says has changed: against a commit, else against HEAD, else against main.
+fn changed(root: &Path, base: Option<&str>) -> Result<Vec<String>> {
+    let git = |arguments: &[&str]| soak::output(root, "git", arguments);
+    let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let against = |commit: &str| git(&["diff", "--name-only", commit]).map(lines);
+    let new = || git(&["ls-files", "--others", "--exclude-standard"]).map(lines);
+    let (Some(mut paths), Some(new)) = (against(base.unwrap_or("HEAD")), new()) else {
+        match base {
+            Some(base) => bail!("git knows no commit {base} here: name the files with --changed"),
+            None => bail!("git does not say what changed here: name the files with --changed"),
+        }
+    };
+    paths.extend(new);
+    if paths.is_empty() && base.is_none() {
+        let fork = ["origin/main", "main", "origin/master", "master"]
+            .iter()
+            .find_map(|main| git(&["merge-base", "HEAD", main]));
+        paths = fork.and_then(|fork| against(fork.trim())).unwrap_or_default();
+    }
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    fn asked(paths: &[&str]) -> Asked {
+        Asked::by(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn smoke_tests_run_whatever_changed() {
+        for paths in [&[][..], &["README.md"], &["src/aio/op.rs"]] {
+            let asked = asked(paths);
+            assert!(SMOKE.iter().all(|name| asked.tests.has(name)), "{paths:?}");
+        }
+        assert_eq!(asked(&["README.md"]).others, ["README.md"]);
+    }
+
+    #[test]
+    fn a_file_brings_the_tests_of_its_subject() {
+        let asked = asked(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
+        for test in ["cancel::a", "async::echo_on_many_threads", "qp::b", "mlx5::td::c"] {
+            assert!(asked.tests.has(test), "{test}");
+        }
+        assert!(!asked.tests.has("owned::rounds") && asked.others.is_empty());
+        assert_eq!(asked.packages, ["uverbs-uapi"]);
+        assert!(asked.abi());
+    }
+
+    /// A path that is renamed must not lose its tests silently, nor a test its row.
+    #[test]
+    fn every_row_names_something_that_exists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for beginning in
+            DEVICE_TESTS.iter().map(|row| row.0).chain(PACKAGES.iter().map(|row| row.0))
+        {
+            let (directory, rest) = beginning.rsplit_once('/').unwrap();
+            let there = fs::read_dir(root.join(directory))
+                .unwrap_or_else(|error| panic!("{beginning}: {error}"));
+            let found =
+                there.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(rest));
+            assert!(found || beginning == "ci/lab/times.txt", "{beginning}");
+        }
+        let tests = names(&root.join("tests/device"), "");
+        for beginning in DEVICE_TESTS.iter().flat_map(|row| row.1).chain(SMOKE) {
+            assert!(
+                tests.iter().any(|name| name.starts_with(beginning)),
+                "no test begins with {beginning}"
+            );
+        }
+    }
+
+    /// Names of the tests in a directory of modules, from their `trials![…]`.
+    fn names(directory: &Path, outer: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for entry in fs::read_dir(directory).unwrap().flatten() {
+            let stem = entry.path().file_stem().unwrap().to_str().unwrap().to_owned();
+            if entry.path().is_dir() {
+                found.extend(names(&entry.path(), &format!("{outer}{stem}::")));
+            } else if let Ok(text) = fs::read_to_string(entry.path()) {
+                let list = text.split_once("\ntrials![").and_then(|(_, rest)| rest.split_once(']'));
+                for name in list.map(|(list, _)| list).unwrap_or_default().split(',') {
+                    if !name.trim().is_empty() {
+                        found.insert(format!("{outer}{stem}::{}", name.trim()));
+                    }
+                }
+            }
+        }
+        found
+    }
+}

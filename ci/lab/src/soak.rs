@@ -1,0 +1,318 @@
+//! `cargo ci soak`: what is long by nature. Each part writes into `ci/lab/SOAK.md` when it last ran, on
+//! which commit, and with which result.
+
+use crate::capability::Offer;
+use crate::clock;
+use crate::cutoff;
+use crate::device::DeviceName;
+use crate::fetch::Needs;
+use crate::kernel::KernelName;
+use crate::lanes;
+use crate::miri;
+use crate::outcome::Outcome;
+use crate::proof;
+use crate::quick::measure;
+use crate::suite::Scope;
+use crate::summary::{Place, Summary};
+use crate::test::{self, Stand, Wants};
+use crate::workspace::Workspace;
+use crate::{host, outcome};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where the results are kept, in the tree.
+const RECORD: &str = "ci/lab/SOAK.md";
+/// How long a suite may take, and a machine be silent.
+const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
+const SILENCE: Duration = Duration::from_secs(20 * 60);
+
+/// A part, by the name that the command line has for it.
+struct Part {
+    name: &'static str,
+    /// What it shows beyond a full run.
+    shows: &'static str,
+    run: fn(&Workspace, &Path) -> Result<Vec<Place>>,
+}
+
+const PARTS: &[Part] = &[
+    Part {
+        name: "rounds-rxe",
+        shows: "the device suite with 10,000 rounds in place of 500, soft-RoCE, newest kernel",
+        run: |workspace, logs| rounds(workspace, logs, DeviceName::Rxe),
+    },
+    Part {
+        name: "rounds-mlx5",
+        shows: "the same on mlx5, where threads that share doorbells take 2,000 rounds in place of 125",
+        run: |workspace, logs| rounds(workspace, logs, DeviceName::Mlx5),
+    },
+    Part {
+        name: "wear",
+        shows: "`soak::` with 1,000 clients in place of 150, 50 reloads of the drivers in place of 5, and \
+                an unbinding more",
+        run: |_, logs| group("soak", &[KernelName::Newest], logs),
+    },
+    Part {
+        name: "mutants",
+        shows: "the emulated device sees each of the mistakes planted in the library (`mutants::`)",
+        run: |_, logs| group("mutants", &[KernelName::Newest], logs),
+    },
+    Part {
+        name: "pyverbs",
+        shows: "rdma-core's Python tests on every kernel in place of the newest",
+        run: |_, logs| group("pyverbs", &KernelName::ALL, logs),
+    },
+    Part {
+        name: "loom",
+        shows: "loom's models without any bound, those two included that bound themselves",
+        run: |workspace, _| Ok(vec![host::loom(workspace, host::Bounds::None)?]),
+    },
+    Part {
+        name: "miri",
+        shows: "the tests that need no kernel under Miri, by stacked and by tree borrows",
+        run: |workspace, _| miri::places(workspace),
+    },
+    Part {
+        name: "quick",
+        shows: "of ten planted defects `cargo ci quick` catches at least eight",
+        run: |_, _| planted(),
+    },
+];
+
+/// `cargo ci soak`
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SoakArguments {
+    /// Parts to run [default: all of them]
+    parts: Vec<String>,
+    /// Name the parts with what they show, and run none
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the parts one after the other, and answers success only if nothing failed.
+pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
+    if arguments.list {
+        for part in PARTS {
+            println!("{:12} {}", part.name, part.shows);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(name) =
+        arguments.parts.iter().find(|name| PARTS.iter().all(|part| part.name != **name))
+    {
+        let names: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+        bail!("there is no part {name}: {} are there", names.join(", "));
+    }
+    let workspace = Workspace::find()?;
+    let logs = workspace.log_directory()?;
+    clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
+    cutoff::watch(&logs)?;
+    let commit = commit(workspace.root());
+    let mut summary = Summary::default();
+    let wanted = |part: &&Part| {
+        arguments.parts.is_empty() || arguments.parts.iter().any(|name| name == part.name)
+    };
+    for part in PARTS.iter().filter(wanted) {
+        let start = Instant::now();
+        let stage = clock::stage(format!("soak: {}", part.name));
+        let places = (part.run)(&workspace, &logs);
+        drop(stage);
+        let places = places.unwrap_or_else(|error| vec![test::place_of(part.name, Err(error))]);
+        let row = Row {
+            when: today(),
+            commit: commit.clone(),
+            result: result(&places),
+            minutes: start.elapsed().as_secs().div_ceil(60),
+        };
+        note(&workspace.root().join(RECORD), part.name, &row)?;
+        summary.places.extend(places);
+    }
+    println!("\n{summary}");
+    let class = clock::machine_class("soak");
+    let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
+    println!("\n{}", table.context("the table of stages")?);
+    println!("{summary:#}; {RECORD} says when each part last ran");
+    Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn scope() -> Scope<'static> {
+    Scope {
+        filter: None,
+        choice: None,
+        offer: Offer { peers: true, soak: true },
+        rounds: 1,
+        patience: PATIENCE,
+        silence: SILENCE,
+    }
+}
+
+fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<Stand> {
+    let needs = Needs { kernels: kernels.to_vec(), peers: true, python: true };
+    let stand = Stand::default();
+    stand.prepare(&Wants { needs, console: false, suites, examples: false });
+    stand.ready()?;
+    Ok(stand)
+}
+
+fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Place>> {
+    let stand = ready(&[KernelName::Newest], vec![device])?;
+    Ok(vec![test::suites_on(&stand, KernelName::Newest, device, &scope(), logs)?])
+}
+
+/// A group of cases on these kernels, side by side.
+fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Place>> {
+    let group = proof::group(name).with_context(|| format!("no group {name}"))?;
+    let stand = ready(kernels, Vec::new())?;
+    let (stand, scope) = (&stand, &scope());
+    let jobs = kernels
+        .iter()
+        .map(|&kernel| {
+            let name = format!("{} mlx5 {}", kernel.label(), group.name);
+            let place = name.clone();
+            let run =
+                move || test::place_of(&place, test::group_on(group, stand, kernel, scope, logs));
+            lanes::Job::new(name, run).on(group.lanes)
+        })
+        .collect();
+    Ok(lanes::run(lanes::count(), jobs))
+}
+
+fn planted() -> Result<Vec<Place>> {
+    let (text, enough) = measure::defects("")?;
+    let outcome = if enough { Outcome::Passed } else { Outcome::Failed(text.clone()) };
+    let report = outcome::Report { name: "quick::catches_planted_defects".into(), outcome };
+    Ok(vec![Place { name: "quick".into(), reports: vec![report], note: text }])
+}
+
+/// A result in one cell of the table.
+fn result(places: &[Place]) -> String {
+    let summary = Summary { places: places.to_vec() };
+    let reports = || places.iter().flat_map(|place| &place.reports);
+    let first = reports().find(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let skipped = reports().all(|report| matches!(report.outcome, Outcome::Skipped(_)));
+    match first {
+        Some(report) => format!("**failed**: {summary:#}; first {}", report.name),
+        None if skipped => match reports().next().map(|report| &report.outcome) {
+            Some(Outcome::Skipped(why)) => format!("did not run: {why}"),
+            _ => "did not run".into(),
+        },
+        None => format!("passed: {summary:#}"),
+    }
+}
+
+/// When a part ran, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    when: String,
+    commit: String,
+    result: String,
+    minutes: u64,
+}
+
+/// Writes a part's row; those of the others stay.
+fn note(path: &Path, part: &str, row: &Row) -> Result<()> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    fs::write(path, noted(&text, part, row)).with_context(|| format!("write {}", path.display()))
+}
+
+/// The file with a part's row in it. Rows of parts that are no more are left out.
+fn noted(text: &str, part: &str, row: &Row) -> String {
+    let mut lines = vec![
+        "# When the soak last ran".to_owned(),
+        String::new(),
+        "`cargo ci soak [PART…]` writes this file. A full run shows the same things with fewer rounds, on".into(),
+        "fewer kernels, or not at all; each row says what the part adds.".into(),
+        String::new(),
+        "| part | what it shows | when | commit | result | minutes |".into(),
+        "|---|---|---|---|---|---|".into(),
+    ];
+    for known in PARTS {
+        let start = format!("| {} |", known.name);
+        let line = if known.name == part {
+            Some(format!(
+                "{start} {} | {} | {} | {} | {} |",
+                known.shows,
+                row.when,
+                row.commit,
+                row.result.replace('|', "/").replace('\n', " "),
+                row.minutes
+            ))
+        } else {
+            text.lines().find(|line| line.starts_with(&start)).map(str::to_owned)
+        };
+        lines.push(line.unwrap_or_else(|| format!("{start} {} | never | | | |", known.shows)));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// What a command prints, without white space around it, if it succeeds.
+pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(command)
+        .args(arguments)
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The commit, and whether something beside this file differs from it.
+fn commit(root: &Path) -> String {
+    let Some(commit) = output(root, "git", &["rev-parse", "--short=10", "HEAD"]) else {
+        return "unknown".into();
+    };
+    let exclude = format!(":!{RECORD}");
+    match output(root, "git", &["status", "--porcelain", "--", ".", &exclude]) {
+        Some(changes) if changes.is_empty() => commit,
+        _ => format!("{commit} with changes"),
+    }
+}
+
+fn today() -> String {
+    output(Path::new("/"), "date", &["-u", "+%Y-%m-%d"]).unwrap_or_else(|| "unknown".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Report;
+
+    fn row(result: &str) -> Row {
+        Row { when: "2026-11-23".into(), commit: "abc".into(), result: result.into(), minutes: 7 }
+    }
+
+    #[test]
+    fn a_row_is_replaced_and_the_others_stay() {
+        let text = noted("", "mutants", &row("passed: 7"));
+        assert_eq!(text.matches("| never |").count(), PARTS.len() - 1);
+        let text = noted(&text, "wear", &row("**failed**: a | b"));
+        assert!(text.contains("| 2026-11-23 | abc | passed: 7 | 7 |"), "{text}");
+        assert!(text.contains("**failed**: a / b"));
+        let text = noted(&text, "wear", &row("passed: 6"));
+        assert!(!text.contains("failed") && text.contains("passed: 7"));
+    }
+
+    #[test]
+    fn a_part_that_could_not_run_has_not_passed() {
+        let place = |outcome| {
+            let reports = vec![Report { name: "a".into(), outcome }];
+            vec![Place { reports, ..Place::default() }]
+        };
+        assert!(result(&place(Outcome::Passed)).starts_with("passed"));
+        assert!(result(&place(Outcome::Failed("x".into()))).contains("failed"));
+        let why = "[miri] not installed";
+        assert_eq!(result(&place(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
+    }
+
+    #[test]
+    fn every_part_has_a_row_in_the_tree() {
+        let text = include_str!("../SOAK.md");
+        for part in PARTS {
+            assert!(text.contains(&format!("| {} | {} |", part.name, part.shows)), "{}", part.name);
+        }
+    }
+}
