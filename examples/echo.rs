@@ -1,11 +1,11 @@
 //! An echo server and its client. Both run in this process; the second half of each could be on
 //! another machine, with the server's address in place of the local one.
 
-use tokio::net::TcpListener;
-use uverbs::aio::tokio::{accept, connect};
+use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::tokio::{connect, handshake};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, QpType, devices};
+use uverbs::{Context, Handshake, QpType, devices};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -20,13 +20,28 @@ fn open() -> Outcome<(QueuePair, BufferPool, u32)> {
 }
 
 async fn serve(listener: TcpListener) -> Outcome<()> {
-    let (qp, pool, gid) = open()?;
-    let _peer = accept(&qp, &listener, 1, gid).await?;
-    let mut inbox = qp.inbox(&pool, 8);
     loop {
-        let message = inbox.next().await?;
+        let (stream, _) = listener.accept().await?;
+        // A client that is silent, or talks nonsense, keeps no other waiting.
+        tokio::spawn(async move {
+            if let Err(error) = echo(stream).await {
+                eprintln!("a client: {error}");
+            }
+        });
+    }
+}
+
+async fn echo(stream: TcpStream) -> Outcome<()> {
+    let (qp, pool, gid) = open()?;
+    handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
+    let connection = qp.clone();
+    // The client keeps the stream for as long as it asks.
+    tokio::spawn(async move { (stream.peek(&mut [0]).await, connection.abort()) });
+    let mut inbox = qp.inbox(&pool, 8);
+    while let Ok(message) = inbox.next().await {
         qp.send(message.buffer).await?;
     }
+    Ok(())
 }
 
 async fn talk() -> Outcome<()> {

@@ -157,7 +157,7 @@ async fn run(arguments: Arguments) -> Outcome<()> {
 
 fn main() -> ExitCode {
     let ended = arguments().and_then(|arguments| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // A task: what wakes the future that is blocked on makes a detour by way of the kernel.
         runtime.block_on(async { tokio::spawn(run(arguments)).await? })
     });
