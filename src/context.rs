@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::events::file::EventFile;
 use crate::events::keys::Keys;
 use crate::file::{Facts, File, random};
-use crate::mem::fork::Epoch;
+use crate::memory::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
 use crate::uverbs::command::Command;

@@ -8,12 +8,12 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
 use crate::file::File;
-use crate::mem::allocator::Source;
-use crate::mem::fork::Epoch;
+use crate::memory::allocator::Source;
+use crate::memory::fork::Epoch;
 use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
-use crate::provider::plan::{CqAsk, CqPlan, Hold, ResizePlan};
+use crate::provider::plan::{CqAsk, CqPlan, QueueResources, ResizePlan};
 use crate::provider::{CqMembers, CqRing, DirectRing, Member, Wc};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
@@ -34,7 +34,7 @@ const CQE_SIZE: u32 = 64;
 /// The part of a completion queue that its queue pairs hold on to.
 #[derive(Debug)]
 pub(crate) struct CqInner {
-    pub(crate) object: Object<Hold>,
+    pub(crate) object: Object<QueueResources>,
     /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
     pub(crate) members: CqMembers,
     /// Numbers of queue pairs that lead to what others were lent.
@@ -264,7 +264,7 @@ impl CompletionQueue {
 
     /// What a test plays a device with that writes completions, which it must not have begun to.
     #[cfg(test)]
-    pub(crate) fn played(&self) -> crate::provider::mlx5::played::Device {
+    pub(crate) fn played(&self) -> crate::provider::mlx5::fake_device::Device {
         self.ring.as_mlx5().expect("a queue of mlx5").device()
     }
 

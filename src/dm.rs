@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
-use crate::mem::window::{WORD, Window};
+use crate::memory::mmio_window::{MmioWindow, WORD};
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmPlace as Place;
 use crate::uverbs::command::Command;
@@ -35,7 +35,7 @@ impl Class {
 /// What device memory and the regions on it share.
 #[derive(Debug)]
 pub(crate) struct DmInner {
-    pub(crate) object: Object<Window>,
+    pub(crate) object: Object<MmioWindow>,
     place: Place,
     length: usize,
 }
@@ -165,7 +165,7 @@ impl Context {
     }
 }
 
-fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<Window> {
+fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<MmioWindow> {
     let window = place.map(length, file.kernel.mapper());
     window.map_err(|errno| {
         let detail = format!("{length} bytes of device memory could not be mapped");
@@ -269,7 +269,7 @@ impl DeviceMemory {
         &self,
         offset: usize,
         length: usize,
-    ) -> std::result::Result<&Window, DeviceMemoryError> {
+    ) -> std::result::Result<&MmioWindow, DeviceMemoryError> {
         match self.inner.object.memory() {
             Some(window) if window.is_inherited() => Err(DeviceMemoryError::Forked),
             Some(window) => Ok(window),

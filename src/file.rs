@@ -8,11 +8,11 @@ use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::file::EventFile;
 use crate::events::keys::{Keys, Kind, Registration};
-use crate::mem::fork::Epoch;
-use crate::mem::lock::Lock;
+use crate::memory::fork::Epoch;
+use crate::memory::lock::Lock;
 use crate::port::LinkLayers;
 use crate::provider::Provider;
-use crate::provider::answer::Answer;
+use crate::provider::driver_response::DriverResponse;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
 use crate::uverbs::kernel::Kernel;
@@ -180,7 +180,7 @@ impl File {
     }
 
     /// Limits and capabilities of the device, and what its driver says beside them.
-    pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, Answer)> {
+    pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, DriverResponse)> {
         let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
         let mut answer = self.provider.device_answer();
         let request = ib_uverbs_ex_query_device::default();

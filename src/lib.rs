@@ -75,7 +75,7 @@ mod handles;
 mod identity;
 mod import;
 mod mcast;
-mod mem;
+mod memory;
 pub mod mlx5;
 mod mr;
 mod mw;
@@ -102,7 +102,9 @@ mod xrcd;
 /// Each belongs to the process that made it: a forked child makes its own, as it does of contexts. In
 /// it an inherited one has nothing to give, and creations fail with `ENOMEM`.
 pub mod allocator {
-    pub use crate::mem::allocator::{Arena, HugePages, NumaNode, Pages, QueueFile, SharedMemory};
+    pub use crate::memory::allocator::{
+        Arena, HugePages, NumaNode, Pages, QueueFile, SharedMemory,
+    };
 }
 
 pub use access::Access;
@@ -127,8 +129,8 @@ pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
 pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
-pub use mem::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
-pub use mem::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
+pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
+pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
     RegionBuilder, RegionError, RegisterError, Rereg,

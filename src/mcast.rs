@@ -2,7 +2,7 @@
 //! `core/uverbs_cmd.c`.
 
 use crate::error::{Error, Result};
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use crate::number::Gid;
 use crate::qp::{QpControl, QpInner, QpType};
 use crate::uverbs::invoke_write::write;

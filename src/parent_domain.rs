@@ -2,7 +2,7 @@
 //! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
 
 use crate::error::Result;
-use crate::mem::allocator::{DomainAllocator, QueueAllocator};
+use crate::memory::allocator::{DomainAllocator, QueueAllocator};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::td::{TdInner, ThreadDomain};
 use std::marker::PhantomData;

@@ -9,7 +9,7 @@ use crate::cq::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::identity::Identity;
-use crate::mem::allocator::{AllocatorDomain, DomainAllocator};
+use crate::memory::allocator::{AllocatorDomain, DomainAllocator};
 use crate::object::{Class, Object, destroy_sole};
 use crate::qp::{QpType, QueuePairBuilder};
 use crate::td::TdInner;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::events::keys::Keys;
 use crate::file::{Facts, File, random};
 use crate::handles::ObjectKind;
-use crate::mem::fork::Epoch;
+use crate::memory::fork::Epoch;
 use crate::provider::{Opening, Provider};
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;

@@ -4,14 +4,14 @@ use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
-use crate::mem::allocator::Source;
-use crate::mem::fork::Epoch;
-use crate::mem::pointer::OutPointer;
-use crate::mem::slots::Reclaim;
+use crate::memory::allocator::Source;
+use crate::memory::fork::Epoch;
+use crate::memory::loan_table::Reclaim;
+use crate::memory::pointer::OutPointer;
 use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
-use crate::provider::plan::{Hold, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
+use crate::provider::plan::{QueueResources, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
 use crate::provider::{Member, RecvCursor, RecvKind, RecvRing};
 use crate::qp::RecvBatch;
 use crate::uverbs::command::Command;
@@ -34,7 +34,7 @@ const MASK_LIMIT: u32 = 1 << 1;
 /// The part of a shared receive queue that its queue pairs hold on to.
 #[derive(Debug)]
 pub(crate) struct SrqInner {
-    pub(crate) object: Object<Hold>,
+    pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it have to know.
     pub(crate) slots: SharedSlots,
     registration: Registration,

@@ -1,11 +1,11 @@
-//! Every lock of the library is one of `src/mem/lock.rs`, for which a forked child does not wait.
+//! Every lock of the library is one of `src/memory/lock.rs`, for which a forked child does not wait.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What waits for another thread, and the files that may name it.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("Mutex", &["mem/lock.rs", "mem/sync.rs"]),
+    ("Mutex", &["memory/lock.rs", "memory/sync.rs"]),
     ("RwLock", &[]),
     ("Condvar", &[]),
     ("Barrier", &[]),
@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Filled by whoever makes the queue, before anybody else knows of it.
     ("OnceLock", &["srq.rs"]),
     // A register is held for a few stores, by who posts: a child is told before that it may not.
-    ("swap(true, Ordering::Acquire)", &["mem/register.rs"]),
+    ("swap(true, Ordering::Acquire)", &["memory/doorbell_register.rs"]),
 ];
 
 /// The token of a thread domain is the program's own. It is locked after a lock of the library, or
@@ -41,7 +41,7 @@ fn every_lock_is_one_that_a_child_does_not_wait_for() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let (mut files, mut wrong) = (Vec::new(), Vec::new());
     sources(&root, &mut files);
-    assert!(files.iter().any(|file| file.ends_with("mem/lock.rs")), "{files:?}");
+    assert!(files.iter().any(|file| file.ends_with("memory/lock.rs")), "{files:?}");
     for file in files {
         let text = fs::read_to_string(&file).expect("a source file");
         let code = text.split("#[cfg(all(test").next().unwrap_or_default();

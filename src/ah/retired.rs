@@ -2,7 +2,7 @@
 //!
 //! Only rxe's requests name address handles; those of mlx5 carry the address itself.
 
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use crate::object::Object;
 use crate::provider::NamedAddresses;
 use std::collections::{HashMap, HashSet};

@@ -1,13 +1,13 @@
 //! The driver: what turns completions into futures that are ready.
 
 use super::later::Later;
-use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
+use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
 use super::table::{Table, Tag};
 use super::turn::{Ends, Turn};
 use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};
-use crate::mem::lock::{Guard, Lock};
+use crate::memory::lock::{Guard, Lock};
 use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpType, QueuePairBuilder};
@@ -32,7 +32,7 @@ const ROUND: usize = 256;
 /// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not. When the device
 /// goes away the file is in error, and not readable: `epoll(7)` says `EPOLLERR` alone, which is to
 /// count as well, or nobody ever hears of it.
-pub trait Watch {
+pub trait Readiness {
     /// When the file may be readable or in error, calls `read`, which reads an event, and forgets
     /// that it was *before* that call: if more becomes readable during or after it, that counts. Else
     /// lets `cx` be woken when the file becomes readable or is in error.
@@ -130,7 +130,7 @@ pub struct CompletionQueue {
 /// in between. When there are none it takes what events there are out of the channel, arms the queue,
 /// looks once more, and sleeps until its event loop finds the channel readable. Wakers are called after all locks are released, and each of
 /// them even if another one panics. When it is over or dropped, all futures of the queue end with
-/// [`Cause::Undriven`](super::Cause::Undriven).
+/// [`OpErrorKind::Undriven`](super::OpErrorKind::Undriven).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
     core: Arc<Core>,
@@ -151,7 +151,7 @@ impl CompletionQueue {
     ///
     /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
     /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `watch` answers.
-    pub fn new<W: Watch>(
+    pub fn new<W: Readiness>(
         context: &crate::Context,
         cqe: u32,
         watch: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
@@ -223,7 +223,7 @@ impl CompletionQueue {
         self.create(pd, qp_type, td.clone(), None, describe)
     }
 
-    fn create<S: Doorbell>(
+    fn create<S: RingToken>(
         &self,
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
@@ -326,7 +326,7 @@ struct Outside<'d, W> {
     later: &'d mut Later,
 }
 
-impl<W: Watch> Ends for Outside<'_, W> {
+impl<W: Readiness> Ends for Outside<'_, W> {
     fn sweep(&mut self) -> Result<usize> {
         let (mut cq, later) = (self.core.cq("poll_cq")?, &mut *self.later);
         let polled = cq.poll_each(ROUND, |settled| {
@@ -380,7 +380,7 @@ fn check(channel: &impl AsFd) -> Result<()> {
     }
 }
 
-impl<W: Watch + Unpin> Future for Driver<W> {
+impl<W: Readiness + Unpin> Future for Driver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -417,7 +417,7 @@ impl<W> fmt::Debug for Driver<W> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mem::lock::in_child_while_held;
+    use crate::memory::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -481,7 +481,7 @@ mod tests {
         let waker = Waker::from(count.clone());
         let driver = &mut futures.as_mut().unwrap().driver;
         assert!(Pin::new(driver).poll(&mut Context::from_waker(&waker)).is_pending());
-        crate::mem::fork::in_child(|| {
+        crate::memory::fork::in_child(|| {
             drop(futures.take());
             assert_eq!(count.0.load(Ordering::Relaxed), 0);
         });

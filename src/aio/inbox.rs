@@ -1,7 +1,7 @@
 //! A stream of messages.
 
-use super::op::{Cause, Finished, Op, OpError};
-use super::queue::{Doorbell, QueuePair, SharedReceiveQueue};
+use super::op::{Finished, Op, OpError, OpErrorKind};
+use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::wr::PostError;
@@ -27,21 +27,21 @@ pub struct Message {
 ///
 /// A queue pair's messages are the inbox's alone; the receives of a shared receive queue may have
 /// several inboxes.
-pub struct Inbox<S: Doorbell = Shared> {
+pub struct Inbox<S: RingToken = Shared> {
     source: Source<S>,
     pool: BufferPool,
     depth: usize,
     posted: VecDeque<Op<'static, Buffer>>,
     /// Why no message comes any more.
-    ended: Option<Cause>,
+    ended: Option<OpErrorKind>,
 }
 
-enum Source<S: Doorbell> {
+enum Source<S: RingToken> {
     Own(QueuePair<S>),
     Shared(SharedReceiveQueue),
 }
 
-impl<S: Doorbell> QueuePair<S> {
+impl<S: RingToken> QueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives posted ahead.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (source, pool) = (Source::Own(self.clone()), pool.clone());
@@ -57,7 +57,7 @@ impl SharedReceiveQueue {
     }
 }
 
-impl<S: Doorbell> Inbox<S> {
+impl<S: RingToken> Inbox<S> {
     /// Posts receives as far as there are buffers, and answers how many are posted.
     ///
     /// [`poll_next`](Self::poll_next) does that, too; call this before the peer may send, so that
@@ -151,12 +151,12 @@ impl<S: Doorbell> Inbox<S> {
     }
 
     /// Whether the connection is broken; then what is posted is only flushed, and of no interest.
-    fn note(&mut self, cause: Cause) {
+    fn note(&mut self, cause: OpErrorKind) {
         self.ended = match (cause, &self.source) {
             // Neither driver nor connection come back, and a child of `fork` has neither.
-            (Cause::Undriven | Cause::Post(PostError::Forked), _) => Some(cause),
-            (Cause::Status(status) | Cause::Earlier(status), Source::Own(_)) => {
-                Some(Cause::Earlier(status))
+            (OpErrorKind::Undriven | OpErrorKind::Post(PostError::Forked), _) => Some(cause),
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Source::Own(_)) => {
+                Some(OpErrorKind::Earlier(status))
             }
             _ => return,
         };
@@ -172,14 +172,14 @@ impl<S: Doorbell> Inbox<S> {
     /// # Errors
     ///
     /// [`OpError`] when the connection is broken, and from then on the same again:
-    /// [`Cause::Earlier`] with the status of the first that failed, or [`Cause::Undriven`]. Receives of a
+    /// [`OpErrorKind::Earlier`] with the status of the first that failed, or [`OpErrorKind::Undriven`]. Receives of a
     /// shared queue fail one by one, and others go on.
     pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
-impl<S: Doorbell> fmt::Debug for Inbox<S> {
+impl<S: RingToken> fmt::Debug for Inbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox")
             .field("pool", &self.pool)

@@ -1,7 +1,7 @@
 //! Requests as futures, in any event loop.
 //!
 //! A [`CompletionQueue`] comes with a [`Driver`], which is spawned on an event loop that implements
-//! [`Watch`]; with the feature `tokio`, `aio::tokio` does that. [`QueuePair`]s that are made on the
+//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does that. [`QueuePair`]s that are made on the
 //! queue answer a future for each request, which takes the memory that the request works on and
 //! gives it back; see [`owned`](crate::owned) for why that is sound whatever becomes of the future.
 //!
@@ -29,7 +29,7 @@ pub mod tokio;
 mod turn;
 mod waiters;
 
-pub use driver::{CompletionQueue, Driver, Watch};
+pub use driver::{CompletionQueue, Driver, Readiness};
 pub use inbox::{Inbox, Message};
-pub use op::{AtomicOp, Cause, Finished, Op, OpError};
-pub use queue::{Doorbell, QueuePair, SharedReceiveQueue};
+pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind};
+pub use queue::{QueuePair, RingToken, SharedReceiveQueue};

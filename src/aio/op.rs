@@ -67,7 +67,7 @@ enum Stage {
     New(Memory, Option<u64>),
     Posted(u32),
     /// It could not be posted, which nobody heard of yet.
-    Failed(Option<Memory>, Cause),
+    Failed(Option<Memory>, OpErrorKind),
     Over,
 }
 
@@ -87,13 +87,13 @@ pub struct OpError<L> {
     /// [`Buffer`] is empty, and [`reset`](Buffer::reset) makes it whole.
     pub memory: Option<L>,
     /// What was wrong.
-    pub cause: Cause,
+    pub cause: OpErrorKind,
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum OpErrorKind {
     /// It could not be posted.
     Post(PostError),
     /// It was posted, and ended like this. After any such end the queue pair is in an error state.
@@ -106,14 +106,14 @@ pub enum Cause {
     Over,
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for OpErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cause::Post(error) => error.fmt(f),
-            Cause::Status(status) => write!(f, "the request failed: {status}"),
-            Cause::Earlier(status) => write!(f, "an earlier request failed: {status}"),
-            Cause::Undriven => f.write_str("the driver of the completion queue is gone"),
-            Cause::Over => f.write_str("the request is over, and its end was told"),
+            OpErrorKind::Post(error) => error.fmt(f),
+            OpErrorKind::Status(status) => write!(f, "the request failed: {status}"),
+            OpErrorKind::Earlier(status) => write!(f, "an earlier request failed: {status}"),
+            OpErrorKind::Undriven => f.write_str("the driver of the completion queue is gone"),
+            OpErrorKind::Over => f.write_str("the request is over, and its end was told"),
         }
     }
 }
@@ -126,12 +126,12 @@ impl<L> fmt::Display for OpError<L> {
 
 impl<L: fmt::Debug> std::error::Error for OpError<L> {}
 
-impl From<Broken> for Cause {
-    fn from(broken: Broken) -> Cause {
+impl From<Broken> for OpErrorKind {
+    fn from(broken: Broken) -> OpErrorKind {
         match broken {
-            Broken::Failed(status) => Cause::Earlier(status),
-            Broken::Undriven => Cause::Undriven,
-            Broken::Forked => Cause::Post(PostError::Forked),
+            Broken::Failed(status) => OpErrorKind::Earlier(status),
+            Broken::Undriven => OpErrorKind::Undriven,
+            Broken::Forked => OpErrorKind::Post(PostError::Forked),
         }
     }
 }
@@ -168,7 +168,7 @@ impl<'a, L: Lend> Op<'a, L> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn fail(memory: Option<Memory>, cause: Cause) -> Poll<End<L>> {
+    fn fail(memory: Option<Memory>, cause: OpErrorKind) -> Poll<End<L>> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), cause }))
     }
 
@@ -210,7 +210,7 @@ impl<'a, L: Lend> Op<'a, L> {
             Err((memory, error)) => {
                 table.dismiss(cell);
                 table.leave(side, &mut number);
-                Self::fail(memory, Cause::Post(error))
+                Self::fail(memory, OpErrorKind::Post(error))
             }
         }
     }
@@ -234,17 +234,17 @@ impl<L: Lend> Future for Op<'_, L> {
                         memory.truncate(outcome.filled());
                     }
                     if !outcome.is_success() {
-                        return Self::fail(Some(memory), Cause::Status(outcome.status));
+                        return Self::fail(Some(memory), OpErrorKind::Status(outcome.status));
                     }
                     match L::back(memory) {
                         Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
-                        None => Self::fail(None, Cause::Undriven),
+                        None => Self::fail(None, OpErrorKind::Undriven),
                     }
                 }
                 Progress::Lost(broken) => Self::fail(None, broken.into()),
             },
             Stage::Failed(memory, cause) => Self::fail(memory, cause),
-            Stage::Over => Self::fail(None, Cause::Over),
+            Stage::Over => Self::fail(None, OpErrorKind::Over),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::driver::Hub;
 use super::op::{AtomicOp, Op, Queue, Request};
 use super::table::{Table, Tag};
 use crate::error::Error;
-use crate::mem::lock::{Guard, Lock};
+use crate::memory::lock::{Guard, Lock};
 use crate::owned::{
     Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue, Refused,
 };
@@ -17,7 +17,7 @@ use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 
 /// How a queue pair's batches are rung; see [`Sharing`].
-pub trait Doorbell: Sharing + Sized {
+pub trait RingToken: Sharing + Sized {
     /// What it takes: nothing, or the thread domain that the queue pair was created under. Give
     /// all queue pairs of one worker the same.
     type Token: Send;
@@ -40,7 +40,7 @@ pub trait Doorbell: Sharing + Sized {
     ) -> Result<(), PostError>;
 }
 
-impl Doorbell for Shared {
+impl RingToken for Shared {
     type Token = ();
 
     #[doc(hidden)]
@@ -60,7 +60,7 @@ impl Doorbell for Shared {
     }
 }
 
-impl Doorbell for Exclusive {
+impl RingToken for Exclusive {
     type Token = Arc<std::sync::Mutex<ThreadDomain>>;
 
     #[doc(hidden)]
@@ -85,14 +85,14 @@ impl Doorbell for Exclusive {
     }
 }
 
-struct Posting<S: Doorbell> {
+struct Posting<S: RingToken> {
     qp: OwnedQueuePair<Tag, S>,
     token: S::Token,
     /// Where the queue pair was made.
     pd: ProtectionDomain<S>,
 }
 
-struct Inner<S: Doorbell> {
+struct Inner<S: RingToken> {
     /// First, so that the queue pair goes with `posting`.
     control: QpControl,
     posting: Lock<Posting<S>>,
@@ -101,7 +101,7 @@ struct Inner<S: Doorbell> {
     hub: Arc<Hub>,
 }
 
-impl<S: Doorbell> Drop for Inner<S> {
+impl<S: RingToken> Drop for Inner<S> {
     fn drop(&mut self) {
         let Some(posting) = self.posting.get_mut() else { return };
         if posting.qp.shares_receives() {
@@ -111,7 +111,7 @@ impl<S: Doorbell> Drop for Inner<S> {
     }
 }
 
-impl<S: Doorbell> Queue for Inner<S> {
+impl<S: RingToken> Queue for Inner<S> {
     fn table(&self) -> &Arc<Table> {
         &self.table
     }
@@ -178,17 +178,17 @@ fn refused(refused: Refused<Memory, Tag>) -> (Option<Memory>, PostError) {
 /// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of
 /// the same queue pair, for as many tasks as like; it lives as long as the last of them and of its
 /// futures. Requests are posted in the order in which their futures are first polled.
-pub struct QueuePair<S: Doorbell = Shared> {
+pub struct QueuePair<S: RingToken = Shared> {
     inner: Arc<Inner<S>>,
 }
 
-impl<S: Doorbell> Clone for QueuePair<S> {
+impl<S: RingToken> Clone for QueuePair<S> {
     fn clone(&self) -> Self {
         QueuePair { inner: self.inner.clone() }
     }
 }
 
-impl<S: Doorbell> QueuePair<S> {
+impl<S: RingToken> QueuePair<S> {
     pub(super) fn new(
         qp: OwnedQueuePair<Tag, S>,
         token: S::Token,
@@ -253,7 +253,7 @@ impl<S: Doorbell> QueuePair<S> {
 
     /// Calls everything off: moves the queue pair to state [`ERR`](QpState::ERR). What was posted
     /// ends with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and gives its memory back; what was
-    /// not fails, now and later, with [`Cause::Earlier`](super::Cause::Earlier).
+    /// not fails, now and later, with [`OpErrorKind::Earlier`](super::OpErrorKind::Earlier).
     ///
     /// # Errors
     ///
@@ -269,7 +269,7 @@ impl<S: Doorbell> QueuePair<S> {
 }
 
 /// Everything that is not posting.
-impl<S: Doorbell> Deref for QueuePair<S> {
+impl<S: RingToken> Deref for QueuePair<S> {
     type Target = QpControl;
 
     fn deref(&self) -> &QpControl {
@@ -277,7 +277,7 @@ impl<S: Doorbell> Deref for QueuePair<S> {
     }
 }
 
-impl<S: Doorbell> fmt::Debug for QueuePair<S> {
+impl<S: RingToken> fmt::Debug for QueuePair<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.control.fmt(f)
     }
@@ -356,7 +356,7 @@ impl fmt::Debug for SharedReceiveQueue {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::QpType;
-    use crate::mem::lock::in_child_while_held;
+    use crate::memory::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
     use std::future::Future;
     use std::pin::Pin;

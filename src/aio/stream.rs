@@ -3,14 +3,14 @@
 
 use super::inbox::{Inbox, Message};
 use super::op::OpError;
-use super::queue::Doorbell;
+use super::queue::RingToken;
 use crate::owned::Buffer;
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// Ends after the error that says that no message comes any more.
-impl<S: Doorbell> Stream for Inbox<S> {
+impl<S: RingToken> Stream for Inbox<S> {
     type Item = Result<Message, OpError<Buffer>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -21,7 +21,7 @@ impl<S: Doorbell> Stream for Inbox<S> {
     }
 }
 
-impl<S: Doorbell> FusedStream for Inbox<S> {
+impl<S: RingToken> FusedStream for Inbox<S> {
     fn is_terminated(&self) -> bool {
         self.is_over()
     }

@@ -4,7 +4,7 @@
 use super::later::Later;
 use super::waiters::{Waiters, take};
 use crate::error::Error;
-use crate::mem::lock::{Guard, Lock};
+use crate::memory::lock::{Guard, Lock};
 use crate::owned::{Memory, Outcome};
 use crate::qp::{QpAttr, QpControl, QpInner, QpState};
 use crate::wc::WcStatus;
@@ -454,7 +454,7 @@ mod tests {
         let Admission::Open(cell) = table.admit(Side::Send, &mut None, &waker) else { panic!() };
         let mut number = None;
         table.wait(Side::Send, &mut number, &waker);
-        crate::mem::lock::in_child_while_held(
+        crate::memory::lock::in_child_while_held(
             || table.state(),
             || {
                 let mut number = number;

@@ -4,11 +4,11 @@
 //! Spawn what shall be quick. Waking the future that `block_on` waits for goes by way of the kernel, a
 //! write and another look at the event loop; waking a task of the same thread does not.
 
-use super::driver::{CompletionQueue, Driver, Watch};
+use super::driver::{CompletionQueue, Driver, Readiness};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::events::async_event::AsyncEvent;
-use crate::mem::fork::OwnedHere;
+use crate::memory::fork::OwnedHere;
 use crate::qp::{Endpoint, Handshake, QpControl};
 use rustix::io::Errno;
 use std::future::{Future, poll_fn};
@@ -63,7 +63,7 @@ impl Registered {
     }
 }
 
-impl Watch for Registered {
+impl Readiness for Registered {
     fn poll_read(
         &mut self,
         cx: &mut std::task::Context<'_>,

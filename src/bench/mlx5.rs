@@ -1,16 +1,16 @@
 //! mlx5's queues. The device's end is played by writing completions, and registers are memory.
 
 use crate::completion::Completion;
-use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
-use crate::mem::fork::Epoch;
-use crate::mem::mapping::Mapping;
-use crate::mem::queue::QueueMemory;
-use crate::mem::register::Register;
-use crate::mem::units::{UNIT, Units};
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, Gate};
+use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::fork::Epoch;
+use crate::memory::mapping::Mapping;
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::provider::mlx5::cq;
-use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::news::News;
-use crate::provider::mlx5::record::{Receives, Record};
+use crate::provider::mlx5::poll_gate::PollGate;
+use crate::provider::mlx5::uidx::UidxAllocator;
+use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
 use crate::wr::{PostError, Recv, SendWr};
@@ -24,17 +24,17 @@ use uverbs_uapi::mlx5::wqe::MLX5_SEND_WQE_BB;
 /// Bytes of a register's page, and of each of its two buffers.
 const PAGE: usize = 4096;
 const BUFFER: usize = 256;
-/// Blocks of the greatest request.
+/// Wqebbs of the greatest request.
 const BLOCKS: u32 = 4;
 /// Bytes of a completion.
 const CQE: usize = 64;
 const QPN: u32 = 0x42;
 
-fn register(buffer: usize) -> Result<Arc<Register>, Errno> {
+fn register(buffer: usize) -> Result<Arc<DoorbellRegister>, Errno> {
     let file = memfd_create("register", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, PAGE as u64)?;
     let mapping = Mapping::of_fd(file.as_fd(), 0, PAGE, Epoch::current()?)?;
-    Register::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
+    DoorbellRegister::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
 }
 
 fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
@@ -48,16 +48,16 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Result<Gate, Errno> {
     Ok(gate)
 }
 
-fn record(blocks: u32, receives: Receives) -> Result<Arc<Record>, Errno> {
-    let index = Indices::new().take().ok_or(Errno::NOMEM)?;
-    Ok(Record::new(QPN, index, Some(blocks), receives))
+fn record(blocks: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
+    let index = UidxAllocator::new().take().ok_or(Errno::NOMEM)?;
+    Ok(SharedQp::new(QPN, index, Some(blocks), receives))
 }
 
 /// A send queue whose requests are done as soon as they were rung.
 #[derive(Debug)]
 pub struct Sends {
     ring: SendRing,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
 }
 
 impl Sends {
@@ -111,15 +111,15 @@ impl Sends {
 #[derive(Debug)]
 pub struct Recvs {
     ring: RecvRing,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
 }
 
 impl Recvs {
     /// A queue of `requests`, a power of two, of one entry.
     pub fn new(requests: u32) -> Result<Recvs, Errno> {
         let record = record(1, Receives::Own(requests))?;
-        let memory = Arc::new(QueueMemory::pages(requests as usize * UNIT)?);
-        let unit = UNIT as u32;
+        let memory = Arc::new(QueueMemory::pages(requests as usize * SEGMENT)?);
+        let unit = SEGMENT as u32;
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
         let place = rq::Place { offset: 0, entries: requests, stride: unit, max_sge: 1 };
@@ -150,8 +150,8 @@ impl Recvs {
 pub struct Completed {
     ring: CqRing,
     epoch: Epoch,
-    device: Units,
-    record: Arc<Record>,
+    device: WqeSegments,
+    record: Arc<SharedQp>,
     slots: u32,
     producer: u32,
 }
@@ -161,13 +161,13 @@ impl Completed {
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Arc::new(QueueMemory::pages(slots as usize * CQE)?);
         let elements = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
-        let units = slots * (CQE / UNIT) as u32;
-        let device = Units::new(memory, 0, units).ok_or(Errno::INVAL)?;
+        let units = slots * (CQE / SEGMENT) as u32;
+        let device = WqeSegments::new(memory, 0, units).ok_or(Errno::INVAL)?;
         let record = record(slots, Receives::None)?;
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
         let ring =
-            CqRing::mlx5(cq::CqRing::new(elements, dbrec, News::new(gate), &register(0)?, 1));
+            CqRing::mlx5(cq::CqRing::new(elements, dbrec, PollGate::new(gate), &register(0)?, 1));
         ring.members().attach(&crate::provider::Member::Mlx5(record.clone()));
         let epoch = Epoch::current()?;
         Ok(Completed { ring, epoch, device, record, slots, producer: 0 })
@@ -180,7 +180,7 @@ impl Completed {
             core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
             core[60..62].copy_from_slice(&(self.producer as u16).to_be_bytes());
             core[63] = ((self.producer / self.slots) & 1) as u8;
-            self.device.copy(self.producer.wrapping_mul((CQE / UNIT) as u32), 0, &core);
+            self.device.copy(self.producer.wrapping_mul((CQE / SEGMENT) as u32), 0, &core);
             self.producer = self.producer.wrapping_add(1);
         }
         Ok(())

@@ -2,8 +2,8 @@
 //! from.
 
 use crate::completion::Completion;
-use crate::mem::fork::Epoch;
-use crate::mem::mapping::{Mapper, Mapping};
+use crate::memory::fork::Epoch;
+use crate::memory::mapping::{Mapper, Mapping};
 use crate::provider::Wc;
 use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
 use crate::wr::{PostError, Recv, SendWr};

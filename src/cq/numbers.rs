@@ -1,6 +1,6 @@
 //! Numbers of queue pairs that still lead to something in a completion queue.
 
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! a secret of the context, a slot and the slot's generation, so that events of dead objects, of
 //! other contexts and of other processes are told apart from live ones.
 
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -185,7 +185,7 @@ impl Drop for Registration {
 mod tests {
     use super::*;
     use crate::file::random;
-    use crate::mem::lock::in_child_while_held;
+    use crate::memory::lock::in_child_while_held;
 
     #[test]
     fn a_key_lives_as_long_as_its_registration() {

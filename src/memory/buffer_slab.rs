@@ -44,7 +44,7 @@ unsafe impl StableBytes for Pages {
 }
 
 /// Equal pieces of memory, and `K`: what belongs to all of them.
-pub(crate) struct Slab<K, N> {
+pub(crate) struct BufferSlab<K, N> {
     /// First, so that a device lets go of the pages before they go.
     keep: K,
     _pages: Arc<MmapRaw>,
@@ -62,7 +62,7 @@ struct Head<K, N> {
     start: *mut u8,
     near: N,
     /// Alive as long as a piece of it is.
-    slab: *const Slab<K, N>,
+    slab: *const BufferSlab<K, N>,
     index: u32,
     /// One more than the piece behind this in the list of free ones.
     next: AtomicU32,
@@ -76,7 +76,7 @@ unsafe impl<K: Send + Sync, N: Send + Sync> Send for Head<K, N> {}
 // SAFETY: as above.
 unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Head<K, N> {}
 
-impl<K, N: Copy> Slab<K, N> {
+impl<K, N: Copy> BufferSlab<K, N> {
     /// Cuts `pages` into `count` pieces of `size` bytes, each with a copy of `near` at hand. `None`
     /// if they do not hold as much.
     pub(crate) fn new(
@@ -85,7 +85,7 @@ impl<K, N: Copy> Slab<K, N> {
         count: u32,
         keep: K,
         near: N,
-    ) -> Option<Arc<Slab<K, N>>> {
+    ) -> Option<Arc<BufferSlab<K, N>>> {
         let total = (size as usize).checked_mul(count as usize)?;
         if total > pages.0.len() || count == u32::MAX {
             return None;
@@ -99,7 +99,7 @@ impl<K, N: Copy> Slab<K, N> {
                 next: AtomicU32::new(if index + 1 < count { index + 2 } else { 0 }),
                 holders: AtomicU32::new(0),
             };
-            Slab {
+            BufferSlab {
                 keep,
                 _pages: pages.0.clone(),
                 size,
@@ -110,7 +110,7 @@ impl<K, N: Copy> Slab<K, N> {
     }
 }
 
-impl<K, N> Slab<K, N> {
+impl<K, N> BufferSlab<K, N> {
     pub(crate) fn keep(&self) -> &K {
         &self.keep
     }
@@ -133,7 +133,7 @@ impl<K, N> Slab<K, N> {
 
     /// A piece that nobody holds.
     #[inline]
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Piece<K, N>> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<SlabBuffer<K, N>> {
         let mut free = self.free.load(Ordering::Acquire);
         loop {
             let head = self.heads.get((free as u32).checked_sub(1)? as usize)?;
@@ -150,7 +150,7 @@ impl<K, N> Slab<K, N> {
                     head.holders.store(1, Ordering::Relaxed);
                     // One more holds the slab, and says so until the piece is dropped.
                     std::mem::forget(self.clone());
-                    return Some(Piece { head: NonNull::from(head) });
+                    return Some(SlabBuffer { head: NonNull::from(head) });
                 }
                 Err(seen) => free = seen,
             }
@@ -177,17 +177,17 @@ impl<K, N> Slab<K, N> {
 }
 
 /// One piece, and its only owner.
-pub(crate) struct Piece<K, N> {
+pub(crate) struct SlabBuffer<K, N> {
     /// Of a slab that this holds.
     head: NonNull<Head<K, N>>,
 }
 
 // SAFETY: a piece is memory that it owns alone, and a share of the slab.
-unsafe impl<K: Send + Sync, N: Send + Sync> Send for Piece<K, N> {}
-// SAFETY: `&Piece` gives `&[u8]`, `&K` and `&N`.
-unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Piece<K, N> {}
+unsafe impl<K: Send + Sync, N: Send + Sync> Send for SlabBuffer<K, N> {}
+// SAFETY: `&SlabBuffer` gives `&[u8]`, `&K` and `&N`.
+unsafe impl<K: Send + Sync, N: Send + Sync> Sync for SlabBuffer<K, N> {}
 
-impl<K, N> Piece<K, N> {
+impl<K, N> SlabBuffer<K, N> {
     #[inline(always)]
     fn head(&self) -> &Head<K, N> {
         // SAFETY: the slab holds its heads in place, and this holds the slab.
@@ -201,7 +201,7 @@ impl<K, N> Piece<K, N> {
     }
 
     #[inline]
-    pub(crate) fn slab(&self) -> &Slab<K, N> {
+    pub(crate) fn slab(&self) -> &BufferSlab<K, N> {
         // SAFETY: this holds the slab, by the clone that `take` forgot or `share` made.
         unsafe { &*self.head().slab }
     }
@@ -230,12 +230,12 @@ impl<K, N> Piece<K, N> {
     }
 
     /// Gives up on writing it, to have many owners.
-    pub(crate) fn share(self) -> SharedPiece<K, N> {
-        SharedPiece(self)
+    pub(crate) fn share(self) -> SharedSlabBuffer<K, N> {
+        SharedSlabBuffer(self)
     }
 }
 
-impl<K, N> Drop for Piece<K, N> {
+impl<K, N> Drop for SlabBuffer<K, N> {
     // By value and out of line: a piece that was handed on in between stays in registers.
     #[inline(always)]
     fn drop(&mut self) {
@@ -246,7 +246,7 @@ impl<K, N> Drop for Piece<K, N> {
 /// Gives up the share in a piece that the caller has, and forgets.
 #[inline(never)]
 fn let_go<K, N>(head: NonNull<Head<K, N>>) {
-    let piece = ManuallyDrop::new(Piece { head });
+    let piece = ManuallyDrop::new(SlabBuffer { head });
     {
         let head = piece.head();
         // Release, and Acquire by the last: it puts the piece away after everybody has finished. Who
@@ -264,9 +264,9 @@ fn let_go<K, N>(head: NonNull<Head<K, N>>) {
 }
 
 /// One piece, and one of its owners, who only read it.
-pub(crate) struct SharedPiece<K, N>(Piece<K, N>);
+pub(crate) struct SharedSlabBuffer<K, N>(SlabBuffer<K, N>);
 
-impl<K, N> SharedPiece<K, N> {
+impl<K, N> SharedSlabBuffer<K, N> {
     /// What was put near all pieces.
     #[inline(always)]
     pub(crate) fn near(&self) -> &N {
@@ -286,7 +286,7 @@ impl<K, N> SharedPiece<K, N> {
     }
 
     /// The piece for its only owner, if this is the only one.
-    pub(crate) fn unshare(self) -> Result<Piece<K, N>, Self> {
+    pub(crate) fn unshare(self) -> Result<SlabBuffer<K, N>, Self> {
         // Acquire pairs with the Release of those who have dropped theirs. Nobody else can make
         // new ones meanwhile.
         match self.0.head().holders.load(Ordering::Acquire) == 1 {
@@ -296,7 +296,7 @@ impl<K, N> SharedPiece<K, N> {
     }
 }
 
-impl<K, N> Clone for SharedPiece<K, N> {
+impl<K, N> Clone for SharedSlabBuffer<K, N> {
     fn clone(&self) -> Self {
         let head = self.0.head();
         let before = head.holders.fetch_add(1, Ordering::Relaxed);
@@ -306,13 +306,16 @@ impl<K, N> Clone for SharedPiece<K, N> {
         }
         // SAFETY: the pointer is an `Arc`'s, one of whose counts is this piece's.
         unsafe { Arc::increment_strong_count(head.slab) };
-        SharedPiece(Piece { head: self.0.head })
+        SharedSlabBuffer(SlabBuffer { head: self.0.head })
     }
 }
 
-impl<K, N> fmt::Debug for Slab<K, N> {
+impl<K, N> fmt::Debug for BufferSlab<K, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slab").field("size", &self.size).field("count", &self.count()).finish()
+        f.debug_struct("BufferSlab")
+            .field("size", &self.size)
+            .field("count", &self.count())
+            .finish()
     }
 }
 
@@ -320,9 +323,9 @@ impl<K, N> fmt::Debug for Slab<K, N> {
 mod tests {
     use super::*;
 
-    fn slab(size: u32, count: u32) -> Arc<Slab<(), ()>> {
+    fn slab(size: u32, count: u32) -> Arc<BufferSlab<(), ()>> {
         let pages = Pages::new(4096, false).unwrap();
-        Slab::new(&pages, size, count, (), ()).unwrap()
+        BufferSlab::new(&pages, size, count, (), ()).unwrap()
     }
 
     #[test]
@@ -363,9 +366,9 @@ mod tests {
     #[test]
     fn a_slab_is_no_larger_than_its_pages() {
         let pages = Pages::new(4096, false).unwrap();
-        assert!(Slab::new(&pages, 64, 65, (), ()).is_none());
-        assert!(Slab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
-        assert!(Slab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
+        assert!(BufferSlab::new(&pages, 64, 65, (), ()).is_none());
+        assert!(BufferSlab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
+        assert!(BufferSlab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
     }
 
     #[test]
@@ -401,7 +404,7 @@ mod model {
     fn take_and_give_back() {
         loom::model(|| {
             let pages = Pages::new(4096, false).unwrap();
-            let slab = Slab::new(&pages, 8, 2, (), ()).unwrap();
+            let slab = BufferSlab::new(&pages, 8, 2, (), ()).unwrap();
             let other = slab.clone();
             let thread = thread::spawn(move || {
                 // Both may be taken.

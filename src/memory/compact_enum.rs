@@ -8,7 +8,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 ///
 /// Whether there is a key says which; a key that is a pointer says so by itself.
 #[repr(C)]
-pub(crate) struct Parcel<K, A, B> {
+pub(crate) struct CompactEnum<K, A, B> {
     key: Option<K>,
     body: Body<A, B>,
 }
@@ -29,15 +29,15 @@ pub(crate) enum Content<K, A, B> {
     Large(B),
 }
 
-impl<K, A, B> Parcel<K, A, B> {
+impl<K, A, B> CompactEnum<K, A, B> {
     #[inline(always)]
     pub(crate) fn new(content: Content<K, A, B>) -> Self {
         match content {
             Content::Small(key, small) => {
-                Parcel { key: Some(key), body: Body { small: ManuallyDrop::new(small) } }
+                CompactEnum { key: Some(key), body: Body { small: ManuallyDrop::new(small) } }
             }
             Content::Large(large) => {
-                Parcel { key: None, body: Body { large: ManuallyDrop::new(large) } }
+                CompactEnum { key: None, body: Body { large: ManuallyDrop::new(large) } }
             }
         }
     }
@@ -117,7 +117,7 @@ impl<K, A, B> Parcel<K, A, B> {
     }
 }
 
-impl<K, A, B> Drop for Parcel<K, A, B> {
+impl<K, A, B> Drop for CompactEnum<K, A, B> {
     fn drop(&mut self) {
         if self.key.is_some() {
             // SAFETY: with a key it is small.
@@ -133,7 +133,7 @@ impl<K, A, B> Drop for Parcel<K, A, B> {
     }
 }
 
-impl<K: fmt::Debug, A: fmt::Debug, B: fmt::Debug> fmt::Debug for Parcel<K, A, B> {
+impl<K: fmt::Debug, A: fmt::Debug, B: fmt::Debug> fmt::Debug for CompactEnum<K, A, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use std::rc::Rc;
 
-    type Three = Parcel<Rc<u8>, Rc<u16>, [Rc<u32>; 3]>;
+    type Three = CompactEnum<Rc<u8>, Rc<u16>, [Rc<u32>; 3]>;
 
     #[test]
     fn what_goes_in_comes_out_once() {
@@ -183,7 +183,7 @@ mod tests {
             }
         }
         let key = Rc::new(());
-        let parcel = Parcel::<_, _, ()>::new(Content::Small(key.clone(), Panics));
+        let parcel = CompactEnum::<_, _, ()>::new(Content::Small(key.clone(), Panics));
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(parcel)));
         assert!(dropped.is_err() && Rc::strong_count(&key) == 1);
     }

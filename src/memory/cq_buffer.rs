@@ -1,20 +1,20 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue`](super::queue), which has the memory. An element is read only after the byte
+//! Pairs with [`queue`](super::queue_memory), which has the memory. An element is read only after the byte
 //! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
 //! never written.
 
 use super::fork::Epoch;
+use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::queue::QueueMemory;
+use super::recorded_order::{RecordedStep, note};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use uverbs_uapi::endian::{Be16, Be32};
 
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Elements {
+pub(crate) struct CqBuffer {
     /// The part of the first element that says what it is.
     base: *mut u8,
     mask: u32,
@@ -24,26 +24,26 @@ pub(crate) struct Elements {
 }
 
 // SAFETY: see `QueueMemory`; one poller owns the view.
-unsafe impl Send for Elements {}
+unsafe impl Send for CqBuffer {}
 // SAFETY: as above; shared use reads only.
-unsafe impl Sync for Elements {}
+unsafe impl Sync for CqBuffer {}
 
 /// Bytes of what every completion has; in a longer element it is the last part.
 const CORE: usize = 64;
 
-impl Elements {
+impl CqBuffer {
     /// `count` elements of `size` bytes; `None` unless they are inside, aligned, of a size that
     /// devices know, and a power of two.
-    pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<Elements> {
+    pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<CqBuffer> {
         if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
             return None;
         }
         let length = size.checked_mul(usize::try_from(count).ok()?)?;
-        // To a multiple of two cores for either size: `Element::front` relies on it.
+        // To a multiple of two cores for either size: `Cqe::front` relies on it.
         let base = memory.range(0, length, 2 * CORE)?;
         // SAFETY: an element is at least `CORE` bytes, and the first is inside.
         let base = unsafe { base.add(size - CORE) }.as_ptr();
-        Some(Elements { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
+        Some(CqBuffer { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
     }
 
     /// The process that may use the ring.
@@ -69,16 +69,16 @@ impl Elements {
 
     /// The element `index`, which is taken modulo the ring.
     #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> Element<'_> {
+    pub(crate) fn at(&self, index: u32) -> Cqe<'_> {
         let offset = ((index & self.mask) as usize) << self.shift;
         // SAFETY: `new` checked that elements up to and including `mask` are inside.
         let core = unsafe { self.base.add(offset) };
-        Element { core, ring: PhantomData }
+        Cqe { core, ring: PhantomData }
     }
 
     /// Copies the element `from` of another ring, of the same size, to `to`, all but the byte that
     /// says whose it is; that one becomes `owner`.
-    pub(crate) fn take_over(&self, to: u32, other: &Elements, from: u32, owner: u8) {
+    pub(crate) fn take_over(&self, to: u32, other: &CqBuffer, from: u32, owner: u8) {
         if self.shift != other.shift {
             return;
         }
@@ -98,41 +98,41 @@ impl Elements {
 /// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
 /// that finding nothing there costs next to nothing.
 #[derive(Clone, Debug)]
-pub(crate) struct Reader {
-    elements: Elements,
+pub(crate) struct CqReader {
+    elements: CqBuffer,
     /// The next element.
     next: *mut u8,
     /// Where the element after the last would be.
     end: *mut u8,
     /// Bytes of an element.
     stride: usize,
-    /// Elements consumed in all, above bits that are not used: so that 24 of it are left, and none has
+    /// CqBuffer consumed in all, above bits that are not used: so that 24 of it are left, and none has
     /// to be masked.
     consumed: u32,
     /// The parity of the pass over the ring, as the lowest bit.
     parity: u8,
 }
 
-// SAFETY: see `Elements`, whose memory `next` points into.
-unsafe impl Send for Reader {}
+// SAFETY: see `CqBuffer`, whose memory `next` points into.
+unsafe impl Send for CqReader {}
 // SAFETY: as above.
-unsafe impl Sync for Reader {}
+unsafe impl Sync for CqReader {}
 
 /// The parity bit in an element's last byte.
 const PARITY: u8 = 1;
-/// Elements that the device has not written have this in their last byte, or more.
+/// CqBuffer that the device has not written have this in their last byte, or more.
 pub(crate) const UNWRITTEN: u8 = 0xf0;
 /// One of those that is not taken for ours by its parity in the first pass over a ring.
 const NOT_OURS: u8 = UNWRITTEN | PARITY;
 /// Bits below the count of consumed elements.
 const UNUSED: u32 = 8;
 
-impl Reader {
+impl CqReader {
     /// Begins with the element `consumer`.
-    pub(crate) fn new(elements: Elements, consumer: u32) -> Reader {
+    pub(crate) fn new(elements: CqBuffer, consumer: u32) -> CqReader {
         let stride = elements.size();
         let log = elements.count().trailing_zeros();
-        Reader {
+        CqReader {
             next: elements.at(consumer).core,
             end: elements.base.wrapping_add(stride * elements.count() as usize),
             elements,
@@ -142,7 +142,7 @@ impl Reader {
         }
     }
 
-    pub(crate) fn elements(&self) -> &Elements {
+    pub(crate) fn elements(&self) -> &CqBuffer {
         &self.elements
     }
 
@@ -168,8 +168,8 @@ impl Reader {
 
     /// The next element.
     #[inline(always)]
-    pub(crate) fn next(&self) -> Element<'_> {
-        Element { core: self.next, ring: PhantomData }
+    pub(crate) fn next(&self) -> Cqe<'_> {
+        Cqe { core: self.next, ring: PhantomData }
     }
 
     /// Goes on to the element after it.
@@ -193,23 +193,23 @@ impl Reader {
 
     /// Shows `look` the next element, and goes on to the one after it if that answers something.
     #[inline(always)]
-    pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Element<'_>) -> Option<T>) -> Option<T> {
+    pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Cqe<'_>) -> Option<T>) -> Option<T> {
         let next = self.next;
-        let found = look(Element { core: next, ring: PhantomData })?;
+        let found = look(Cqe { core: next, ring: PhantomData })?;
         self.advance_past(next);
         Some(found)
     }
 
     /// The element before the next.
     #[inline(always)]
-    pub(crate) fn last(&self) -> Element<'_> {
+    pub(crate) fn last(&self) -> Cqe<'_> {
         let after = if self.next == self.elements.base { self.end } else { self.next };
         // Inside, as `next` and `end` are whole elements from the first.
-        Element { core: after.wrapping_sub(self.stride), ring: PhantomData }
+        Cqe { core: after.wrapping_sub(self.stride), ring: PhantomData }
     }
 
-    /// Elements from the next on that are ours, with their numbers.
-    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Element<'_>)> {
+    /// CqBuffer from the next on that are ours, with their numbers.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Cqe<'_>)> {
         let log = self.elements.count().trailing_zeros();
         let first = self.consumer();
         (0..self.elements.count())
@@ -229,24 +229,24 @@ struct Anywhere(u32);
 
 /// One completion in its ring, as the device wrote it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Element<'r> {
+pub(crate) struct Cqe<'r> {
     core: *mut u8,
-    ring: PhantomData<&'r Elements>,
+    ring: PhantomData<&'r CqBuffer>,
 }
 
 // SAFETY: reading a completion needs nothing of the thread that found it.
-unsafe impl Send for Element<'_> {}
+unsafe impl Send for Cqe<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Element<'_> {}
-impl std::panic::UnwindSafe for Element<'_> {}
-impl std::panic::RefUnwindSafe for Element<'_> {}
+unsafe impl Sync for Cqe<'_> {}
+impl std::panic::UnwindSafe for Cqe<'_> {}
+impl std::panic::RefUnwindSafe for Cqe<'_> {}
 
-impl Element<'_> {
+impl Cqe<'_> {
     /// The byte that says what the element is and whose, loaded now.
     #[inline(always)]
     pub(crate) fn owner(&self) -> u8 {
         #[cfg(test)]
-        note(Step::Owner);
+        note(RecordedStep::Owner);
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
         // SAFETY: inside and initialised; volatile because the device writes it at any time.
@@ -270,7 +270,7 @@ impl Element<'_> {
     pub(crate) fn byte<const AT: usize>(&self) -> u8 {
         const { assert!(AT < CORE) };
         #[cfg(test)]
-        note(Step::Completion);
+        note(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside and initialised; the device has finished with the element.
@@ -282,7 +282,7 @@ impl Element<'_> {
     pub(crate) fn be16<const AT: usize>(&self) -> u16 {
         const { assert!(AT + 2 <= CORE && AT % 2 == 0) };
         #[cfg(test)]
-        note(Step::Completion);
+        note(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside, aligned and initialised; the device has finished with the element.
@@ -315,7 +315,7 @@ impl Element<'_> {
     #[inline(always)]
     unsafe fn unaligned(&self, at: usize) -> u32 {
         #[cfg(test)]
-        note(Step::Completion);
+        note(RecordedStep::Completion);
         // SAFETY: inside, as the caller promises.
         let place = unsafe { self.core.add(at) };
         // SAFETY: inside and initialised. Volatile, as an element that was never written may look as if it
@@ -329,7 +329,7 @@ impl Element<'_> {
     pub(crate) fn be32<const AT: usize>(&self) -> u32 {
         const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
         #[cfg(test)]
-        note(Step::Completion);
+        note(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
         // SAFETY: inside, aligned and initialised; the device has finished with the element.
@@ -369,50 +369,50 @@ impl Element<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::units::Units;
+    use super::super::wqe_segment::WqeSegments;
     use super::*;
 
     #[test]
     fn rings_that_do_not_fit_are_refused() {
         let memory = QueueMemory::page();
         let elements = (memory.len() / 64) as u32;
-        assert!(Elements::new(memory.clone(), elements, 64).is_some());
-        assert!(Elements::new(memory.clone(), elements, 128).is_none(), "too long");
-        assert!(Elements::new(memory.clone(), 1, 32).is_none(), "no such size");
-        assert!(Elements::new(memory, 3, 64).is_none(), "no power of two");
+        assert!(CqBuffer::new(memory.clone(), elements, 64).is_some());
+        assert!(CqBuffer::new(memory.clone(), elements, 128).is_none(), "too long");
+        assert!(CqBuffer::new(memory.clone(), 1, 32).is_none(), "no such size");
+        assert!(CqBuffer::new(memory, 3, 64).is_none(), "no power of two");
     }
 
     #[test]
     fn the_core_of_a_long_element_is_its_end() {
         let memory = QueueMemory::page();
-        let raw = Units::new(memory.clone(), 0, 16).unwrap();
+        let raw = WqeSegments::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
             raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
         }
-        let short = Elements::new(memory.clone(), 4, 64).unwrap();
+        let short = CqBuffer::new(memory.clone(), 4, 64).unwrap();
         assert_eq!(
             (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).owner()),
             (4, 5, 7)
         );
-        let long = Elements::new(memory, 2, 128).unwrap();
+        let long = CqBuffer::new(memory, 2, 128).unwrap();
         assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
     }
 
     #[test]
     fn the_front_of_an_element_is_never_outside() {
         let memory = QueueMemory::page();
-        let raw = Units::new(memory.clone(), 0, 16).unwrap();
+        let raw = WqeSegments::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
             raw.write(unit, [u64::from_be(u64::from(unit)); 2]);
         }
-        let long = Elements::new(memory.clone(), 2, 128).unwrap();
+        let long = CqBuffer::new(memory.clone(), 2, 128).unwrap();
         for (at, unit) in [(0, 0), (1, 8)] {
             let front = long.at(at).front().unwrap();
             let starts: Vec<u8> = (0..4).map(|n| front[16 * n + 7]).collect();
             assert_eq!(starts, [unit, unit + 1, unit + 2, unit + 3]);
             assert_eq!((long.at(at).start()[7], long.at(at).start()[31]), (unit + 4, unit + 5));
         }
-        let short = Elements::new(memory.clone(), 4, 64).unwrap();
+        let short = CqBuffer::new(memory.clone(), 4, 64).unwrap();
         assert!(short.at(0).front().is_none() && short.at(2).front().is_none());
         assert_eq!(short.at(1).front().unwrap()[7], 0, "a neighbour");
         assert!(memory.range(64, 64, 128).is_none(), "rings begin where the front is inside");

@@ -4,9 +4,9 @@
 //! different threads. The kernel pins the page of a record, so none lies across two.
 
 use super::lock::Lock;
+use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::queue::QueueMemory;
+use super::recorded_order::{RecordedStep, note};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ impl<const N: usize> RecordWord<N> {
     #[inline(always)]
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
-        note(Step::Record(N));
+        note(RecordedStep::Record(N));
         // SAFETY: inside and aligned since `word` made it, and alive as long as `_record`; volatile
         // because the device reads it at any time.
         unsafe { self.place.write_volatile(Be32::new(value)) };
@@ -254,7 +254,7 @@ mod tests {
         record.set(0, !0);
         record.set(1, !0);
         assert_eq!(gate.word().load(Ordering::Relaxed), 3, "apart from the record");
-        crate::mem::fork::in_child(|| assert!(gate.is_shut()));
+        crate::memory::fork::in_child(|| assert!(gate.is_shut()));
         assert!(!gate.is_shut());
         drop((gate, record));
         let again = Arc::new(pages.alloc().unwrap());
@@ -269,7 +269,7 @@ mod tests {
         let pages = DoorbellPages::new().unwrap();
         let mut record = Some(pages.alloc().unwrap());
         let held = pages.free.lock().unwrap();
-        crate::mem::fork::in_child(|| drop(record.take()));
+        crate::memory::fork::in_child(|| drop(record.take()));
         drop(held);
     }
 }

@@ -6,11 +6,11 @@
 //! ends with [`mmio_flush`], which keeps the next ring behind this one.
 
 use super::barrier::{mmio_flush, mmio_wc_start};
-use super::blocks::{BLOCK, Block, Blocks, Spot};
 use super::mapping::Mapping;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::units::UNIT;
+use super::recorded_order::{RecordedStep, note};
+use super::wqe_segment::SEGMENT;
+use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -22,7 +22,7 @@ const BURST: usize = 64;
 /// Two that ring one register at the same time would mix their words. So whoever is not known to
 /// be alone with it takes [`hold`](Self::hold) first.
 #[derive(Debug)]
-pub(crate) struct Register {
+pub(crate) struct DoorbellRegister {
     base: *mut u64,
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
@@ -36,31 +36,35 @@ pub(crate) struct Register {
 }
 
 // SAFETY: the mapping may be written from any thread.
-unsafe impl Send for Register {}
-// SAFETY: `&Register` stores whole words to a device, and has no other state than atomics.
-unsafe impl Sync for Register {}
+unsafe impl Send for DoorbellRegister {}
+// SAFETY: `&DoorbellRegister` stores whole words to a device, and has no other state than atomics.
+unsafe impl Sync for DoorbellRegister {}
 
 /// A register that is held: nobody else who takes it rings meanwhile.
 #[derive(Debug)]
-pub(crate) struct Held<'r> {
-    register: &'r Register,
+pub(crate) struct LockedRegister<'r> {
+    register: &'r DoorbellRegister,
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockedRegister<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         #[cfg(test)]
-        note(Step::Unlock);
+        note(RecordedStep::Unlock);
         // Pairs with the Acquire of `hold`: which buffer comes next is known to the next.
         self.register.held.store(false, Ordering::Release);
     }
 }
 
-impl Register {
+impl DoorbellRegister {
     /// The register at byte `offset` of a mapping, with two BlueFlame buffers of `buffer` bytes, or
     /// none if that is 0. `None` unless all is inside, aligned to 8 bytes, or to a burst with buffers,
     /// and `buffer` is a power of two of whole bursts.
-    pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, buffer: usize) -> Option<Register> {
+    pub(crate) fn new(
+        mapping: Arc<Mapping>,
+        offset: usize,
+        buffer: usize,
+    ) -> Option<DoorbellRegister> {
         let bursts = buffer.is_power_of_two() && buffer >= BURST && offset % BURST == 0;
         if buffer != 0 && !bursts {
             return None;
@@ -71,10 +75,10 @@ impl Register {
         }
         // SAFETY: inside the mapping, as checked above.
         let base = unsafe { mapping.as_ptr().add(offset) }.cast();
-        Some(Register {
+        Some(DoorbellRegister {
             base,
             buffer,
-            most: ((buffer / UNIT) as u32).saturating_sub(1),
+            most: ((buffer / SEGMENT) as u32).saturating_sub(1),
             next: AtomicUsize::new(0),
             held: AtomicBool::new(false),
             _mapping: mapping,
@@ -83,13 +87,13 @@ impl Register {
 
     /// Keeps others out who take it. For a few stores: whoever finds it taken waits awake.
     #[inline(always)]
-    pub(crate) fn hold(&self) -> Held<'_> {
+    pub(crate) fn hold(&self) -> LockedRegister<'_> {
         if self.held.swap(true, Ordering::Acquire) {
             self.wait();
         }
         #[cfg(test)]
-        note(Step::Lock);
-        Held { register: self }
+        note(RecordedStep::Lock);
+        LockedRegister { register: self }
     }
 
     #[cold]
@@ -124,8 +128,8 @@ impl Register {
     }
 
     /// Its first word, for who rings nothing else.
-    pub(crate) fn word(self: &Arc<Self>) -> RegisterWord {
-        RegisterWord { place: self.base, _register: self.clone() }
+    pub(crate) fn word(self: &Arc<Self>) -> DoorbellRegisterWord {
+        DoorbellRegisterWord { place: self.base, _register: self.clone() }
     }
 
     /// `offset` is that of a buffer.
@@ -141,7 +145,13 @@ impl Register {
     /// if it is not `single`, does not fit, or is one unit, which is nothing but the doorbell.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn blueflame(&self, queue: &Blocks, spot: Spot, count: u32, single: bool) -> bool {
+    pub(crate) fn blueflame(
+        &self,
+        queue: &Wqebbs,
+        spot: WqebbOffset,
+        count: u32,
+        single: bool,
+    ) -> bool {
         // The length first, of which none fits where there are no buffers; less than two wraps.
         if count.wrapping_sub(2) >= self.most || !single {
             return false;
@@ -151,13 +161,13 @@ impl Register {
         // suffice.
         mmio_wc_start();
         #[cfg(test)]
-        note(Step::BlueFlame);
+        note(RecordedStep::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
         let place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
         // One burst moves one block, and most requests are one.
         // SAFETY: a buffer has room for a block, and is aligned to a burst.
         unsafe { store_block(place, queue.block(spot)) };
-        if count > BLOCK {
+        if count > SEGMENTS_PER_WQEBB {
             // SAFETY: a buffer is whole blocks, and takes as many units as there are.
             unsafe { store_rest(place, queue, spot, count) };
         }
@@ -169,23 +179,23 @@ impl Register {
 
 /// The first word of a register.
 #[derive(Debug)]
-pub(crate) struct RegisterWord {
+pub(crate) struct DoorbellRegisterWord {
     place: *mut u64,
-    _register: Arc<Register>,
+    _register: Arc<DoorbellRegister>,
 }
 
-// SAFETY: see `Register`.
-unsafe impl Send for RegisterWord {}
-// SAFETY: see `Register`.
-unsafe impl Sync for RegisterWord {}
+// SAFETY: see `DoorbellRegister`.
+unsafe impl Send for DoorbellRegisterWord {}
+// SAFETY: see `DoorbellRegister`.
+unsafe impl Sync for DoorbellRegisterWord {}
 
-impl RegisterWord {
+impl DoorbellRegisterWord {
     /// Rings, by a word given as it shall lie there. Nobody has to be kept out of a register without
     /// buffers: the store is one access, and there is no turn to take.
     #[inline(always)]
     pub(crate) fn ring(&self, word: u64) {
         const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
-        // SAFETY: inside and aligned since `Register::new`, in the mapping that the register keeps.
+        // SAFETY: inside and aligned since `DoorbellRegister::new`, in the mapping that the register keeps.
         unsafe { store_word(self.place, word) };
     }
 }
@@ -200,7 +210,7 @@ unsafe fn store_word(place: *mut u64, word: u64) {
     // Pairs with the device reading the doorbell record when the register tells it to.
     mmio_wc_start();
     #[cfg(test)]
-    note(Step::Doorbell);
+    note(RecordedStep::Doorbell);
     // SAFETY: the caller's promise; one volatile store of eight bytes is what a device expects.
     unsafe { place.write_volatile(word) };
     // Pairs with the device taking words in the order of the rings that they belong to.
@@ -214,10 +224,10 @@ unsafe fn store_word(place: *mut u64, word: u64) {
 ///
 /// There is room for all of its blocks at `place` in a register's buffer, which is aligned to a unit.
 #[inline(always)]
-unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u32) {
-    let store = |nth: u32, block: Block<'_>| {
+unsafe fn store_rest(place: *mut [u64; 2], queue: &Wqebbs, spot: WqebbOffset, count: u32) {
+    let store = |nth: u32, block: Wqebb<'_>| {
         // SAFETY: within the room that the caller promises, as only blocks of the request are stored.
-        let place = unsafe { place.add((nth * BLOCK) as usize) };
+        let place = unsafe { place.add((nth * SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: as above.
         unsafe { store_block(place, block) };
     };
@@ -228,17 +238,17 @@ unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u3
     // One after the other, as long as buffers mostly are: a loop would cost as much again.
     // SAFETY: the row has more than one block.
     store(1, unsafe { row.get(1) });
-    if count <= 2 * BLOCK {
+    if count <= 2 * SEGMENTS_PER_WQEBB {
         return;
     }
     // SAFETY: and more than two.
     store(2, unsafe { row.get(2) });
-    if count <= 3 * BLOCK {
+    if count <= 3 * SEGMENTS_PER_WQEBB {
         return;
     }
     // SAFETY: and more than three.
     store(3, unsafe { row.get(3) });
-    if count > 4 * BLOCK {
+    if count > 4 * SEGMENTS_PER_WQEBB {
         // SAFETY: the caller's promise.
         unsafe { store_from(4, place, queue, spot, count) };
     }
@@ -251,10 +261,16 @@ unsafe fn store_rest(place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u3
 /// As there.
 #[cold]
 #[inline(never)]
-unsafe fn store_from(first: u32, place: *mut [u64; 2], queue: &Blocks, spot: Spot, count: u32) {
-    for nth in first..count.div_ceil(BLOCK) {
+unsafe fn store_from(
+    first: u32,
+    place: *mut [u64; 2],
+    queue: &Wqebbs,
+    spot: WqebbOffset,
+    count: u32,
+) {
+    for nth in first..count.div_ceil(SEGMENTS_PER_WQEBB) {
         // SAFETY: within the room that the caller promises.
-        let place = unsafe { place.add((nth * BLOCK) as usize) };
+        let place = unsafe { place.add((nth * SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: as above.
         unsafe { store_block(place, queue.block(queue.behind(spot, nth))) };
     }
@@ -266,8 +282,8 @@ unsafe fn store_from(first: u32, place: *mut [u64; 2], queue: &Blocks, spot: Spo
 ///
 /// There is room for it in a register's buffer, and the place is aligned to a unit.
 #[inline(always)]
-unsafe fn store_block(place: *mut [u64; 2], block: Block<'_>) {
-    for unit in 0..BLOCK {
+unsafe fn store_block(place: *mut [u64; 2], block: Wqebb<'_>) {
+    for unit in 0..SEGMENTS_PER_WQEBB {
         // SAFETY: within the room that the caller promises.
         let place = unsafe { place.add(unit as usize) };
         // SAFETY: as above, and aligned as the block's place is.

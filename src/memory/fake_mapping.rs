@@ -17,14 +17,14 @@ mod imp {
     use std::os::fd::{AsFd, OwnedFd};
 
     #[derive(Debug)]
-    pub(crate) struct MemFile(OwnedFd);
+    pub(crate) struct FakeMapping(OwnedFd);
 
-    impl MemFile {
+    impl FakeMapping {
         /// A file of zeros. `name` is in `/proc/self/maps` for as long as it is mapped.
-        pub(crate) fn new(name: &str, length: usize) -> MemFile {
+        pub(crate) fn new(name: &str, length: usize) -> FakeMapping {
             let file = memfd_create(name, MemfdFlags::CLOEXEC).expect("a file in memory");
             ftruncate(&file, length as u64).expect("room in a file");
-            MemFile(file)
+            FakeMapping(file)
         }
 
         /// The first `length` bytes.
@@ -52,18 +52,18 @@ mod imp {
 #[cfg(miri)]
 mod imp {
     use super::*;
-    use crate::mem::mapping::Shown;
+    use crate::memory::mapping::Shown;
     use memmap2::{MmapOptions, MmapRaw};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[derive(Debug)]
-    pub(crate) struct MemFile(Arc<MmapRaw>);
+    pub(crate) struct FakeMapping(Arc<MmapRaw>);
 
-    impl MemFile {
-        pub(crate) fn new(_name: &str, length: usize) -> MemFile {
+    impl FakeMapping {
+        pub(crate) fn new(_name: &str, length: usize) -> FakeMapping {
             let pages = MmapOptions::new().len(length).map_anon().expect("memory");
-            MemFile(Arc::new(MmapRaw::from(pages)))
+            FakeMapping(Arc::new(MmapRaw::from(pages)))
         }
 
         pub(crate) fn map(&self, length: usize, epoch: Epoch) -> Result<Mapping, Errno> {
@@ -113,4 +113,4 @@ mod imp {
     }
 }
 
-pub(crate) use imp::MemFile;
+pub(crate) use imp::FakeMapping;

@@ -1,7 +1,7 @@
 //! A ring behind its gate: one look tells whether there is such a ring, and whether it may be used
-//! here and now. Pairs with [`dbrec`](super::dbrec), where gates are.
+//! here and now. Pairs with [`dbrec`](super::doorbell_record), where gates are.
 
-use super::dbrec::Gate;
+use super::doorbell_record::Gate;
 use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -96,7 +96,7 @@ impl<T> Gated<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dbrec::DoorbellPages;
+    use super::super::doorbell_record::DoorbellPages;
     use super::*;
     use std::sync::Arc;
 
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(ring.here_mut(), Some(&mut 8));
         drop((gate, record));
         assert_eq!((ring.open(three), ring.open(four)), (Some(&8), None));
-        crate::mem::fork::in_child(|| {
+        crate::memory::fork::in_child(|| {
             assert_eq!((ring.open(three), ring.here(), ring.any()), (None, None, Some(&8)));
             assert_eq!(ring.here_mut(), None);
             assert!(ring.enter(NonZeroU8::MIN).is_err());

@@ -9,7 +9,7 @@
 
 pub(crate) mod lender;
 
-use super::parcel::Parcel;
+use super::compact_enum::CompactEnum;
 use super::sync::{AtomicU64, Ordering, Turns};
 use std::fmt;
 use std::marker::PhantomData;
@@ -39,14 +39,14 @@ const TAKEN: u64 = STATE | 1 << MARKS;
 /// first.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Slot<P> {
+struct Loan<P> {
     /// The ticket under which it is lent, or one of the two above.
     state: AtomicU64,
     /// There while the slot is lent.
     payload: Turns<MaybeUninit<P>>,
 }
 
-impl<P> Slot<P> {
+impl<P> Loan<P> {
     /// Gives back what is lent here under `ticket`.
     #[inline(always)]
     fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
@@ -86,13 +86,13 @@ impl<P> Slot<P> {
     }
 }
 
-impl<P> Default for Slot<P> {
+impl<P> Default for Loan<P> {
     fn default() -> Self {
-        Slot { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
+        Loan { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
     }
 }
 
-impl<P> Drop for Slot<P> {
+impl<P> Drop for Loan<P> {
     fn drop(&mut self) {
         drop(self.settle_any());
     }
@@ -101,7 +101,7 @@ impl<P> Drop for Slot<P> {
 /// What comes back, in the place where it was lent. The place is free when it was taken out.
 pub(crate) struct Settling<'s, P> {
     /// Taken, and holds its payload.
-    slot: &'s Slot<P>,
+    slot: &'s Loan<P>,
     /// It shows the payload by reference, so only one that can be shared makes it so.
     payload: PhantomData<P>,
 }
@@ -125,13 +125,13 @@ impl<P> Settling<'_, P> {
     }
 }
 
-impl<K, A, B> Settling<'_, Parcel<K, A, B>> {
+impl<K, A, B> Settling<'_, CompactEnum<K, A, B>> {
     /// Takes out what is small, and moves nothing but that.
     #[inline(always)]
     pub(crate) fn take_small(self) -> Result<(K, A), Self> {
         // SAFETY: it is there, and if anything is read nobody sees it again: the slot is freed as one
         // that is empty.
-        let small = unsafe { Parcel::read_small(self.get()) };
+        let small = unsafe { CompactEnum::read_small(self.get()) };
         let Some(small) = small else { return Err(self) };
         let slot = self.slot;
         std::mem::forget(self);
@@ -150,11 +150,11 @@ impl<P> Drop for Settling<'_, P> {
 
 /// Something that comes back another way than from a table.
 #[derive(Debug)]
-pub(crate) struct Spare<P>(Slot<P>);
+pub(crate) struct Spare<P>(Loan<P>);
 
 impl<P> Spare<P> {
     pub(crate) fn new() -> Self {
-        Spare(Slot::default())
+        Spare(Loan::default())
     }
 
     /// As if it had been lent. What is there already, because nobody took it out, stays for ever.
@@ -167,48 +167,48 @@ impl<P> Spare<P> {
 }
 
 /// The table, seen by everybody. Clones are the same table.
-pub(crate) struct Slots<P> {
+pub(crate) struct LoanTable<P> {
     /// The first of `slots`.
-    base: NonNull<Slot<P>>,
+    base: NonNull<Loan<P>>,
     /// The bits of a ticket that say which slot it is of.
     span: u64,
-    slots: Arc<[Slot<P>]>,
+    slots: Arc<[Loan<P>]>,
     len: u32,
 }
 
-impl<P> Clone for Slots<P> {
+impl<P> Clone for LoanTable<P> {
     fn clone(&self) -> Self {
-        Slots { base: self.base, span: self.span, slots: self.slots.clone(), len: self.len }
+        LoanTable { base: self.base, span: self.span, slots: self.slots.clone(), len: self.len }
     }
 }
 
 // SAFETY: all access is to `slots` by shared reference.
-unsafe impl<P: Send> Send for Slots<P> {}
+unsafe impl<P: Send> Send for LoanTable<P> {}
 // SAFETY: as above.
-unsafe impl<P: Send> Sync for Slots<P> {}
-impl<P> UnwindSafe for Slots<P> {}
-impl<P> RefUnwindSafe for Slots<P> {}
+unsafe impl<P: Send> Sync for LoanTable<P> {}
+impl<P> UnwindSafe for LoanTable<P> {}
+impl<P> RefUnwindSafe for LoanTable<P> {}
 
 // SAFETY: payloads are moved in by one thread and out by another, and never shared.
-unsafe impl<P: Send> Send for Slot<P> {}
-// SAFETY: `&Slot` only moves payloads in and out, which needs `P: Send` and no more; `Settling`, which
+unsafe impl<P: Send> Send for Loan<P> {}
+// SAFETY: `&Loan` only moves payloads in and out, which needs `P: Send` and no more; `Settling`, which
 // shows one, is not shared unless payloads can be.
-unsafe impl<P: Send> Sync for Slot<P> {}
+unsafe impl<P: Send> Sync for Loan<P> {}
 // Payloads are taken out whole before they are dropped: a panic leaves nothing half done.
-impl<P> UnwindSafe for Slot<P> {}
-impl<P> RefUnwindSafe for Slot<P> {}
+impl<P> UnwindSafe for Loan<P> {}
+impl<P> RefUnwindSafe for Loan<P> {}
 
-impl<P> Slots<P> {
+impl<P> LoanTable<P> {
     /// Of `count` slots and as many as are missing to a power of two, which are never lent.
-    fn new(count: u32) -> Slots<P> {
+    fn new(count: u32) -> LoanTable<P> {
         let all = count.max(1).next_power_of_two();
-        let slots: Arc<[Slot<P>]> = (0..all).map(|_| Slot::default()).collect();
+        let slots: Arc<[Loan<P>]> = (0..all).map(|_| Loan::default()).collect();
         for beyond in slots.iter().skip(count as usize) {
             beyond.state.store(TAKEN, Ordering::Relaxed);
         }
         let span = u64::from(all - 1) << MARKS;
         let base = NonNull::from(&*slots).cast();
-        Slots { base, span, slots, len: count }
+        LoanTable { base, span, slots, len: count }
     }
 
     /// How many can be lent at once.
@@ -236,9 +236,9 @@ impl<P> Slots<P> {
 
     /// The slot that is lent under `ticket`, if any.
     #[inline(always)]
-    fn slot(&self, ticket: u64) -> &Slot<P> {
-        // Slots are as far apart as their alignment, or a multiple of that.
-        let offset = (ticket & self.span) as usize * (size_of::<Slot<P>>() >> MARKS);
+    fn slot(&self, ticket: u64) -> &Loan<P> {
+        // LoanTable are as far apart as their alignment, or a multiple of that.
+        let offset = (ticket & self.span) as usize * (size_of::<Loan<P>>() >> MARKS);
         // SAFETY: `span` is less than the number of slots, `MARKS` bits up.
         let slot = unsafe { self.base.byte_add(offset) };
         // SAFETY: one of `slots`, which `self` holds and never lends mutably.
@@ -246,7 +246,7 @@ impl<P> Slots<P> {
     }
 
     /// Those that can be lent.
-    fn all(&self) -> impl Iterator<Item = &Slot<P>> {
+    fn all(&self) -> impl Iterator<Item = &Loan<P>> {
         self.slots.iter().take(self.len as usize)
     }
 
@@ -281,13 +281,13 @@ impl<P> Slots<P> {
     /// any more. What `visit` panics at keeps no other from coming back; the first panic goes on
     /// afterwards.
     pub(crate) fn reclaim<'t>(
-        tables: impl IntoIterator<Item = &'t Slots<P>>,
+        tables: impl IntoIterator<Item = &'t LoanTable<P>>,
         mut visit: impl FnMut(P),
     ) where
         P: 't,
     {
         let mut first = None;
-        for payload in tables.into_iter().flat_map(Slots::all).filter_map(Slot::settle_any) {
+        for payload in tables.into_iter().flat_map(LoanTable::all).filter_map(Loan::settle_any) {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| visit(payload))) {
                 match &first {
                     None => first = Some(panic),
@@ -312,20 +312,20 @@ pub(crate) trait Reclaim: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe 
     fn reclaim_all(&self);
 }
 
-impl<P: Send> Reclaim for Slots<P> {
+impl<P: Send> Reclaim for LoanTable<P> {
     fn reclaim_all(&self) {
-        Slots::reclaim([self], drop);
+        LoanTable::reclaim([self], drop);
     }
 }
 
-impl<P> fmt::Debug for Slots<P> {
+impl<P> fmt::Debug for LoanTable<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots").field("slots", &self.len).finish_non_exhaustive()
+        f.debug_struct("LoanTable").field("slots", &self.len).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
-impl<P> Slots<P> {
+impl<P> LoanTable<P> {
     fn give(&self, ticket: u64) -> Option<P> {
         self.settle(ticket).map(Settling::take)
     }

@@ -123,7 +123,7 @@ pub(crate) fn in_child_while_held<G>(hold: impl FnOnce() -> G + Send, child: imp
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mem::fork::in_child;
+    use crate::memory::fork::in_child;
     use std::cell::Cell;
     use std::rc::Rc;
 

@@ -10,17 +10,17 @@ use std::sync::atomic::{Ordering, fence};
 
 /// A mapped page, or several.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct MmioPage {
     base: *mut u8,
     mapping: Mapping,
 }
 
 // SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
-unsafe impl Send for Page {}
+unsafe impl Send for MmioPage {}
 // SAFETY: as above; which of two stores comes last is the business of those who store.
-unsafe impl Sync for Page {}
-impl std::panic::UnwindSafe for Page {}
-impl std::panic::RefUnwindSafe for Page {}
+unsafe impl Sync for MmioPage {}
+impl std::panic::UnwindSafe for MmioPage {}
+impl std::panic::RefUnwindSafe for MmioPage {}
 
 /// An integer that one access moves.
 pub(crate) trait Word: Copy {}
@@ -28,9 +28,9 @@ impl Word for u16 {}
 impl Word for u32 {}
 impl Word for u64 {}
 
-impl Page {
-    pub(crate) fn new(mapping: Mapping) -> Page {
-        Page { base: mapping.as_ptr(), mapping }
+impl MmioPage {
+    pub(crate) fn new(mapping: Mapping) -> MmioPage {
+        MmioPage { base: mapping.as_ptr(), mapping }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -78,13 +78,13 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::fork::Epoch;
-    use crate::mem::memfile::MemFile;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
 
     #[test]
     fn words_are_inside_and_aligned() {
         let epoch = Epoch::current().unwrap();
-        let page = Page::new(MemFile::new("page", 4096).map(4096, epoch).unwrap());
+        let page = MmioPage::new(FakeMapping::new("page", 4096).map(4096, epoch).unwrap());
         assert_eq!(page.store(4088, 0x0102_0304_0506_0708_u64.to_be()), Some(()));
         assert_eq!(page.load::<u32>(4092), Some(0x0506_0708_u32.to_be()));
         assert_eq!(page.store(0, 7u16), Some(()));

@@ -1,7 +1,7 @@
 //! Memory of a device that is mapped into this process: read and written in words, never borrowed.
 //!
 //! Pairs with what `mmap` of a uverbs file answers for device memory: pages of the device's own
-//! address range, which combine writes. [`Page`](super::page::Page) is the like of it for doorbells.
+//! address range, which combine writes. [`Page`](super::mmio_page::Page) is the like of it for doorbells.
 
 use super::barrier::{mmio_flush, mmio_wc_start, udma_from_device};
 use super::mapping::Mapping;
@@ -12,25 +12,29 @@ pub(crate) const WORD: usize = size_of::<u32>();
 
 /// A part of a mapping that is somebody's.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct MmioWindow {
     base: *mut u32,
     length: usize,
     mapping: Mapping,
 }
 
 // SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
-unsafe impl Send for Window {}
+unsafe impl Send for MmioWindow {}
 // SAFETY: as above; which of two stores comes last is the business of those who store.
-unsafe impl Sync for Window {}
-impl std::panic::UnwindSafe for Window {}
-impl std::panic::RefUnwindSafe for Window {}
+unsafe impl Sync for MmioWindow {}
+impl std::panic::UnwindSafe for MmioWindow {}
+impl std::panic::RefUnwindSafe for MmioWindow {}
 
-impl Window {
+impl MmioWindow {
     /// `length` bytes at `start` of the mapping; `None` unless they are inside and begin at a word.
-    pub(crate) fn new(mapping: Mapping, start: usize, length: usize) -> Option<Window> {
+    pub(crate) fn new(mapping: Mapping, start: usize, length: usize) -> Option<MmioWindow> {
         let inside = start.checked_add(length).is_some_and(|end| end <= mapping.len());
         let base = mapping.as_ptr().wrapping_add(start);
-        (inside && base.addr() % WORD == 0).then(|| Window { base: base.cast(), length, mapping })
+        (inside && base.addr() % WORD == 0).then(|| MmioWindow {
+            base: base.cast(),
+            length,
+            mapping,
+        })
     }
 
     /// Whether the caller runs in a child of the process that mapped the memory, where it is not
@@ -81,13 +85,13 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::fork::Epoch;
-    use crate::mem::memfile::MemFile;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
 
-    fn window(start: usize, length: usize) -> (MemFile, Option<Window>) {
-        let file = MemFile::new("window", 4096);
+    fn window(start: usize, length: usize) -> (FakeMapping, Option<MmioWindow>) {
+        let file = FakeMapping::new("window", 4096);
         let mapping = file.map(4096, Epoch::current().unwrap()).unwrap();
-        let window = Window::new(mapping, start, length);
+        let window = MmioWindow::new(mapping, start, length);
         (file, window)
     }
 

@@ -8,32 +8,32 @@
 
 pub(crate) mod allocator;
 pub(crate) mod barrier;
-pub(crate) mod blocks;
-mod chunk;
-pub(crate) mod dbrec;
-pub(crate) mod element;
-pub(crate) mod entries;
+pub(crate) mod buffer_slab;
+pub(crate) mod compact_enum;
+pub(crate) mod cq_buffer;
+pub(crate) mod doorbell_record;
+pub(crate) mod doorbell_register;
+#[cfg(test)]
+pub(crate) mod fake_mapping;
 pub(crate) mod fork;
 pub(crate) mod gated;
-pub(crate) mod inbox;
+pub(crate) mod loan_table;
 pub(crate) mod lock;
 pub(crate) mod mapping;
-pub(crate) mod masked;
-#[cfg(test)]
-pub(crate) mod memfile;
-pub(crate) mod noted;
-#[cfg(test)]
-pub(crate) mod order;
-pub(crate) mod page;
-pub(crate) mod parcel;
+pub(crate) mod mmio_page;
+pub(crate) mod mmio_window;
 pub(crate) mod pointer;
-pub(crate) mod queue;
+pub(crate) mod queue_memory;
+#[cfg(test)]
+pub(crate) mod recorded_order;
 pub(crate) mod region;
-pub(crate) mod register;
-pub(crate) mod ring;
-pub(crate) mod slab;
-pub(crate) mod slots;
+pub(crate) mod ring_array;
+pub(crate) mod rq_buffer;
+pub(crate) mod rxe_queue;
+mod shared_pages;
+pub(crate) mod sq_buffer;
 pub(crate) mod sync;
 pub(crate) mod udmabuf;
-pub(crate) mod units;
-pub(crate) mod window;
+pub(crate) mod update_list;
+pub(crate) mod wqe_segment;
+pub(crate) mod wqebb;

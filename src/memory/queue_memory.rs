@@ -2,14 +2,14 @@
 //!
 //! A ring holds an `Arc` of the memory, and whoever owns the kernel's object holds another that it
 //! gives up only after the kernel confirmed that the object is gone. The rings that are laid into it,
-//! [`Units`](super::units::Units) and [`Blocks`](super::blocks::Blocks) of requests and
-//! [`Elements`](super::element::Elements) of completions, check once that they fit, and then mask
+//! [`WqeSegments`](super::wqe_segment::WqeSegments) and [`Wqebbs`](super::wqebb::Wqebbs) of requests and
+//! [`CqBuffer`](super::cq_buffer::CqBuffer) of completions, check once that they fit, and then mask
 //! every index, so that no index can leave the memory. Only what is longer than a block is compared with the
 //! end, to see whether it goes on at the beginning.
 
 use super::allocator::DmaBufPart;
-use super::chunk::{self, Part};
 use super::fork::Epoch;
+use super::shared_pages::{self, PageRange};
 use memmap2::MmapRaw;
 use rustix::io::Errno;
 use std::fmt;
@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
 
 enum Keeper {
-    Part(ManuallyDrop<Part>),
+    PageRange(ManuallyDrop<PageRange>),
     Pages(ManuallyDrop<MmapRaw>),
     Custom(Option<Release>),
 }
@@ -53,10 +53,10 @@ impl QueueMemory {
         let epoch = Epoch::current()?;
         let page = rustix::param::page_size();
         let length = length.max(1).checked_next_multiple_of(page).ok_or(Errno::NOMEM)?;
-        let (base, keeper) = match Part::take(length)? {
-            Some(part) => (part.base(), Keeper::Part(ManuallyDrop::new(part))),
+        let (base, keeper) = match PageRange::take(length)? {
+            Some(part) => (part.base(), Keeper::PageRange(ManuallyDrop::new(part))),
             None => {
-                let pages = chunk::map(length)?;
+                let pages = shared_pages::map(length)?;
                 (pages.as_mut_ptr(), Keeper::Pages(ManuallyDrop::new(pages)))
             }
         };
@@ -140,9 +140,9 @@ impl Drop for QueueMemory {
     fn drop(&mut self) {
         let inherited = self.epoch.is_over();
         match &mut self.keeper {
-            Keeper::Part(_) | Keeper::Pages(_) if inherited => {}
+            Keeper::PageRange(_) | Keeper::Pages(_) if inherited => {}
             // SAFETY: dropped once, here, and not used afterwards.
-            Keeper::Part(part) => unsafe { ManuallyDrop::drop(part) },
+            Keeper::PageRange(part) => unsafe { ManuallyDrop::drop(part) },
             // SAFETY: dropped once, here, and not used afterwards.
             Keeper::Pages(pages) => unsafe { ManuallyDrop::drop(pages) },
             Keeper::Custom(release) => match release.take() {
@@ -174,7 +174,7 @@ impl QueueMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::units::{UNIT, Units};
+    use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -183,7 +183,7 @@ mod tests {
         let memory = Arc::new(QueueMemory::pages(5000).unwrap());
         assert_eq!(memory.len() % rustix::param::page_size(), 0);
         assert!(memory.len() >= 5000);
-        let units = Units::new(memory, 0, 256).unwrap();
+        let units = WqeSegments::new(memory, 0, 256).unwrap();
         assert!((0..256).all(|unit| units.read(unit) == [0, 0]));
     }
 
@@ -194,9 +194,9 @@ mod tests {
         let faults = || getrusage(UsageWho::RUSAGE_THREAD).unwrap().minor_page_faults();
         let page = rustix::param::page_size();
         for pages in [8, 512] {
-            let units = (pages * page / UNIT) as u32;
+            let units = (pages * page / SEGMENT) as u32;
             let memory = Arc::new(QueueMemory::pages(pages * page).unwrap());
-            let ring = Units::new(memory, 0, units).unwrap();
+            let ring = WqeSegments::new(memory, 0, units).unwrap();
             let before = faults();
             (0..units).for_each(|unit| ring.write(unit, [1, 2]));
             // The code's own pages may be new.
@@ -219,7 +219,7 @@ mod tests {
         // SAFETY: the buffer is the closure's, which gives it up when it is called.
         let memory = unsafe { QueueMemory::custom(base, 512, Box::new(release)) }.unwrap();
         assert_eq!((memory.len(), memory.addr()), (512, address));
-        let units = Units::new(Arc::new(memory), 0, 16);
+        let units = WqeSegments::new(Arc::new(memory), 0, 16);
         // Eight-byte alignment of the vector does not promise the sixteen of a unit.
         if let Some(units) = &units {
             assert!((0..32).all(|unit| units.read(unit) == [0, 0]));
@@ -246,9 +246,9 @@ mod tests {
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {
         let memory = QueueMemory::page();
-        let units = Units::new(memory.clone(), 0, 4).unwrap();
+        let units = WqeSegments::new(memory.clone(), 0, 4).unwrap();
         units.write(0, [7, 7]);
-        crate::mem::fork::in_child(|| {
+        crate::memory::fork::in_child(|| {
             assert_eq!(units.read(0), [0, 0]);
             assert!(memory.epoch().is_over());
             units.write(0, [9, 9]);

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 /// One access, or one barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RecordedStep {
     /// A piece of a request was written.
     Request,
     /// The byte that says whose a completion is was read.
@@ -32,11 +32,11 @@ pub(crate) enum Step {
 }
 
 thread_local! {
-    static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
+    static STEPS: RefCell<Option<Vec<RecordedStep>>> = const { RefCell::new(None) };
 }
 
 /// Notes `step` if somebody wants to know.
-pub(crate) fn note(step: Step) {
+pub(crate) fn note(step: RecordedStep) {
     STEPS.with_borrow_mut(|steps| {
         if let Some(steps) = steps {
             steps.push(step);
@@ -46,7 +46,7 @@ pub(crate) fn note(step: Step) {
 
 /// What `act` does, each kind of step that repeats named once.
 #[cfg(not(loom))]
-pub(crate) fn steps_of(act: impl FnOnce()) -> Vec<Step> {
+pub(crate) fn steps_of(act: impl FnOnce()) -> Vec<RecordedStep> {
     STEPS.replace(Some(Vec::new()));
     act();
     let mut steps = STEPS.take().unwrap_or_default();

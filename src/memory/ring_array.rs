@@ -5,36 +5,36 @@ use std::sync::Arc;
 /// `2^n` values; an index is taken modulo their number, so that none needs a check. Clones are the
 /// same array, each with the way to it at hand.
 #[derive(Debug)]
-pub(crate) struct Masked<T> {
+pub(crate) struct RingArray<T> {
     base: *const T,
     mask: u32,
     values: Arc<[T]>,
 }
 
 // SAFETY: all access is to `values` by shared reference.
-unsafe impl<T: Send + Sync> Send for Masked<T> {}
+unsafe impl<T: Send + Sync> Send for RingArray<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Sync for Masked<T> {}
+unsafe impl<T: Send + Sync> Sync for RingArray<T> {}
 
-impl<T> Clone for Masked<T> {
+impl<T> Clone for RingArray<T> {
     fn clone(&self) -> Self {
-        Masked { base: self.base, mask: self.mask, values: self.values.clone() }
+        RingArray { base: self.base, mask: self.mask, values: self.values.clone() }
     }
 }
 
-impl<T: Default> Masked<T> {
+impl<T: Default> RingArray<T> {
     /// At least `count` values, rounded up to a power of two.
-    pub(crate) fn new(count: u32) -> Masked<T> {
-        Masked::of(count, |_| T::default())
+    pub(crate) fn new(count: u32) -> RingArray<T> {
+        RingArray::of(count, |_| T::default())
     }
 }
 
-impl<T> Masked<T> {
+impl<T> RingArray<T> {
     /// At least `count` values, rounded up to a power of two.
-    pub(crate) fn of(count: u32, value: impl FnMut(u32) -> T) -> Masked<T> {
+    pub(crate) fn of(count: u32, value: impl FnMut(u32) -> T) -> RingArray<T> {
         let count = count.max(1).next_power_of_two();
         let values: Arc<[T]> = (0..count).map(value).collect();
-        Masked { base: values.as_ptr(), mask: count - 1, values }
+        RingArray { base: values.as_ptr(), mask: count - 1, values }
     }
 
     /// The value at `index`, modulo their number.
@@ -96,17 +96,17 @@ mod tests {
 
     #[test]
     fn any_index_has_a_place() {
-        let values = Masked::<u32>::new(5);
+        let values = RingArray::<u32>::new(5);
         assert_eq!(values.len(), 8);
         for index in [0, 7, 8, u32::MAX] {
             assert!(std::ptr::eq(values.at(index), &values.values[index as usize & 7]));
         }
-        assert_eq!(Masked::<u8>::new(0).len(), 1);
+        assert_eq!(RingArray::<u8>::new(0).len(), 1);
     }
 
     #[test]
     fn who_has_the_array_alone_puts_others_there() {
-        let mut values = Masked::<u32>::new(4);
+        let mut values = RingArray::<u32>::new(4);
         assert_eq!((values.put(6, 7), *values.at(2)), (Ok(0), 7));
         let other = values.clone();
         assert_eq!((values.put(2, 8), *other.at(2)), (Err(8), 7));
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn clones_are_the_same_array() {
-        let values = Masked::<std::sync::atomic::AtomicU32>::new(4);
+        let values = RingArray::<std::sync::atomic::AtomicU32>::new(4);
         let other = values.clone();
         values.at(2).store(7, std::sync::atomic::Ordering::Relaxed);
         drop(values);

@@ -1,18 +1,18 @@
-//! Receive queues with what their posters note of each request; see [`noted`](super::noted) for send
+//! Receive queues with what their posters note of each request; see [`noted`](super::sq_buffer) for send
 //! queues.
 
-use super::masked::Masked;
+use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::queue::QueueMemory;
-use super::units::{UNIT, Units};
+use super::recorded_order::{RecordedStep, note};
+use super::ring_array::RingArray;
+use super::wqe_segment::{SEGMENT, WqeSegments};
 use std::sync::Arc;
 
-/// A ring of entries of 2^n [units](Units), `LEAST` or more, and beside each a `T`.
+/// A ring of entries of 2^n [units](WqeSegments), `LEAST` or more, and beside each a `T`.
 #[derive(Debug)]
-pub(crate) struct Entries<T, const LEAST: usize> {
-    units: Units,
-    notes: Masked<T>,
+pub(crate) struct RqBuffer<T, const LEAST: usize> {
+    units: WqeSegments,
+    notes: RingArray<T>,
     /// Of numbers of entries.
     mask: u32,
     /// Binary logarithm of an entry's units.
@@ -23,7 +23,7 @@ pub(crate) struct Entries<T, const LEAST: usize> {
     more: bool,
 }
 
-impl<T, const LEAST: usize> Entries<T, LEAST> {
+impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
     /// `count` entries of `each` units at byte `offset`; `None` unless they are inside and aligned, both
     /// are powers of two, there are `LEAST` units or more, and there is a note for each entry.
     pub(crate) fn new(
@@ -31,21 +31,21 @@ impl<T, const LEAST: usize> Entries<T, LEAST> {
         offset: usize,
         count: u32,
         each: u32,
-        notes: Masked<T>,
+        notes: RingArray<T>,
     ) -> Option<Self> {
         let fits = count.is_power_of_two() && each.is_power_of_two() && each as usize >= LEAST;
         if !fits || notes.len() != count {
             return None;
         }
-        let units = Units::new(memory, offset, count.checked_mul(each)?)?;
+        let units = WqeSegments::new(memory, offset, count.checked_mul(each)?)?;
         let log = each.trailing_zeros() as u8;
-        let (mask, shift) = (count - 1, log + UNIT.trailing_zeros() as u8);
-        Some(Entries { units, notes, mask, log, shift, more: each as usize > LEAST })
+        let (mask, shift) = (count - 1, log + SEGMENT.trailing_zeros() as u8);
+        Some(RqBuffer { units, notes, mask, log, shift, more: each as usize > LEAST })
     }
 
     /// The ring as units.
     #[inline(always)]
-    pub(crate) fn units(&self) -> &Units {
+    pub(crate) fn units(&self) -> &WqeSegments {
         &self.units
     }
 
@@ -68,31 +68,31 @@ impl<T, const LEAST: usize> Entries<T, LEAST> {
 
     /// The entry `index`, which is taken modulo the ring, with its note.
     #[inline(always)]
-    pub(crate) fn at(&self, index: u32) -> (Entry<'_, LEAST>, &T) {
+    pub(crate) fn at(&self, index: u32) -> (RqSlot<'_, LEAST>, &T) {
         let within = index & self.mask;
         // SAFETY: there are as many notes as entries.
         let note = unsafe { self.notes.get(within) };
         // SAFETY: `new` found room for as many entries of so many bytes.
         let base = unsafe { self.units.base().byte_add((within as usize) << self.shift) };
-        (Entry { base, more: &self.more }, note)
+        (RqSlot { base, more: &self.more }, note)
     }
 }
 
 /// An entry of a ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry<'r, const LEAST: usize> {
+pub(crate) struct RqSlot<'r, const LEAST: usize> {
     base: *mut [u64; 2],
     /// Looked at when it matters.
     more: &'r bool,
 }
 
-impl<const LEAST: usize> Entry<'_, LEAST> {
+impl<const LEAST: usize> RqSlot<'_, LEAST> {
     /// Writes the unit `N`, which all entries have; `value` as it shall lie in memory.
     #[inline(always)]
     pub(crate) fn write<const N: usize>(self, value: [u64; 2]) {
         const { assert!(N < LEAST) };
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: an entry has as many units.
         let place = unsafe { self.base.add(N) };
         // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's protocol has
@@ -105,7 +105,7 @@ impl<const LEAST: usize> Entry<'_, LEAST> {
     pub(crate) fn write_half<const N: usize>(self, half: u64) {
         const { assert!(N < LEAST) };
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: an entry has as many units.
         let place = unsafe { self.base.add(N) }.cast::<u64>();
         // SAFETY: as in `write`.
@@ -119,7 +119,7 @@ impl<const LEAST: usize> Entry<'_, LEAST> {
             return;
         }
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: an entry has one more.
         let place = unsafe { self.base.add(LEAST) };
         // SAFETY: as in `write`.
@@ -135,9 +135,15 @@ mod tests {
     #[test]
     fn an_entry_has_its_note_and_what_is_behind_it() {
         let memory = QueueMemory::page();
-        let units = Units::new(memory.clone(), 64, 16).unwrap();
+        let units = WqeSegments::new(memory.clone(), 64, 16).unwrap();
         let entries = |count, each, notes| {
-            Entries::<_, 2>::new(memory.clone(), 64, count, each, Masked::<AtomicU32>::new(notes))
+            RqBuffer::<_, 2>::new(
+                memory.clone(),
+                64,
+                count,
+                each,
+                RingArray::<AtomicU32>::new(notes),
+            )
         };
         assert!(entries(4, 1, 4).is_none(), "less than the least");
         assert!(entries(4, 3, 4).is_none() && entries(3, 4, 4).is_none(), "no powers of two");

@@ -20,7 +20,7 @@ const CONSUMER_INDEX: usize = offset_of!(rxe_queue_buf, consumer_index);
 /// A mapped queue. Geometry is read once and checked against the mapping, so that no later index
 /// can leave it.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct RxeQueue {
     /// Shared with watches only.
     mapping: Arc<Mapping>,
     /// Where the mapping begins.
@@ -30,21 +30,21 @@ pub(crate) struct Ring {
 }
 
 // SAFETY: the mapping may be reached from any thread; all access goes through the methods below.
-unsafe impl Send for Ring {}
-// SAFETY: `&Ring` offers atomics and element copies; the queue types give each role (producer,
+unsafe impl Send for RxeQueue {}
+// SAFETY: `&RxeQueue` offers atomics and element copies; the queue types give each role (producer,
 // consumer) to one `&mut` owner, so that no element is written and read at once.
-unsafe impl Sync for Ring {}
-impl std::panic::RefUnwindSafe for Ring {}
+unsafe impl Sync for RxeQueue {}
+impl std::panic::RefUnwindSafe for RxeQueue {}
 
-impl Ring {
+impl RxeQueue {
     /// Takes a mapping whose elements have room for `element` bytes; `None` if the header does
     /// not describe a queue that fits into it.
-    pub(crate) fn new(mapping: Mapping, element: usize) -> Option<Ring> {
+    pub(crate) fn new(mapping: Mapping, element: usize) -> Option<RxeQueue> {
         if mapping.len() < HEADER {
             return None;
         }
         let base = mapping.as_ptr();
-        let mut ring = Ring { mapping: Arc::new(mapping), base, stride: 0, mask: 0 };
+        let mut ring = RxeQueue { mapping: Arc::new(mapping), base, stride: 0, mask: 0 };
         let log2 = ring.word(LOG2_ELEM_SIZE).load(Ordering::Relaxed);
         let mask = ring.word(INDEX_MASK).load(Ordering::Relaxed);
         let stride = 1usize.checked_shl(log2)?;
@@ -123,7 +123,7 @@ impl Ring {
         self.mask
     }
 
-    /// Elements between two indices.
+    /// CqBuffer between two indices.
     #[inline]
     pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
         to.wrapping_sub(from) & self.mask
@@ -171,7 +171,7 @@ impl Ring {
     }
 }
 
-/// Sees how far the producer and the consumer of a [`Ring`] are, and keeps the ring mapped for as long.
+/// Sees how far the producer and the consumer of a [`RxeQueue`] are, and keeps the ring mapped for as long.
 #[derive(Debug)]
 pub(crate) struct ProducerWatch {
     mapping: Arc<Mapping>,

@@ -1,6 +1,6 @@
 //! A mapping whose pages several queues share, so that a queue of a few pages costs no system call.
 //!
-//! Pairs with [`queue`](super::queue), whose memory it is. As there, pages are zero when they are
+//! Pairs with [`queue`](super::queue_memory), whose memory it is. As there, pages are zero when they are
 //! taken, and the kernel wipes them in a forked child.
 
 use super::fork::{Epoch, wipe_in_children};
@@ -16,25 +16,25 @@ const PAGES: u32 = u64::BITS;
 const LARGEST: u32 = PAGES / 4;
 
 /// Where parts are taken from. A creation that finds it locked maps memory of its own.
-static CURRENT: TryLock<Option<Arc<Chunk>>> = TryLock::new(None);
+static CURRENT: TryLock<Option<Arc<SharedPages>>> = TryLock::new(None);
 
 /// Pages in one piece, a bit for each that is taken.
 #[derive(Debug)]
-struct Chunk {
+struct SharedPages {
     pages: MmapRaw,
     taken: AtomicU64,
     epoch: Epoch,
 }
 
-impl Chunk {
-    fn new() -> Result<Arc<Chunk>, Errno> {
+impl SharedPages {
+    fn new() -> Result<Arc<SharedPages>, Errno> {
         let epoch = Epoch::current()?;
         let pages = map(PAGES as usize * rustix::param::page_size())?;
-        Ok(Arc::new(Chunk { pages, taken: AtomicU64::new(0), epoch }))
+        Ok(Arc::new(SharedPages { pages, taken: AtomicU64::new(0), epoch }))
     }
 
     /// The first `count` pages in a row that are free.
-    fn take(self: &Arc<Self>, count: u32) -> Option<Part> {
+    fn take(self: &Arc<Self>, count: u32) -> Option<PageRange> {
         let run = (1u64 << count) - 1;
         let mut taken = self.taken.load(Ordering::Relaxed);
         loop {
@@ -47,7 +47,7 @@ impl Chunk {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return Some(Part { chunk: self.clone(), first, count }),
+                Ok(_) => return Some(PageRange { chunk: self.clone(), first, count }),
                 Err(seen) => taken = seen,
             }
         }
@@ -67,16 +67,16 @@ pub(super) fn map(length: usize) -> Result<MmapRaw, Errno> {
 
 /// Some pages of a chunk. Not to be dropped in a forked child.
 #[derive(Debug)]
-pub(super) struct Part {
-    chunk: Arc<Chunk>,
+pub(super) struct PageRange {
+    chunk: Arc<SharedPages>,
     first: u32,
     count: u32,
 }
 
-impl Part {
+impl PageRange {
     /// `length` bytes, a multiple of the page; `None` if that is too much, or if others are just
     /// being taken.
-    pub(super) fn take(length: usize) -> Result<Option<Part>, Errno> {
+    pub(super) fn take(length: usize) -> Result<Option<PageRange>, Errno> {
         let count = length / rustix::param::page_size();
         let Some(count) = u32::try_from(count).ok().filter(|count| *count <= LARGEST) else {
             return Ok(None);
@@ -90,7 +90,7 @@ impl Part {
             return Ok(Some(part));
         }
         // The old one stays as long as its parts do.
-        let chunk = current.insert(Chunk::new()?);
+        let chunk = current.insert(SharedPages::new()?);
         Ok(chunk.take(count))
     }
 
@@ -101,7 +101,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PageRange {
     fn drop(&mut self) {
         let length = self.count as usize * rustix::param::page_size();
         // SAFETY: the part's pages, which nobody else has, and no device by the rule of queue memory.
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn parts_lie_apart_and_come_back_zeroed() {
-        let chunk = Chunk::new().unwrap();
+        let chunk = SharedPages::new().unwrap();
         let (one, two) = (chunk.take(3).unwrap(), chunk.take(2).unwrap());
         assert_eq!(one.base().wrapping_add(3 * page()), two.base());
         let last = one.base().wrapping_add(2 * page());
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_gap_is_used_if_it_is_long_enough() {
-        let chunk = Chunk::new().unwrap();
+        let chunk = SharedPages::new().unwrap();
         let (one, _two) = (chunk.take(2).unwrap(), chunk.take(1).unwrap());
         drop(one);
         assert_eq!(chunk.take(3).unwrap().first, 3);
@@ -151,15 +151,15 @@ mod tests {
     #[test]
     fn large_memory_is_no_part() {
         let largest = LARGEST as usize * page();
-        assert!(Part::take(largest + page()).unwrap().is_none());
+        assert!(PageRange::take(largest + page()).unwrap().is_none());
     }
 
     /// A part of so many bytes. Other tests take parts meanwhile, and a call that finds the chunk
     /// locked has none.
-    fn taken(length: usize) -> Part {
+    fn taken(length: usize) -> PageRange {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {
-            if let Some(part) = Part::take(length).unwrap() {
+            if let Some(part) = PageRange::take(length).unwrap() {
                 return part;
             }
             assert!(std::time::Instant::now() < deadline, "no part of {length} bytes");
@@ -170,9 +170,9 @@ mod tests {
     #[test]
     fn small_queues_share_a_mapping() {
         // One chunk may be full in between, with the parts of other tests.
-        let parts: Vec<Part> = (0..5).map(|_| taken(page())).collect();
+        let parts: Vec<PageRange> = (0..5).map(|_| taken(page())).collect();
         assert!(parts.iter().all(|part| part.count == 1), "{parts:?}");
-        let shared = |pair: &[Part]| Arc::ptr_eq(&pair[0].chunk, &pair[1].chunk);
+        let shared = |pair: &[PageRange]| Arc::ptr_eq(&pair[0].chunk, &pair[1].chunk);
         assert!(parts.windows(2).any(shared), "{parts:?}");
         assert_eq!(taken(LARGEST as usize * page()).count, LARGEST, "the largest part");
     }

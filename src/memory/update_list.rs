@@ -7,32 +7,32 @@
 use super::sync::{AtomicPtr, Ordering};
 use std::ptr;
 
-struct Letter<T> {
+struct Update<T> {
     value: T,
-    next: *mut Letter<T>,
+    next: *mut Update<T>,
 }
 
 /// A multi-producer stack whose consumer takes the whole of it at once, so that no node is ever
 /// compared after it was freed (no ABA).
-pub(crate) struct Inbox<T> {
-    head: AtomicPtr<Letter<T>>,
+pub(crate) struct UpdateList<T> {
+    head: AtomicPtr<Update<T>>,
 }
 
 // SAFETY: letters are owned by the inbox until taken and are moved, never shared, between threads.
-unsafe impl<T: Send> Send for Inbox<T> {}
-// SAFETY: `&Inbox` only moves values of `T` in and out, which needs `T: Send` and no more.
-unsafe impl<T: Send> Sync for Inbox<T> {}
-impl<T> std::panic::UnwindSafe for Inbox<T> {}
-impl<T> std::panic::RefUnwindSafe for Inbox<T> {}
+unsafe impl<T: Send> Send for UpdateList<T> {}
+// SAFETY: `&UpdateList` only moves values of `T` in and out, which needs `T: Send` and no more.
+unsafe impl<T: Send> Sync for UpdateList<T> {}
+impl<T> std::panic::UnwindSafe for UpdateList<T> {}
+impl<T> std::panic::RefUnwindSafe for UpdateList<T> {}
 
-impl<T> Inbox<T> {
+impl<T> UpdateList<T> {
     pub(crate) fn new() -> Self {
-        Inbox { head: AtomicPtr::new(ptr::null_mut()) }
+        UpdateList { head: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// Puts a letter in. Allocates, so it belongs to the control path.
     pub(crate) fn put(&self, value: T) {
-        let letter = Box::into_raw(Box::new(Letter { value, next: ptr::null_mut() }));
+        let letter = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             // SAFETY: `letter` came from `Box::into_raw` and nobody else knows it yet.
@@ -72,13 +72,13 @@ impl<T> Inbox<T> {
     }
 }
 
-impl<T> std::fmt::Debug for Inbox<T> {
+impl<T> std::fmt::Debug for UpdateList<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inbox").field("empty", &self.is_empty()).finish()
+        f.debug_struct("UpdateList").field("empty", &self.is_empty()).finish()
     }
 }
 
-impl<T> Drop for Inbox<T> {
+impl<T> Drop for UpdateList<T> {
     fn drop(&mut self) {
         self.take(drop);
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn takes_all_newest_first() {
-        let inbox = Inbox::new();
+        let inbox = UpdateList::new();
         assert!(inbox.is_empty());
         for n in 0..3 {
             inbox.put(n);
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn dropping_frees_unread_letters() {
         let letter = Arc::new(());
-        let inbox = Inbox::new();
+        let inbox = UpdateList::new();
         inbox.put(letter.clone());
         drop(inbox);
         assert_eq!(Arc::strong_count(&letter), 1);
@@ -141,7 +141,7 @@ mod model {
     #[test]
     fn put_put_take() {
         loom::model(|| {
-            let inbox = Arc::new(Inbox::new());
+            let inbox = Arc::new(UpdateList::new());
             let writers: Vec<_> = (1..=2u32)
                 .map(|n| {
                     let inbox = inbox.clone();

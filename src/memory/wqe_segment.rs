@@ -1,21 +1,21 @@
 //! Rings of the units that requests are made of.
 //!
-//! Pairs with [`queue`](super::queue), which has the memory; that it is large enough is asked once.
-//! Receive queues are such a ring, and [`Blocks`](super::blocks::Blocks) see one as larger pieces.
+//! Pairs with [`queue`](super::queue_memory), which has the memory; that it is large enough is asked once.
+//! Receive queues are such a ring, and [`Wqebbs`](super::wqebb::Wqebbs) see one as larger pieces.
 
+use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::queue::QueueMemory;
+use super::recorded_order::{RecordedStep, note};
 use std::sync::Arc;
 use uverbs_uapi::endian::Be32;
 
 /// Bytes of the unit that requests are made of.
-pub(crate) const UNIT: usize = 16;
+pub(crate) const SEGMENT: usize = 16;
 
 /// A ring of 16-byte units, a power of two of them: what work queues are made of. Requests are
 /// whole units, so one that reaches the end of the ring goes on at its beginning by itself.
 #[derive(Debug)]
-pub(crate) struct Units {
+pub(crate) struct WqeSegments {
     base: *mut [u64; 2],
     mask: u32,
     _memory: Arc<QueueMemory>,
@@ -23,19 +23,19 @@ pub(crate) struct Units {
 
 // SAFETY: see `QueueMemory`; the queue that owns the view writes through `&mut` of itself, or into
 // slots of a batch that it lent exclusively.
-unsafe impl Send for Units {}
+unsafe impl Send for WqeSegments {}
 // SAFETY: as above: one queue owns a view and gives the writing end to one borrower at a time.
-unsafe impl Sync for Units {}
+unsafe impl Sync for WqeSegments {}
 
-impl Units {
+impl WqeSegments {
     /// `count` units at byte `offset`; `None` unless they are inside, aligned and a power of two.
-    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Units> {
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<WqeSegments> {
         if !count.is_power_of_two() {
             return None;
         }
-        let length = UNIT.checked_mul(usize::try_from(count).ok()?)?;
-        let base = memory.range(offset, length, UNIT)?.as_ptr().cast();
-        Some(Units { base, mask: count - 1, _memory: memory })
+        let length = SEGMENT.checked_mul(usize::try_from(count).ok()?)?;
+        let base = memory.range(offset, length, SEGMENT)?.as_ptr().cast();
+        Some(WqeSegments { base, mask: count - 1, _memory: memory })
     }
 
     /// How many units there are.
@@ -59,7 +59,7 @@ impl Units {
     #[inline(always)]
     pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: inside and aligned, as `unit` says; whoever may write here is the only one, as
         // the ring's protocol has it, and the device does not look before it is told.
         unsafe { self.unit(index).write(value) };
@@ -86,9 +86,9 @@ impl Units {
     /// it ends. More than the whole ring is cut off.
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
-        note(Step::Request);
-        let ring = (self.mask as usize + 1) * UNIT;
-        let start = ((index & self.mask) as usize * UNIT + offset) & (ring - 1);
+        note(RecordedStep::Request);
+        let ring = (self.mask as usize + 1) * SEGMENT;
+        let start = ((index & self.mask) as usize * SEGMENT + offset) & (ring - 1);
         let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
         let rest = &rest[..rest.len().min(ring)];
         // SAFETY: `start` is inside, because the ring's size is a power of two.
@@ -110,18 +110,18 @@ mod tests {
     #[test]
     fn views_that_do_not_fit_are_refused() {
         let memory = QueueMemory::page();
-        let units = (memory.len() / UNIT) as u32;
-        assert!(Units::new(memory.clone(), 0, units).is_some());
-        assert!(Units::new(memory.clone(), 0, units * 2).is_none(), "too long");
-        assert!(Units::new(memory.clone(), UNIT, units).is_none(), "too far");
-        assert!(Units::new(memory.clone(), 8, 1).is_none(), "unaligned");
-        assert!(Units::new(memory.clone(), 0, 3).is_none(), "no power of two");
-        assert!(Units::new(memory, usize::MAX, 1).is_none());
+        let units = (memory.len() / SEGMENT) as u32;
+        assert!(WqeSegments::new(memory.clone(), 0, units).is_some());
+        assert!(WqeSegments::new(memory.clone(), 0, units * 2).is_none(), "too long");
+        assert!(WqeSegments::new(memory.clone(), SEGMENT, units).is_none(), "too far");
+        assert!(WqeSegments::new(memory.clone(), 8, 1).is_none(), "unaligned");
+        assert!(WqeSegments::new(memory.clone(), 0, 3).is_none(), "no power of two");
+        assert!(WqeSegments::new(memory, usize::MAX, 1).is_none());
     }
 
     #[test]
     fn units_go_on_at_the_beginning() {
-        let units = Units::new(QueueMemory::page(), 64, 4).unwrap();
+        let units = WqeSegments::new(QueueMemory::page(), 64, 4).unwrap();
         for unit in 6..10 {
             units.write(unit, [u64::from(unit), !0]);
         }

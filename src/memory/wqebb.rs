@@ -1,30 +1,30 @@
 //! Rings of blocks: send queues, whose requests begin at a block and are written piece by piece.
 //!
-//! Pairs with [`Units`](super::units::Units), whose ring it is: data that goes on at the beginning is
+//! Pairs with [`WqeSegments`](super::wqe_segment::WqeSegments), whose ring it is: data that goes on at the beginning is
 //! left to it, and all other data is written here.
 
+use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::order::{Step, note};
-use super::queue::QueueMemory;
-use super::units::{UNIT, Units};
+use super::recorded_order::{RecordedStep, note};
+use super::wqe_segment::{SEGMENT, WqeSegments};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use uverbs_uapi::endian::Be32;
 
-/// Units of a block.
-pub(crate) const BLOCK: u32 = 4;
+/// WqeSegments of a block.
+pub(crate) const SEGMENTS_PER_WQEBB: u32 = 4;
 
-/// What one block adds to a [`Spot`].
+/// What one block adds to a [`WqebbOffset`].
 const SPAN: u32 = 16;
-/// Bytes of the ring for each that a [`Spot`] counts.
-const SCALE: usize = BLOCK as usize * UNIT / SPAN as usize;
+/// Bytes of the ring for each that a [`WqebbOffset`] counts.
+const SCALE: usize = SEGMENTS_PER_WQEBB as usize * SEGMENT / SPAN as usize;
 
 /// Where in its ring a block is, as a quarter of the bytes before it: addresses can be scaled by four, so
 /// that one shift of a block's number leads to it, and to a note of 16 bytes beside it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spot(u32);
+pub(crate) struct WqebbOffset(u32);
 
-impl Spot {
+impl WqebbOffset {
     /// Bytes before it in a table of values `T`, one for each block. Of 16 bytes they cost nothing.
     #[inline(always)]
     pub(super) fn beside<T>(self) -> usize {
@@ -35,41 +35,41 @@ impl Spot {
         }
     }
 
-    /// Units before it.
+    /// WqeSegments before it.
     fn units(self) -> u32 {
-        self.0 / (SPAN / BLOCK)
+        self.0 / (SPAN / SEGMENTS_PER_WQEBB)
     }
 }
 
-/// A ring of blocks of four [units](Units), a power of two of them: a send queue, whose requests
+/// A ring of blocks of four [units](WqeSegments), a power of two of them: a send queue, whose requests
 /// begin at blocks.
 #[derive(Debug)]
-pub(crate) struct Blocks {
-    units: Units,
+pub(crate) struct Wqebbs {
+    units: WqeSegments,
     /// Of spots.
     mask: u32,
     /// The address behind the last.
     end: usize,
 }
 
-impl Blocks {
+impl Wqebbs {
     /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
-    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Blocks> {
-        let units = Units::new(memory, offset, count.checked_mul(BLOCK)?)?;
-        let last = (units.count() / BLOCK).checked_sub(1)?;
-        let end = units.base().addr() + units.count() as usize * UNIT;
-        Some(Blocks { mask: last.checked_mul(SPAN)?, end, units })
+    pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Wqebbs> {
+        let units = WqeSegments::new(memory, offset, count.checked_mul(SEGMENTS_PER_WQEBB)?)?;
+        let last = (units.count() / SEGMENTS_PER_WQEBB).checked_sub(1)?;
+        let end = units.base().addr() + units.count() as usize * SEGMENT;
+        Some(Wqebbs { mask: last.checked_mul(SPAN)?, end, units })
     }
 
     /// The blocks of `count` units from a spot on, if they do not go on at the beginning.
     #[inline(always)]
-    pub(super) fn row(&self, spot: Spot, count: u32) -> Option<Row<'_>> {
+    pub(super) fn row(&self, spot: WqebbOffset, count: u32) -> Option<WqebbRun<'_>> {
         let spot = self.behind(spot, 0);
         // SAFETY: of this ring.
         let first = unsafe { self.get(spot) };
         // The ring is whole blocks, so that what is behind the units in the last is inside as well.
-        let end = first.base.addr() + count as usize * UNIT;
-        (end <= self.end).then_some(Row { first })
+        let end = first.base.addr() + count as usize * SEGMENT;
+        (end <= self.end).then_some(WqebbRun { first })
     }
 
     /// How many there are.
@@ -79,14 +79,14 @@ impl Blocks {
 
     /// Where the block `index` is, which is taken modulo the ring.
     #[inline(always)]
-    pub(super) fn spot(&self, index: u32) -> Spot {
-        Spot(index.wrapping_mul(SPAN) & self.mask)
+    pub(super) fn spot(&self, index: u32) -> WqebbOffset {
+        WqebbOffset(index.wrapping_mul(SPAN) & self.mask)
     }
 
     /// The spot `count` blocks behind another, or behind what that is in this ring if it is of another.
     #[inline(always)]
-    pub(super) fn behind(&self, spot: Spot, count: u32) -> Spot {
-        Spot(spot.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
+    pub(super) fn behind(&self, spot: WqebbOffset, count: u32) -> WqebbOffset {
+        WqebbOffset(spot.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
     }
 
     /// The block there.
@@ -95,22 +95,22 @@ impl Blocks {
     ///
     /// The spot is of this ring.
     #[inline(always)]
-    pub(super) unsafe fn get(&self, spot: Spot) -> Block<'_> {
+    pub(super) unsafe fn get(&self, spot: WqebbOffset) -> Wqebb<'_> {
         // SAFETY: `new` found room for as many as there are.
         let base = unsafe { self.units.base().byte_add(spot.0 as usize * SCALE) };
-        Block { base, ring: PhantomData }
+        Wqebb { base, ring: PhantomData }
     }
 
     /// The block there, or what is there in this ring if the spot is of another.
     #[inline(always)]
-    pub(super) fn block(&self, spot: Spot) -> Block<'_> {
+    pub(super) fn block(&self, spot: WqebbOffset) -> Wqebb<'_> {
         // SAFETY: of this ring.
         unsafe { self.get(self.behind(spot, 0)) }
     }
 
     /// Writes the unit `unit` behind the beginning of a block, which may be one of another block.
     #[inline(always)]
-    pub(super) fn write(&self, spot: Spot, unit: u32, value: [u64; 2]) {
+    pub(super) fn write(&self, spot: WqebbOffset, unit: u32, value: [u64; 2]) {
         self.units.write(spot.units().wrapping_add(unit), value);
     }
 
@@ -122,7 +122,13 @@ impl Blocks {
     ///
     /// The spot is of this ring.
     #[inline(always)]
-    pub(super) unsafe fn inline(&self, spot: Spot, unit: u32, length: Be32, bytes: &[u8]) -> u32 {
+    pub(super) unsafe fn inline(
+        &self,
+        spot: WqebbOffset,
+        unit: u32,
+        length: Be32,
+        bytes: &[u8],
+    ) -> u32 {
         // SAFETY: the caller's promise.
         let block = unsafe { self.get(spot) };
         if block.inline(unit, length, bytes) {
@@ -145,9 +151,9 @@ impl Blocks {
     ///
     /// As there.
     #[inline(always)]
-    unsafe fn inline_long(&self, spot: Spot, unit: u32, length: Be32, bytes: &[u8]) -> bool {
+    unsafe fn inline_long(&self, spot: WqebbOffset, unit: u32, length: Be32, bytes: &[u8]) -> bool {
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: the caller's promise.
         let block = unsafe { self.get(spot) };
         let place = block.base.wrapping_add(unit as u8 as usize).cast::<Be32>();
@@ -166,47 +172,47 @@ impl Blocks {
     }
 }
 
-/// Blocks side by side.
+/// Wqebbs side by side.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row<'r> {
-    first: Block<'r>,
+pub(super) struct WqebbRun<'r> {
+    first: Wqebb<'r>,
 }
 
-impl<'r> Row<'r> {
+impl<'r> WqebbRun<'r> {
     /// The block `nth`.
     ///
     /// # Safety
     ///
     /// The row has more than `nth`.
     #[inline(always)]
-    pub(super) unsafe fn get(&self, nth: usize) -> Block<'r> {
-        // SAFETY: the caller's promise, and `Blocks::row` found room for all.
-        let base = unsafe { self.first.base.add(nth * BLOCK as usize) };
-        Block { base, ring: PhantomData }
+    pub(super) unsafe fn get(&self, nth: usize) -> Wqebb<'r> {
+        // SAFETY: the caller's promise, and `Wqebbs::row` found room for all.
+        let base = unsafe { self.first.base.add(nth * SEGMENTS_PER_WQEBB as usize) };
+        Wqebb { base, ring: PhantomData }
     }
 }
 
-/// Units of inline data, with the word that says how long it is.
+/// WqeSegments of inline data, with the word that says how long it is.
 #[inline(always)]
 fn inline_units(bytes: &[u8]) -> u32 {
-    (bytes.len() as u32 + size_of::<Be32>() as u32).div_ceil(UNIT as u32)
+    (bytes.len() as u32 + size_of::<Be32>() as u32).div_ceil(SEGMENT as u32)
 }
 
 /// One block of a ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block<'r> {
+pub(crate) struct Wqebb<'r> {
     base: *mut [u64; 2],
-    ring: PhantomData<&'r Blocks>,
+    ring: PhantomData<&'r Wqebbs>,
 }
 
-impl Block<'_> {
+impl Wqebb<'_> {
     /// Writes the unit `n` of the block, modulo four; `value` as it shall lie in memory.
     #[inline(always)]
     pub(crate) fn write(self, n: u32, value: [u64; 2]) {
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: a block has four units.
-        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        let place = unsafe { self.base.add((n % SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
         // protocol has it, and the device does not look before it is told.
         unsafe { place.write(value) };
@@ -217,15 +223,15 @@ impl Block<'_> {
     #[inline(always)]
     fn inline(self, n: u32, length: Be32, bytes: &[u8]) -> bool {
         const WORD: usize = size_of::<Be32>();
-        let room = (BLOCK.saturating_sub(n) as usize * UNIT).saturating_sub(WORD);
+        let room = (SEGMENTS_PER_WQEBB.saturating_sub(n) as usize * SEGMENT).saturating_sub(WORD);
         // As many as are copied below. A control unit stands first, so that there is never more room.
-        let room = room.min(3 * UNIT);
+        let room = room.min(3 * SEGMENT);
         // Both at once, as what is less than a unit wraps.
-        if room < UNIT || bytes.len().wrapping_sub(UNIT) > room - UNIT {
+        if room < SEGMENT || bytes.len().wrapping_sub(SEGMENT) > room - SEGMENT {
             return false;
         }
         #[cfg(test)]
-        note(Step::Request);
+        note(RecordedStep::Request);
         // SAFETY: `n` is less than the units of a block, or there were no room.
         let start = unsafe { self.base.add(n as usize) }.cast::<u8>();
         // SAFETY: inside, and aligned as a unit is; see `write` for who else may be there.
@@ -234,24 +240,24 @@ impl Block<'_> {
         let to = unsafe { start.add(WORD) };
         // The first unit, the last from the end back, and one between where these two do not meet;
         // there is no room for more.
-        // SAFETY: `UNIT` bytes are there to read, and room to write them. Queue memory is never lent as
+        // SAFETY: `SEGMENT` bytes are there to read, and room to write them. Queue memory is never lent as
         // a slice, so that the two lie apart.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), UNIT) };
-        if bytes.len() > 2 * UNIT {
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), SEGMENT) };
+        if bytes.len() > 2 * SEGMENT {
             // SAFETY: there are as many bytes.
-            let piece = unsafe { bytes.as_ptr().add(UNIT) };
+            let piece = unsafe { bytes.as_ptr().add(SEGMENT) };
             // SAFETY: inside, since there is room for all bytes.
-            let place = unsafe { to.add(UNIT) };
+            let place = unsafe { to.add(SEGMENT) };
             // SAFETY: as for the first.
-            unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+            unsafe { place.copy_from_nonoverlapping(piece, SEGMENT) };
         }
-        let last = bytes.len() - UNIT;
-        // SAFETY: the last `UNIT` bytes.
+        let last = bytes.len() - SEGMENT;
+        // SAFETY: the last `SEGMENT` bytes.
         let piece = unsafe { bytes.as_ptr().add(last) };
         // SAFETY: inside, since there is room for all bytes.
         let place = unsafe { to.add(last) };
         // SAFETY: as for the first.
-        unsafe { place.copy_from_nonoverlapping(piece, UNIT) };
+        unsafe { place.copy_from_nonoverlapping(piece, SEGMENT) };
         true
     }
 
@@ -259,7 +265,7 @@ impl Block<'_> {
     #[inline(always)]
     pub(super) fn read(self, n: u32) -> [u64; 2] {
         // SAFETY: a block has four units.
-        let place = unsafe { self.base.add((n % BLOCK) as usize) };
+        let place = unsafe { self.base.add((n % SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: inside and aligned; initialised since the memory was zeroed.
         unsafe { place.read() }
     }
@@ -274,20 +280,22 @@ mod tests {
     fn inline_data_lies_as_byte_by_byte() {
         const COUNT: u32 = 4;
         let bytes: Vec<u8> = (1..=100).collect();
-        for (index, unit) in (0..COUNT).flat_map(|index| (0..BLOCK).map(move |unit| (index, unit)))
+        for (index, unit) in
+            (0..COUNT).flat_map(|index| (0..SEGMENTS_PER_WQEBB).map(move |unit| (index, unit)))
         {
             for length in 0..=bytes.len() {
                 let data = &bytes[..length];
-                let ring = Blocks::new(QueueMemory::page(), 64, COUNT).unwrap();
-                let plain = Units::new(QueueMemory::page(), 64, COUNT * BLOCK).unwrap();
+                let ring = Wqebbs::new(QueueMemory::page(), 64, COUNT).unwrap();
+                let plain =
+                    WqeSegments::new(QueueMemory::page(), 64, COUNT * SEGMENTS_PER_WQEBB).unwrap();
                 let word = Be32::new(length as u32 | 1 << 31);
                 // SAFETY: a spot of this ring.
                 let units = unsafe { ring.inline(ring.spot(index), unit, word, data) };
                 assert_eq!(units, if length == 0 { 0 } else { inline_units(data) });
                 if length > 0 {
-                    plain.inline(index * BLOCK + unit, word, data);
+                    plain.inline(index * SEGMENTS_PER_WQEBB + unit, word, data);
                 }
-                for n in 0..COUNT * BLOCK {
+                for n in 0..COUNT * SEGMENTS_PER_WQEBB {
                     assert_eq!(ring.units.read(n), plain.read(n), "{index} {unit} {length} {n}");
                 }
             }

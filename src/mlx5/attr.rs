@@ -44,7 +44,7 @@ impl DeviceAttr {
         self.limits.max_rq_desc_sz
     }
 
-    /// Blocks of 64 bytes in the largest send queue.
+    /// Wqebbs of 64 bytes in the largest send queue.
     pub fn max_send_blocks(&self) -> u32 {
         self.limits.max_send_wqebb
     }

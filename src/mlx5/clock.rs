@@ -5,7 +5,7 @@
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mem::page::Page;
+use crate::memory::mmio_page::MmioPage;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::mem::offset_of;
@@ -27,8 +27,8 @@ const TRIES: u32 = 1 << 20;
 #[doc(alias = "mlx5dv_clock_info")]
 #[derive(Debug)]
 pub struct Clock {
-    counter: Option<(Page, usize)>,
-    info: Option<Page>,
+    counter: Option<(MmioPage, usize)>,
+    info: Option<MmioPage>,
 }
 
 /// How counts become nanoseconds, at one moment.
@@ -56,7 +56,7 @@ impl Clock {
         let map = |command: u32| {
             let offset = u64::from(command << INDEX_BITS) * page_size() as u64;
             match file.kernel.mapper().map_read_only(offset, page_size()) {
-                Ok(mapping) => Ok(Some(Page::new(mapping))),
+                Ok(mapping) => Ok(Some(MmioPage::new(mapping))),
                 // The kernel has the page where pages are small, and knows it otherwise.
                 Err(Errno::OPNOTSUPP) => Ok(None),
                 Err(errno) => Err(Error::from_kernel(VERB, errno)),
@@ -130,7 +130,7 @@ impl Clock {
 
 impl Scale {
     /// `None` if the page was written meanwhile.
-    fn read(page: &Page) -> Option<Scale> {
+    fn read(page: &MmioPage) -> Option<Scale> {
         let sign = page.load::<u32>(offset_of!(mlx5_ib_clock_info, sign))?;
         if sign & MLX5_IB_CLOCK_INFO_KERNEL_UPDATING != 0 {
             return None;

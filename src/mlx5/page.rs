@@ -1,6 +1,6 @@
 //! A page of doorbells, mapped: what [`Uar`](super::Uar) and [`Var`](super::Var) are rung through.
 
-use crate::mem::page::{Page, Word};
+use crate::memory::mmio_page::{MmioPage, Word};
 use std::fmt;
 
 /// A mapped page of doorbells.
@@ -15,11 +15,11 @@ use std::fmt;
 /// removed, stores go nowhere.
 #[derive(Debug)]
 pub struct DoorbellPage {
-    page: Page,
+    page: MmioPage,
 }
 
 impl DoorbellPage {
-    pub(super) fn new(page: Page) -> Self {
+    pub(super) fn new(page: MmioPage) -> Self {
         DoorbellPage { page }
     }
 

@@ -3,7 +3,7 @@
 use super::page::DoorbellPage;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mem::page::Page;
+use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::provider::mlx5::uar;
 use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
@@ -95,7 +95,7 @@ impl Uar {
         let mapping =
             self.page.map(&*file.kernel).map_err(|errno| Error::from_kernel(VERB, errno))?;
         file.share();
-        Ok(DoorbellPage::new(Page::new(mapping)))
+        Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 
     /// Frees the UAR and says whether that went well; dropping it does the same silently. A page

@@ -5,7 +5,7 @@ use super::page::DoorbellPage;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::file::File;
-use crate::mem::page::Page;
+use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
@@ -55,7 +55,7 @@ impl Place {
             _ => Error::from_kernel(VERB, errno),
         })?;
         file.share();
-        Ok(DoorbellPage::new(Page::new(mapping)))
+        Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 }
 

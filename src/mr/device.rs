@@ -4,7 +4,7 @@ use super::{MemoryRegion, MrInner, RegionBuilder, resolve};
 use crate::access::Access;
 use crate::dm::{DeviceMemory, DmInner};
 use crate::error::{Error, Result};
-use crate::mem::region::Backing;
+use crate::memory::region::Backing;
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{ProtectionDomain, Sharing};

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
-use crate::mem::region::{Backing, Foreign, Place};
+use crate::memory::region::{Backing, Foreign, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{ProtectionDomain, Sharing};

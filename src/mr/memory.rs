@@ -1,7 +1,7 @@
 //! How this process reads and writes the memory of a region.
 
 use super::{MemoryRegion, RegionError};
-use crate::mem::region::{Backing, Borrowed, RawRange, StableBytes};
+use crate::memory::region::{Backing, Borrowed, RawRange, StableBytes};
 use std::ptr;
 use std::sync::atomic::AtomicU64;
 use zerocopy::{FromBytes, IntoBytes};

@@ -27,7 +27,7 @@ use crate::access::Access;
 use crate::context::Context;
 use crate::error::Error;
 use crate::file::File;
-use crate::mem::region::{Backing, Place};
+use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::Object;
 use crate::pd::PdInner;

@@ -8,7 +8,7 @@ use super::{MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mem::region::{
+use crate::memory::region::{
     AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes,
 };
 use crate::number::{Lkey, Rkey};

@@ -3,7 +3,7 @@
 use super::{HELD, MemoryRegion, MrInner, register};
 use crate::access::Access;
 use crate::error::{Error, Result};
-use crate::mem::region::{Backing, Place, StableBytes};
+use crate::memory::region::{Backing, Place, StableBytes};
 use crate::number::{Lkey, Rkey};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::uverbs::invoke_write::write;

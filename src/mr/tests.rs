@@ -1,6 +1,6 @@
 //! Regions on a kernel that the test plays: what no device does on demand.
 
-use crate::mem::region::StableBytes;
+use crate::memory::region::StableBytes;
 use crate::tests::Bench;
 use crate::uverbs::scripted::Op;
 use crate::{Access, Errno, RegionError, Rereg, WcStatus, WindowType};

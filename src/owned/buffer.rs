@@ -5,7 +5,7 @@ use super::memory::Name;
 use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
-use crate::mem::slab::{Pages, Piece, SharedPiece, Slab};
+use crate::memory::buffer_slab::{BufferSlab, Pages, SharedSlabBuffer, SlabBuffer};
 use crate::mr::{MemoryRegion, RegionBuilder};
 use crate::number::Lkey;
 use crate::pd::{ProtectionDomain, Sharing};
@@ -38,10 +38,10 @@ impl Near {
     }
 }
 
-type Pool = Slab<Registered, Near>;
+type Pool = BufferSlab<Registered, Near>;
 
 /// A piece of a pool, whatever part of it is used.
-pub(super) type Whole = Piece<Registered, Near>;
+pub(super) type Whole = SlabBuffer<Registered, Near>;
 
 /// Which part of a piece is used. Its length comes first, where a request's word for memory is made of it
 /// by a shift.
@@ -149,7 +149,7 @@ impl BufferPoolBuilder {
             .register(pages)
             .map_err(|failed| failed.error.in_verb(VERB))?;
         let near = Near { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
-        let slab = Slab::new(&shared, stride, count, Registered { region }, near)
+        let slab = BufferSlab::new(&shared, stride, count, Registered { region }, near)
             .ok_or_else(|| Error::invalid(VERB, format!("{count} buffers of {size} bytes")))?;
         Ok(BufferPool { slab })
     }
@@ -211,7 +211,7 @@ impl fmt::Debug for BufferPool {
 /// It goes back to the pool when it is dropped. While a request works on it the queue has it.
 #[repr(C)]
 pub struct Buffer {
-    piece: Piece<Registered, Near>,
+    piece: SlabBuffer<Registered, Near>,
     // As an `Extent` has them.
     length: u32,
     offset: u32,
@@ -321,7 +321,7 @@ impl fmt::Debug for Buffer {
 ///
 /// Cloning and slicing copy nothing. It goes back to the pool with its last holder.
 pub struct SharedBuffer {
-    piece: SharedPiece<Registered, Near>,
+    piece: SharedSlabBuffer<Registered, Near>,
     offset: u32,
     length: u32,
 }

@@ -8,7 +8,7 @@ use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
 use crate::error::{Error, Result};
-use crate::mem::slots::Spare;
+use crate::memory::loan_table::Spare;
 use crate::pd::{KernelPd, Shared, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;

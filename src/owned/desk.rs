@@ -4,8 +4,8 @@ use super::buffer::{Buffer, Extent, Whole};
 use super::memory::{Memory, Named};
 use super::route::{Entry, Lent, Rest};
 use crate::identity::Identity;
-use crate::mem::parcel::{Content, Parcel};
-use crate::mem::slots::lender::{self, Lender, Lending, Vacancy};
+use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::memory::loan_table::lender::{self, Lender, Lending, Vacancy};
 use crate::pd::KernelPd;
 use crate::wr::{PostError, Sge};
 use std::fmt;
@@ -163,13 +163,13 @@ impl<'d, T> Place<'d, T> {
     pub(super) fn lend(self, memory: Memory, tag: T) {
         match memory {
             Memory::Buffer(buffer) => self.fill(buffer, tag).lend(),
-            other => self.vacancy.lend(Parcel::new(Content::Large(Rest::Owned(other, tag)))),
+            other => self.vacancy.lend(CompactEnum::new(Content::Large(Rest::Owned(other, tag)))),
         }
     }
 
     /// The same for a request on memory that a scope borrows, in a place [apart](Draft::place_apart).
     pub(super) fn lend_scoped(self) {
-        self.vacancy.lend(Parcel::new(Content::Large(Rest::Scoped)));
+        self.vacancy.lend(CompactEnum::new(Content::Large(Rest::Scoped)));
     }
 }
 

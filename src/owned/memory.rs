@@ -3,7 +3,7 @@
 use super::buffer::{Buffer, SharedBuffer};
 use super::desk::{Place, Refused, named, taken_back};
 use crate::identity::Identity;
-use crate::mem::region::StableBytes;
+use crate::memory::region::StableBytes;
 use crate::mr::{MemoryRegion, RegionError};
 use crate::wr::Sge;
 use std::any::Any;

@@ -3,18 +3,18 @@
 use super::buffer::{Buffer, Extent, Whole};
 use super::memory::Memory;
 use crate::cq::Lease;
-use crate::mem::lock::Lock;
-use crate::mem::masked::Masked;
-use crate::mem::parcel::{Content, Parcel};
-use crate::mem::slots::lender::Lender;
-use crate::mem::slots::{MARK, Settling, Slots};
+use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::memory::loan_table::lender::Lender;
+use crate::memory::loan_table::{LoanTable, MARK, Settling};
+use crate::memory::lock::Lock;
+use crate::memory::ring_array::RingArray;
 use crate::provider::Member;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is lent to one request: a buffer with what the request was posted with, or else the rest.
-pub(super) type Entry<T> = Parcel<Whole, (Extent, T), Rest<T>>;
+pub(super) type Entry<T> = CompactEnum<Whole, (Extent, T), Rest<T>>;
 
 /// What is lent to a request, if it is no buffer.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) enum Rest<T> {
 /// What is lent to a request with a tag.
 #[inline(always)]
 pub(super) fn entry<T>(memory: Memory, tag: T) -> Entry<T> {
-    Parcel::new(match memory {
+    CompactEnum::new(match memory {
         Memory::Buffer(buffer) => {
             let (piece, extent) = buffer.into_parts();
             Content::Small(piece, (extent, tag))
@@ -49,7 +49,7 @@ pub(super) fn parts<T>(entry: Entry<T>) -> Option<(Memory, T)> {
     }
 }
 
-pub(super) type Lent<T> = Slots<Entry<T>>;
+pub(super) type Lent<T> = LoanTable<Entry<T>>;
 
 /// What marks the number of a receive: its queue has a table of its own.
 pub(super) const RECV: u64 = MARK;
@@ -131,7 +131,7 @@ impl<T> Known<T> {
 pub(super) struct Routes<T> {
     /// A hash table with open addressing, at most half full and of a power of two; kernels number
     /// queue pairs one after the other, so that the number itself is as good as a hash.
-    table: Masked<Known<T>>,
+    table: RingArray<Known<T>>,
     /// Who settles nothing, and what nobody lends in.
     nobody: Known<T>,
     empty: Lent<T>,
@@ -150,7 +150,7 @@ impl<T> Routes<T> {
     pub(super) fn new() -> Self {
         let empty = Lender::new(0, SEND).slots().clone();
         Routes {
-            table: Masked::of(1, |_| Known::nobody(&empty)),
+            table: RingArray::of(1, |_| Known::nobody(&empty)),
             nobody: Known::nobody(&empty),
             empty,
             count: 0,
@@ -234,7 +234,7 @@ impl<T> Routes<T> {
         let (count, len) = (self.count + 1, self.table.len());
         if 2 * count > len {
             let empty = &self.empty;
-            let small = Masked::of(2 * len, |_| Known::nobody(empty));
+            let small = RingArray::of(2 * len, |_| Known::nobody(empty));
             let small = std::mem::replace(&mut self.table, small);
             for at in 0..len {
                 if let Some(route) = &small.at(at).route {
@@ -322,12 +322,12 @@ mod tests {
     /// Whoever got it next could name what is lent by a shared table.
     #[test]
     fn a_number_is_not_dealt_while_it_leads_somewhere() {
-        use crate::provider::mlx5::index::Indices;
-        use crate::provider::mlx5::record::{Receives, Record};
-        let (indices, mut routes) = (Indices::new(), Routes::new());
+        use crate::provider::mlx5::uidx::UidxAllocator;
+        use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
+        let (indices, mut routes) = (UidxAllocator::new(), Routes::new());
         let index = indices.take().unwrap();
         let number = index.number();
-        let member = Member::Mlx5(Record::new(7, index, Some(4), Receives::None));
+        let member = Member::Mlx5(SharedQp::new(7, index, Some(4), Receives::None));
         let route = routes.route((number, member, None), lent(), lent(), 2);
         routes.add(route.clone());
         route.close();
@@ -443,6 +443,6 @@ mod tests {
             route.close();
             assert_eq!(routes.dead(), []);
         };
-        crate::mem::lock::in_child_while_held(|| obituary.lock(), child);
+        crate::memory::lock::in_child_while_held(|| obituary.lock(), child);
     }
 }

@@ -11,7 +11,7 @@ use crate::cq::PollError;
 use crate::error::Result;
 use crate::file::File;
 use crate::identity::Identity;
-use crate::mem::region::{Pledged, Pledges};
+use crate::memory::region::{Pledged, Pledges};
 use crate::mr::{HostMemory, MemoryRegion, RegionError};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};

@@ -6,21 +6,21 @@ const ROOM: usize = 112;
 
 /// A driver's output struct, as bytes until it is read.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct DriverResponse {
     bytes: [u8; ROOM],
     length: usize,
 }
 
-impl Answer {
+impl DriverResponse {
     /// The driver answers nothing.
     pub(crate) fn none() -> Self {
-        Answer { bytes: [0; ROOM], length: 0 }
+        DriverResponse { bytes: [0; ROOM], length: 0 }
     }
 
     /// The driver answers a `T`.
     pub(crate) fn room_for<T>() -> Self {
         const { assert!(size_of::<T>() <= ROOM) };
-        Answer { bytes: [0; ROOM], length: size_of::<T>() }
+        DriverResponse { bytes: [0; ROOM], length: size_of::<T>() }
     }
 
     /// The answer as a `T`, zero where the driver wrote less.
@@ -33,7 +33,7 @@ impl Answer {
     }
 }
 
-impl AsMut<[u8]> for Answer {
+impl AsMut<[u8]> for DriverResponse {
     fn as_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.length]
     }

@@ -2,10 +2,10 @@
 //!
 //! A private enum, matched once per batch, in place of generics that would leak into every public
 //! type. Providers open no files, hold no context and know no objects: a creation is planned with
-//! queue memory from a [`Source`](crate::mem::allocator::Source), sent to the kernel by whoever asked,
+//! queue memory from a [`Source`](crate::memory::allocator::Source), sent to the kernel by whoever asked,
 //! and finished with what the kernel answered; [`plan`] says how.
 
-pub(crate) mod answer;
+pub(crate) mod driver_response;
 pub(crate) mod mlx5;
 pub(crate) mod plan;
 mod queue;
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use crate::wr::Address;
-use answer::Answer;
+use driver_response::DriverResponse;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
@@ -149,17 +149,17 @@ impl Provider {
         }
     }
 
-    pub(crate) fn device_answer(&self) -> Answer {
+    pub(crate) fn device_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => Answer::none(),
-            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_query_device_resp>(),
+            Provider::Rxe => DriverResponse::none(),
+            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
         }
     }
 
-    pub(crate) fn pd_answer(&self) -> Answer {
+    pub(crate) fn pd_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => Answer::none(),
-            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_alloc_pd_resp>(),
+            Provider::Rxe => DriverResponse::none(),
+            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
         }
     }
 
@@ -204,10 +204,10 @@ impl Provider {
         DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
     }
 
-    pub(crate) fn ah_answer(&self) -> Answer {
+    pub(crate) fn ah_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => Answer::room_for::<rxe_create_ah_resp>(),
-            Provider::Mlx5(_) => Answer::room_for::<mlx5_ib_create_ah_resp>(),
+            Provider::Rxe => DriverResponse::room_for::<rxe_create_ah_resp>(),
+            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
         }
     }
 
@@ -217,7 +217,12 @@ impl Provider {
     }
 
     /// What work requests need to know of an address handle.
-    pub(crate) fn address(&self, attr: &ib_uverbs_ah_attr, link: Link, answer: &Answer) -> Address {
+    pub(crate) fn address(
+        &self,
+        attr: &ib_uverbs_ah_attr,
+        link: Link,
+        answer: &DriverResponse,
+    ) -> Address {
         match self {
             Provider::Rxe => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
             Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, answer)),

@@ -5,16 +5,16 @@
 //! keeps it until that is gone, and gets the rings from `finish`. A plan that is dropped gives back
 //! everything it took.
 
-use super::answer::Answer;
+use super::driver_response::DriverResponse;
 use super::{
     CqRing, Member, NamedAddresses, Provider, RecvRing, SendLimits, SendRing, ThreadRegister, mlx5,
     rxe,
 };
 use crate::error::{Error, Result};
-use crate::mem::allocator::Source;
-use crate::mem::dbrec::Gate;
-use crate::mem::mapping::Mapper;
-use crate::mem::queue::QueueMemory;
+use crate::memory::allocator::Source;
+use crate::memory::doorbell_record::Gate;
+use crate::memory::mapping::Mapper;
+use crate::memory::queue_memory::QueueMemory;
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
@@ -28,11 +28,11 @@ use uverbs_uapi::rxe::{
 
 /// What a kernel object stands on: memory that a device may reach, and what the device knows it by.
 #[derive(Debug, Default)]
-pub(crate) enum Hold {
+pub(crate) enum QueueResources {
     /// The queues are the kernel's.
     #[default]
     None,
-    Mlx5(mlx5::hold::Hold),
+    Mlx5(mlx5::resources::QueueResources),
 }
 
 /// What a completion queue is asked to be.
@@ -50,7 +50,7 @@ pub(crate) struct CqAsk {
 /// A completion queue in the making.
 #[derive(Debug)]
 pub(crate) enum CqPlan {
-    Rxe { cqe: u32, answer: Answer },
+    Rxe { cqe: u32, answer: DriverResponse },
     Mlx5(mlx5::create::CqPlan),
 }
 
@@ -61,9 +61,10 @@ impl CqPlan {
                 return Err(Error::new(source.verb, Errno::OPNOTSUPP)
                     .detail("only mlx5 has completions that can be padded"));
             }
-            Provider::Rxe => {
-                CqPlan::Rxe { cqe: ask.cqe, answer: Answer::room_for::<rxe_create_cq_resp>() }
-            }
+            Provider::Rxe => CqPlan::Rxe {
+                cqe: ask.cqe,
+                answer: DriverResponse::room_for::<rxe_create_cq_resp>(),
+            },
             Provider::Mlx5(context) => {
                 CqPlan::Mlx5(mlx5::create::CqPlan::new(context, ask, source)?)
             }
@@ -101,10 +102,10 @@ impl CqPlan {
         }
     }
 
-    pub(crate) fn hold(&self) -> Hold {
+    pub(crate) fn hold(&self) -> QueueResources {
         match self {
-            CqPlan::Rxe { .. } => Hold::None,
-            CqPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+            CqPlan::Rxe { .. } => QueueResources::None,
+            CqPlan::Mlx5(plan) => QueueResources::Mlx5(plan.hold()),
         }
     }
 
@@ -136,7 +137,7 @@ pub(crate) struct QpAsk<'a> {
 /// A queue pair in the making.
 #[derive(Debug)]
 pub(crate) enum QpPlan {
-    Rxe { cap: ib_uverbs_qp_cap, recv: bool, datagrams: bool, answer: Answer },
+    Rxe { cap: ib_uverbs_qp_cap, recv: bool, datagrams: bool, answer: DriverResponse },
     Mlx5(Box<mlx5::create::QpPlan>),
 }
 
@@ -156,7 +157,7 @@ impl QpPlan {
                 cap: ask.cap,
                 recv: ask.shared.is_none(),
                 datagrams: ask.qp_type == QpType::UD,
-                answer: Answer::room_for::<rxe_create_qp_resp>(),
+                answer: DriverResponse::room_for::<rxe_create_qp_resp>(),
             },
             Provider::Mlx5(context) => {
                 let plan = mlx5::create::QpPlan::new(context, ask, source, kernel)?;
@@ -205,10 +206,10 @@ impl QpPlan {
     }
 
     /// Called once, when the kernel's object is made.
-    pub(crate) fn hold(&mut self) -> Hold {
+    pub(crate) fn hold(&mut self) -> QueueResources {
         match self {
-            QpPlan::Rxe { .. } => Hold::None,
-            QpPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+            QpPlan::Rxe { .. } => QueueResources::None,
+            QpPlan::Mlx5(plan) => QueueResources::Mlx5(plan.hold()),
         }
     }
 
@@ -308,7 +309,7 @@ pub(crate) struct SrqAsk {
 /// A shared receive queue in the making.
 #[derive(Debug)]
 pub(crate) enum SrqPlan {
-    Rxe { ask: SrqAsk, answer: Answer },
+    Rxe { ask: SrqAsk, answer: DriverResponse },
     Mlx5(mlx5::create::SrqPlan),
 }
 
@@ -322,7 +323,7 @@ impl SrqPlan {
     ) -> Result<SrqPlan> {
         Ok(match provider {
             Provider::Rxe => {
-                SrqPlan::Rxe { ask, answer: Answer::room_for::<rxe_create_srq_resp>() }
+                SrqPlan::Rxe { ask, answer: DriverResponse::room_for::<rxe_create_srq_resp>() }
             }
             Provider::Mlx5(context) => {
                 SrqPlan::Mlx5(mlx5::create::SrqPlan::new(context, ask, xrc, source)?)
@@ -361,10 +362,10 @@ impl SrqPlan {
         }
     }
 
-    pub(crate) fn hold(&self) -> Hold {
+    pub(crate) fn hold(&self) -> QueueResources {
         match self {
-            SrqPlan::Rxe { .. } => Hold::None,
-            SrqPlan::Mlx5(plan) => Hold::Mlx5(plan.hold()),
+            SrqPlan::Rxe { .. } => QueueResources::None,
+            SrqPlan::Mlx5(plan) => QueueResources::Mlx5(plan.hold()),
         }
     }
 
@@ -395,7 +396,7 @@ impl SrqPlan {
 /// A completion queue about to become larger or smaller.
 #[derive(Debug)]
 pub(crate) enum ResizePlan {
-    Rxe { cqe: u32, answer: Answer },
+    Rxe { cqe: u32, answer: DriverResponse },
     Mlx5(mlx5::create::ResizePlan),
 }
 
@@ -411,7 +412,10 @@ impl ResizePlan {
             (Provider::Mlx5(context), Some(ring)) => {
                 mlx5::create::ResizePlan::new(context, ring, cqe, source)?.map(ResizePlan::Mlx5)
             }
-            _ => Some(ResizePlan::Rxe { cqe, answer: Answer::room_for::<rxe_resize_cq_resp>() }),
+            _ => Some(ResizePlan::Rxe {
+                cqe,
+                answer: DriverResponse::room_for::<rxe_resize_cq_resp>(),
+            }),
         })
     }
 
@@ -444,7 +448,7 @@ impl ResizePlan {
     pub(crate) fn finish(
         &mut self,
         ring: &mut CqRing,
-        hold: Option<&Hold>,
+        hold: Option<&QueueResources>,
         mapper: &dyn Mapper,
     ) -> std::result::Result<Option<Arc<QueueMemory>>, Errno> {
         match self {
@@ -457,7 +461,7 @@ impl ResizePlan {
             ResizePlan::Mlx5(plan) => {
                 let ring = ring.as_direct().ok_or(Errno::BADMSG)?;
                 let before = match hold {
-                    Some(Hold::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
+                    Some(QueueResources::Mlx5(hold)) => hold.exchange(plan.memory().clone()),
                     _ => None,
                 };
                 plan.finish(ring);
@@ -468,8 +472,8 @@ impl ResizePlan {
 
     /// What follows a failure: memory that the device may have moved to stays with the kernel's object
     /// until that is gone, like the memory that it may not have left.
-    pub(crate) fn abandon(&self, error: &Error, hold: Option<&Hold>) {
-        if let (ResizePlan::Mlx5(plan), Some(Hold::Mlx5(hold))) = (self, hold) {
+    pub(crate) fn abandon(&self, error: &Error, hold: Option<&QueueResources>) {
+        if let (ResizePlan::Mlx5(plan), Some(QueueResources::Mlx5(hold))) = (self, hold) {
             plan.abandon(error, hold);
         }
     }

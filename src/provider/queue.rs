@@ -3,13 +3,13 @@
 //! A ring of [`mlx5`](super::mlx5) stands behind its gate, one look at which says that it is there and may
 //! be used; one of [`rxe`](super::rxe), which asks the kernel for much of what it does, stands beside.
 
-use super::mlx5::news::{HEARD, QUIET};
+use super::mlx5::poll_gate::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
 use super::{Wc, mlx5, rxe};
-use crate::mem::blocks::Spot;
-use crate::mem::fork::Epoch;
-use crate::mem::gated::Gated;
-use crate::mem::ring::ProducerWatch;
+use crate::memory::fork::Epoch;
+use crate::memory::gated::Gated;
+use crate::memory::rxe_queue::ProducerWatch;
+use crate::memory::wqebb::WqebbOffset;
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;
@@ -22,7 +22,7 @@ pub(crate) enum Member {
     Rxe {
         qpn: u32,
     },
-    Mlx5(Arc<mlx5::record::Record>),
+    Mlx5(Arc<mlx5::wr_ids::SharedQp>),
     /// Nobody that completes anything.
     None,
 }
@@ -47,7 +47,7 @@ impl Member {
 #[derive(Clone, Debug)]
 pub(crate) enum CqMembers {
     Rxe(Arc<Retirements<ProducerWatch>>),
-    Mlx5(Arc<mlx5::book::Members>),
+    Mlx5(Arc<mlx5::qp_table::QpRegistry>),
     /// Nobody polls.
     None,
 }
@@ -260,7 +260,7 @@ pub(crate) struct Cursor {
     /// The number of the next request, where slots are not requests.
     pub(crate) head: u32,
     /// Where the newest request begins, if those have blocks.
-    pub(crate) newest: Spot,
+    pub(crate) newest: WqebbOffset,
     /// The first word of the newest request.
     pub(crate) word: u64,
 }

@@ -31,11 +31,11 @@ use crate::error::{Error, Result};
 use crate::events::keys::Registration;
 use crate::file::File;
 use crate::mcast::Groups;
-use crate::mem::lock::{Guard, Lock};
+use crate::memory::lock::{Guard, Lock};
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::plan::Hold;
+use crate::provider::plan::QueueResources;
 use crate::provider::{Member, NamedAddresses};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
@@ -77,7 +77,7 @@ impl QpCaps {
 /// The part that a queue pair's queues and its control handle share.
 #[derive(Debug)]
 pub(crate) struct QpInner {
-    pub(crate) object: Object<Hold>,
+    pub(crate) object: Object<QueueResources>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) caps: QpCaps,

@@ -1,7 +1,7 @@
 //! Receive queues and their batches. A receive costs no system call.
 
 use super::{QpInner, QpState, QpType};
-use crate::mem::fork::Epoch;
+use crate::memory::fork::Epoch;
 use crate::provider::{RecvCursor, RecvKind, RecvRing};
 use crate::wr::{PostError, Recv, Sge};
 use std::num::NonZeroU8;

@@ -2,7 +2,7 @@
 
 use super::{QpInner, QpState, QpType};
 use crate::identity::Identity;
-use crate::mem::fork::Epoch;
+use crate::memory::fork::Epoch;
 use crate::number::Rkey;
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
@@ -21,9 +21,9 @@ pub struct SendQueue<S: Sharing = Shared> {
     ring: SendRing,
     epoch: Epoch,
     /// What exists here and needs no look at anything but the request.
-    usual: Usual,
+    usual: FastPathOps,
     /// The same for now: nothing while requests may have to wait for a change of keys.
-    plain: Usual,
+    plain: FastPathOps,
     /// Which domain that is, to the kernel.
     domain: Identity,
     /// The thread domain that it was created under.
@@ -33,7 +33,7 @@ pub struct SendQueue<S: Sharing = Shared> {
 
 /// Sets of operations.
 #[derive(Clone, Copy, Debug, Default)]
-struct Usual {
+struct FastPathOps {
     /// If the request has one piece of memory or as many as are allowed.
     pieces: u32,
     /// With their data inside.
@@ -49,11 +49,11 @@ impl<S: Sharing> SendQueue<S> {
         // A piece is one too many for a queue that takes none, which is looked at here and not again.
         let takes = |ops| if ring.takes_pieces() { ops } else { 0 };
         let addressed = if qp.qp_type == QpType::UD { takes(datagrams) } else { 0 };
-        let usual = Usual { pieces: takes(all), inline: all & SendOp::INLINE, addressed };
+        let usual = FastPathOps { pieces: takes(all), inline: all & SendOp::INLINE, addressed };
         let pd = qp.pd();
         let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
-        let (plain, sharing) = (Usual::default(), PhantomData);
+        let (plain, sharing) = (FastPathOps::default(), PhantomData);
         let mut queue = SendQueue { qp, ring, epoch, usual, plain, domain, thread, sharing };
         queue.open();
         queue
@@ -62,7 +62,7 @@ impl<S: Sharing> SendQueue<S> {
     /// Opens the short way for what is usual, or shuts it while requests may have to wait for a change of
     /// keys.
     fn open(&mut self) {
-        self.plain = if self.ring.may_wait() { Usual::default() } else { self.usual };
+        self.plain = if self.ring.may_wait() { FastPathOps::default() } else { self.usual };
     }
 
     pub(super) fn into_ring(self) -> SendRing {

@@ -1,6 +1,6 @@
 //! States and transports of queue pairs, and what may be posted when.
 
-use crate::mem::dbrec::Gate;
+use crate::memory::doorbell_record::Gate;
 use crate::number::open_enum;
 use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};

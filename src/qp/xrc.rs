@@ -6,11 +6,11 @@ use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
 use crate::error::{Error, Result};
 use crate::events::keys::{Kind, Registration};
 use crate::mcast::Groups;
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use crate::number::Qpn;
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::Member;
-use crate::provider::plan::{Hold, TargetPlan};
+use crate::provider::plan::{QueueResources, TargetPlan};
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
 use crate::xrcd::XrcDomain;
@@ -118,7 +118,8 @@ impl XrcDomain {
         registration: Registration,
         member: Member,
     ) -> XrcTarget {
-        let object = Object::new(self.inner.file().clone(), Class::QP, handle, Hold::None);
+        let object =
+            Object::new(self.inner.file().clone(), Class::QP, handle, QueueResources::None);
         let qp = Arc::new(QpInner {
             object,
             qpn,

@@ -2,7 +2,7 @@
 
 use super::futures::{Futures, cx};
 use super::owned::Owned;
-use crate::aio::{Cause, OpError};
+use crate::aio::{OpError, OpErrorKind};
 use crate::owned::SharedBuffer;
 use crate::uverbs::scripted::Role;
 use crate::{SendWr, WcStatus};
@@ -79,7 +79,7 @@ fn queues_go_with_requests_under_way() {
             else {
                 panic!("it waits")
             };
-            assert_eq!((memory.is_none(), cause), (true, Cause::Undriven));
+            assert_eq!((memory.is_none(), cause), (true, OpErrorKind::Undriven));
             drop((sent, received));
         } else {
             drop((cq, qp));

@@ -1,7 +1,7 @@
 //! Destruction: in any order, refused, of what others destroyed, of a device that is gone.
 
 use super::Bench;
-use crate::mem::region::StableBytes;
+use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, AddressVector, Errno, Gid, ParentDomain, QpType, Recv, WindowType};
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! What a forked child inherits is its parent's: calls answer so, and dropping does nothing.
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
-use crate::mem::fork::in_child;
+use crate::memory::fork::in_child;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
     Access, AddressVector, Errno, Gid, Notify, ParentDomain, PollError, PostError, QpAttr, QpState,

@@ -1,8 +1,8 @@
 //! Requests as futures, on a kernel and in an event loop that the test plays.
 
 use super::{Bench, wc};
-use crate::aio::{Cause, CompletionQueue, Driver, Message, OpError, QueuePair, Watch};
-use crate::mem::region::StableBytes;
+use crate::aio::{CompletionQueue, Driver, Message, OpError, OpErrorKind, QueuePair, Readiness};
+use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
@@ -22,7 +22,7 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 /// An event loop in which the file is readable when the test says so.
 pub(crate) struct Watched(Arc<AtomicBool>);
 
-impl Watch for Watched {
+impl Readiness for Watched {
     fn poll_read(
         &mut self,
         _: &mut Context<'_>,
@@ -91,12 +91,12 @@ fn a_device_that_is_gone_ends_what_was_posted() {
     for op in [sent, received] {
         let Poll::Ready(end) = Pin::new(&mut { op }).poll(&mut cx()) else { panic!("it waits") };
         let OpError { memory, cause } = end.unwrap_err();
-        assert_eq!((memory.is_none(), cause), (true, Cause::Undriven));
+        assert_eq!((memory.is_none(), cause), (true, OpErrorKind::Undriven));
     }
     assert_eq!(futures.qp.under_way(), 2, "the device may yet work on them");
     let mut late = futures.qp.send(futures.pool.take().unwrap());
     let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
-    assert_eq!((error.memory.is_some(), error.cause), (true, Cause::Undriven));
+    assert_eq!((error.memory.is_some(), error.cause), (true, OpErrorKind::Undriven));
 }
 
 /// While it is only the kick that fails, the device flushes what was posted.
@@ -110,7 +110,7 @@ fn a_refused_kick_is_flushed() {
     assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
     futures.complete(Role::Send, WcStatus::WR_FLUSH_ERR);
     let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("it waits") };
-    assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+    assert_eq!(error.cause, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
     assert!(error.memory.is_some());
 }
 
@@ -186,9 +186,9 @@ fn an_inbox_ends_once() {
         Poll::Ready(Err(OpError { cause, .. })) => cause,
         other => panic!("{other:?}"),
     };
-    assert_eq!(next(), Cause::Status(WcStatus::LOC_LEN_ERR));
+    assert_eq!(next(), OpErrorKind::Status(WcStatus::LOC_LEN_ERR));
     for _ in 0..3 {
-        assert_eq!(next(), Cause::Earlier(WcStatus::LOC_LEN_ERR));
+        assert_eq!(next(), OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR));
     }
     assert_eq!(inbox.refill(&mut cx()), 0);
     #[cfg(feature = "stream")]
@@ -204,7 +204,8 @@ fn an_inbox_ends_once() {
     assert_eq!((futures.pool.idle(), futures.qp.under_way()), (64, 0));
     // The same of a future.
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
-    for cause in [Cause::Earlier(WcStatus::LOC_LEN_ERR), Cause::Over, Cause::Over] {
+    for cause in [OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR), OpErrorKind::Over, OpErrorKind::Over]
+    {
         let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         assert_eq!(error.cause, cause);
     }
@@ -269,7 +270,7 @@ fn what_was_refused_is_dropped_without_the_locks() {
         std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         let OpError { memory, cause } = end.unwrap_err();
-        assert_eq!(cause, Cause::Post(PostError::ForeignThreadDomain));
+        assert_eq!(cause, OpErrorKind::Post(PostError::ForeignThreadDomain));
         assert!(memory.is_some());
         drop(memory);
         told.send(()).unwrap();

@@ -363,7 +363,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     window.settle(WcStatus::GENERAL_ERR);
 }
 
-/// Indices lie in memory that the kernel writes, and that a forked child has, too.
+/// UidxAllocator lie in memory that the kernel writes, and that a forked child has, too.
 #[test]
 fn whatever_indices_say_no_ring_is_left() {
     let mut bench = Bench::new();

@@ -55,7 +55,7 @@ impl Bench {
         batch.ring()
     }
 
-    /// Blocks that the device believes were written.
+    /// Wqebbs that the device believes were written.
     fn posted(&self, qp: &OwnedQueuePair<u32>) -> u32 {
         let record = self.script.object(qp.handle()).iova + 4 * MLX5_SND_DBR as u64;
         let mut word = [0; 4];

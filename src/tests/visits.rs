@@ -3,7 +3,7 @@
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
-use crate::provider::mlx5::played::{Device, element};
+use crate::provider::mlx5::fake_device::{Device, element};
 use crate::uverbs::scripted::Script;
 use crate::{QpControl, QpState, QpType, QueuePair, SendWr, WcStatus};
 use std::panic::{AssertUnwindSafe, catch_unwind};

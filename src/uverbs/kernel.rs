@@ -2,7 +2,7 @@
 
 use super::command::Command;
 use super::doorbell::Doorbell;
-use crate::mem::mapping::Mapper;
+use crate::memory::mapping::Mapper;
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;

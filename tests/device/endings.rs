@@ -8,7 +8,7 @@ use crate::pair::{PATIENCE, SILENCE};
 use crate::tasks::{BUFFERS, DEPTH, Half, connected, pair, run};
 use crate::verdict::{Stop, Verdict, trials};
 use uverbs::aio::tokio::within;
-use uverbs::aio::{Cause, CompletionQueue};
+use uverbs::aio::{CompletionQueue, OpErrorKind};
 use uverbs::{QpType, WcStatus};
 
 trials![
@@ -55,11 +55,11 @@ fn aborted_requests_give_back() -> Verdict {
         a.qp.abort()?;
         for recv in recvs {
             let error = recv.await?.expect_err("it was called off");
-            assert_eq!(error.cause, Cause::Status(WcStatus::WR_FLUSH_ERR));
+            assert_eq!(error.cause, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
             assert!(error.memory.is_some());
         }
         let late = a.qp.send(a.pool.take().expect("a buffer")).await.expect_err("it is broken");
-        assert_eq!(late.cause, Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+        assert_eq!(late.cause, OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR));
         assert!(late.memory.is_some());
         drop(late);
         assert_eq!(a.pool.idle(), BUFFERS);
@@ -79,8 +79,10 @@ fn receives_that_meet_an_abort_end() -> Verdict {
             a.qp.abort()?;
             for recv in recvs {
                 let error = recv.await?.expect_err("it was called off");
-                let (posted, not) =
-                    (Cause::Status(WcStatus::WR_FLUSH_ERR), Cause::Earlier(WcStatus::WR_FLUSH_ERR));
+                let (posted, not) = (
+                    OpErrorKind::Status(WcStatus::WR_FLUSH_ERR),
+                    OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR),
+                );
                 assert!(error.cause == posted || error.cause == not, "{}", error.cause);
                 assert!(error.memory.is_some());
             }
@@ -99,7 +101,7 @@ fn a_peer_that_is_gone_is_missed() -> Verdict {
         let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
         let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
         let error = error.map(drop).expect_err("nobody is there");
-        assert_eq!(error.cause, Cause::Status(WcStatus::RETRY_EXC_ERR));
+        assert_eq!(error.cause, OpErrorKind::Status(WcStatus::RETRY_EXC_ERR));
         assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
         Ok(())
     })
@@ -136,11 +138,11 @@ fn a_peer_that_is_killed() -> Verdict {
             gone.contains(&status)
         };
         assert!(
-            matches!(cause, Cause::Status(status) | Cause::Earlier(status) if failed(status)),
+            matches!(cause, OpErrorKind::Status(status) | OpErrorKind::Earlier(status) if failed(status)),
             "{cause}"
         );
         // A receive that waits for the dead ends as well.
-        assert_eq!(recv.await?, Err(Cause::Status(WcStatus::WR_FLUSH_ERR)));
+        assert_eq!(recv.await?, Err(OpErrorKind::Status(WcStatus::WR_FLUSH_ERR)));
         assert_eq!((pool.idle(), a.pool.idle()), (8, BUFFERS));
         Ok(())
     })
@@ -157,9 +159,9 @@ fn a_dropped_driver_ends_everything() -> Verdict {
         let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
         tokio::task::yield_now().await;
         driver.abort();
-        assert_eq!(recv.await?, Err(Cause::Undriven));
+        assert_eq!(recv.await?, Err(OpErrorKind::Undriven));
         let late = a.qp.recv(a.pool.take().expect("a buffer")).await;
-        assert_eq!(late.expect_err("nobody looks").cause, Cause::Undriven);
+        assert_eq!(late.expect_err("nobody looks").cause, OpErrorKind::Undriven);
         let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
         assert!(made.unwrap_err().to_string().contains("driver is gone"));
         // What the device may still write stays lent until the queue pair is gone.

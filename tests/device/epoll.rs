@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context as Cx, Poll, Wake, Waker};
 use std::time::Instant;
 use uverbs::Result;
-use uverbs::aio::{CompletionQueue, Driver, Watch};
+use uverbs::aio::{CompletionQueue, Driver, Readiness};
 
 trials![edge_triggered];
 
@@ -32,7 +32,7 @@ struct Edges {
     waits: usize,
 }
 
-impl Watch for Edges {
+impl Readiness for Edges {
     /// Edges that are not waited for yet stay where they are: whoever is pending waits.
     fn poll_read(
         &mut self,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use uverbs::PostError;
 use uverbs::aio::tokio::{Events, Registered};
-use uverbs::aio::{Cause, CompletionQueue};
+use uverbs::aio::{CompletionQueue, OpErrorKind};
 
 trials![children_of_busy_futures_come_to_their_end, child_leaves_the_parents_event_loop_alone];
 
@@ -43,7 +43,7 @@ fn children_of_busy_futures_come_to_their_end() -> Verdict {
                         Poll::Ready(Err(error)) => error.cause,
                         other => panic!("{other:?}"),
                     };
-                    assert_eq!(cause, Cause::Post(PostError::Forked));
+                    assert_eq!(cause, OpErrorKind::Post(PostError::Forked));
                     drop((read, sent, qp, cq));
                     Ok(())
                 })?;

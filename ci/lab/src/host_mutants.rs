@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 const VERSION: &str = "27.1.0";
 const TOOL: &str = "cargo-mutants";
 /// The data path: what is sampled unless paths are given.
-const DATA_PATH: [&str; 5] = ["src/provider", "src/mem", "src/owned", "src/aio", "src/qp"];
+const DATA_PATH: [&str; 5] = ["src/provider", "src/memory", "src/owned", "src/aio", "src/qp"];
 /// How the judges are built and run.
 const JUDGES: [&str; 5] = ["test", "--package", "uverbs", "--all-features", "--lib"];
 

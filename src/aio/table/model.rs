@@ -1,7 +1,7 @@
 //! Futures and the driver at one table at the same time.
 
 use super::*;
-use crate::mem::slots::lender::Lender;
+use crate::memory::loan_table::lender::Lender;
 use crate::number::Qpn;
 use crate::wc::WcOpcode;
 use loom::sync::Notify;

@@ -3,8 +3,8 @@
 use super::lent::anonymous;
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
-use crate::mem::lock::Lock;
-use crate::mem::mapping::Mapping;
+use crate::memory::lock::Lock;
+use crate::memory::mapping::Mapping;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 

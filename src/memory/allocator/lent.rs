@@ -1,9 +1,9 @@
 //! Mappings that an allocator has lent out, by the address that it answered.
 
 use super::Allocation;
-use crate::mem::fork::Epoch;
-use crate::mem::lock::Lock;
-use crate::mem::mapping::Mapping;
+use crate::memory::fork::Epoch;
+use crate::memory::lock::Lock;
+use crate::memory::mapping::Mapping;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};

@@ -13,7 +13,7 @@ pub use numa::NumaNode;
 pub use pages::Pages;
 pub use shared::{QueueFile, SharedMemory};
 
-use super::queue::QueueMemory;
+use super::queue_memory::QueueMemory;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::param::page_size;

@@ -2,7 +2,7 @@
 
 use super::lent::{Lent, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
-use crate::mem::mapping::Mapping;
+use crate::memory::mapping::Mapping;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use std::ptr::NonNull;

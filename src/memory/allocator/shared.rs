@@ -3,10 +3,10 @@
 use super::lent::{Lent, room};
 use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
-use crate::mem::fork::Epoch;
-use crate::mem::lock::Lock;
-use crate::mem::mapping::Mapping;
-use crate::mem::udmabuf;
+use crate::memory::fork::Epoch;
+use crate::memory::lock::Lock;
+use crate::memory::mapping::Mapping;
+use crate::memory::udmabuf;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::param::page_size;

@@ -1,30 +1,30 @@
 //! The lender's side of a table: where the next slot is, what is lent to requests that the device has
 //! not heard of yet, and how all of that comes back if it never does.
 //!
-//! Pairs with [`Slots`], by which whoever sees a request complete settles it.
+//! Pairs with [`LoanTable`], by which whoever sees a request complete settles it.
 //!
-//! Slots are lent in turn, because most queues complete in turn: where to lend next is the lender's
+//! LoanTable are lent in turn, because most queues complete in turn: where to lend next is the lender's
 //! own knowledge, and a slot that comes back is free by what stands in it. Where the next is still
 //! lent, all are. A shared receive queue completes in about that order; slots that are still lent when
 //! their turn comes are skipped, and there are never more of those than queue pairs that are in the
 //! middle of a message, completions that nobody polled, and receives that queue pairs took along when
 //! they were dropped.
 
-use super::{APART, FREE, NEXT, STATE, Slot, Slots};
-use crate::mem::parcel::Parcel;
-use crate::mem::sync::Ordering;
+use super::{APART, FREE, Loan, LoanTable, NEXT, STATE};
+use crate::memory::compact_enum::CompactEnum;
+use crate::memory::sync::Ordering;
 use std::fmt;
 use std::mem::MaybeUninit;
 
 /// The one who lends.
 pub(crate) struct Lender<P> {
-    slots: Slots<P>,
+    slots: LoanTable<P>,
     /// The ticket after the last that was handed over. What is lent under it or later ones is known
     /// to nobody.
     next: u64,
-    /// Slots come back in the order in which they were lent.
+    /// LoanTable come back in the order in which they were lent.
     in_turn: bool,
-    /// Slots looked at in search of a free one.
+    /// LoanTable looked at in search of a free one.
     #[cfg(test)]
     looks: std::sync::atomic::AtomicU64,
 }
@@ -38,7 +38,7 @@ impl<P> Lender<P> {
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let next = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | mark;
         Lender {
-            slots: Slots::new(count),
+            slots: LoanTable::new(count),
             next,
             in_turn: true,
             #[cfg(test)]
@@ -52,7 +52,7 @@ impl<P> Lender<P> {
     }
 
     /// What settles what is lent here.
-    pub(crate) fn slots(&self) -> &Slots<P> {
+    pub(crate) fn slots(&self) -> &LoanTable<P> {
         &self.slots
     }
 
@@ -162,7 +162,7 @@ impl<P> Drop for Lending<'_, P> {
 pub(crate) struct Vacancy<'l, P> {
     lender: &'l Lender<P>,
     /// Free, and the lender's alone.
-    slot: &'l Slot<P>,
+    slot: &'l Loan<P>,
     ticket: u64,
     /// The lender's.
     ahead: &'l mut u64,
@@ -198,7 +198,7 @@ impl<P> Vacancy<'_, P> {
     }
 }
 
-impl<'l, K, A, B> Vacancy<'l, Parcel<K, A, B>> {
+impl<'l, K, A, B> Vacancy<'l, CompactEnum<K, A, B>> {
     /// Lends what is small, and writes nothing but that, before anybody is told of the ticket: who asks
     /// for that need hold neither meanwhile.
     #[inline(always)]
@@ -206,7 +206,7 @@ impl<'l, K, A, B> Vacancy<'l, Parcel<K, A, B>> {
         let Vacancy { lender, slot, ticket, ahead } = self;
         // SAFETY: as in `lend`.
         let place = unsafe { &mut *slot.payload.place() };
-        Parcel::put_small(place, key, small);
+        CompactEnum::put_small(place, key, small);
         // As in `lent`.
         slot.state.store(ticket, Ordering::Release);
         Filled { lender, ahead }
@@ -215,7 +215,7 @@ impl<'l, K, A, B> Vacancy<'l, Parcel<K, A, B>> {
 
 /// What is lent under the next ticket, of which nobody was told but who writes the request.
 pub(crate) struct Filled<'l, K, A, B> {
-    lender: &'l Lender<Parcel<K, A, B>>,
+    lender: &'l Lender<CompactEnum<K, A, B>>,
     /// The lender's.
     ahead: &'l mut u64,
 }
@@ -234,7 +234,7 @@ impl<K, A, B> Filled<'_, K, A, B> {
     }
 }
 
-impl<K, A, B> Lender<Parcel<K, A, B>> {
+impl<K, A, B> Lender<CompactEnum<K, A, B>> {
     /// Takes back what is lent this far ahead, of which nobody was told but who writes the request.
     #[cold]
     #[inline(never)]
@@ -246,7 +246,7 @@ impl<K, A, B> Lender<Parcel<K, A, B>> {
         let parcel = slot.payload.place().cast_const().cast();
         // SAFETY: `fill` wrote it, and nobody settled it, for nobody was told how but who wrote the
         // request, which the device has not heard of.
-        let small = unsafe { Parcel::<K, A, B>::take_small(parcel) };
+        let small = unsafe { CompactEnum::<K, A, B>::take_small(parcel) };
         slot.state.store(FREE, Ordering::Release);
         small
     }

@@ -28,7 +28,7 @@ fn lend_while_another_settles() {
     });
 }
 
-/// Slots come back out of turn while the lender looks for one: what it finds is empty.
+/// LoanTable come back out of turn while the lender looks for one: what it finds is empty.
 #[test]
 fn skip_while_others_settle() {
     loom::model(|| {
@@ -66,7 +66,7 @@ fn settle_while_another_reclaims() {
         });
         let (slots, theirs) = (lender.slots().clone(), sum.clone());
         let owner = thread::spawn(move || {
-            Slots::reclaim([&slots], |payload| {
+            LoanTable::reclaim([&slots], |payload| {
                 theirs.fetch_add(*payload, Ordering::Relaxed);
             });
         });

@@ -45,7 +45,7 @@ fn a_panic_keeps_nothing_from_being_reclaimed() {
     let tables = lenders.each_ref().map(|lender| lender.slots().clone());
     let mut seen = Vec::new();
     let reclaim = AssertUnwindSafe(|| {
-        Slots::reclaim(&tables, |n| {
+        LoanTable::reclaim(&tables, |n| {
             seen.push(n);
             assert!(n % 2 == 0, "{n}");
         })
@@ -62,7 +62,7 @@ fn everything_can_be_reclaimed() {
     let tickets: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
     lender.slots().give(tickets[1]);
     let mut back = Vec::new();
-    Slots::reclaim([lender.slots()], |n| back.push(n));
+    LoanTable::reclaim([lender.slots()], |n| back.push(n));
     back.sort();
     assert_eq!(back, [0, 2, 3, 4]);
     assert_eq!((lender.room(), lender.slots().give(tickets[0])), (8, None));

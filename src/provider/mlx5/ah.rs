@@ -1,7 +1,7 @@
 //! Address vectors: what a datagram's request says of its way. Pairs with `mlx5_ib_create_ah`.
 
 use crate::provider::Link;
-use crate::provider::answer::Answer;
+use crate::provider::driver_response::DriverResponse;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::endian::{Be16, Be32};
@@ -13,7 +13,7 @@ const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
 /// UDP source ports of RoCE begin here.
 const FIRST_PORT: u16 = 0xc000;
-pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, answer: &Answer) -> mlx5_av {
+pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, answer: &DriverResponse) -> mlx5_av {
     let mut av = mlx5_av::default();
     let rate = rate(attr.static_rate) << 4;
     let grh = match link {
@@ -98,8 +98,8 @@ mod tests {
         }
     }
 
-    fn resolved() -> Answer {
-        let mut answer = Answer::room_for::<mlx5_ib_create_ah_resp>();
+    fn resolved() -> DriverResponse {
+        let mut answer = DriverResponse::room_for::<mlx5_ib_create_ah_resp>();
         let resp = mlx5_ib_create_ah_resp { dmac: [1, 2, 3, 4, 5, 6], ..Default::default() };
         answer.as_mut().copy_from_slice(resp.as_bytes());
         answer
@@ -125,11 +125,11 @@ mod tests {
 
     #[test]
     fn infiniband_goes_by_local_identifier() {
-        let av = vector(&path(), Link::InfiniBand, &Answer::none());
+        let av = vector(&path(), Link::InfiniBand, &DriverResponse::none());
         assert_eq!((av.stat_rate_sl, av.fl_mlid, av.rlid.get()), (0x8b, 1, 0x1234));
         assert_eq!((av.rmac, av.grh_gid_fl.get()), ([0; 6], 0x403f_4321));
         let local = ib_uverbs_ah_attr { is_global: 0, ..path() };
-        let av = vector(&local, Link::InfiniBand, &Answer::none());
+        let av = vector(&local, Link::InfiniBand, &DriverResponse::none());
         assert_eq!((av.grh_gid_fl.get(), av.rgid), (0, [0; 16]));
     }
 

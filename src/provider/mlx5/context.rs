@@ -8,7 +8,7 @@ use super::Mlx5;
 use super::sq::Frames;
 use super::wqe::LONGEST;
 use crate::error::{Error, Result};
-use crate::mem::units::UNIT;
+use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::RdAtomic;
 use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write_ex;
@@ -139,7 +139,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// Bytes of the longest send request.
     pub(crate) fn max_send_request(&self) -> u32 {
-        self.max_sq_desc_sz.min(LONGEST * UNIT as u32)
+        self.max_sq_desc_sz.min(LONGEST * SEGMENT as u32)
     }
 
     fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: Option<bool>) -> Result<Limits> {

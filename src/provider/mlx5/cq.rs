@@ -3,17 +3,17 @@
 //! An element is ours when it was written, and the last bit of its last byte equals the parity of the
 //! pass over the ring. Arming is the one thing that rings.
 
-use super::book::{Book, Estate, Members};
 use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};
-use super::news::News;
-use super::record::Record;
+use super::poll_gate::PollGate;
+use super::qp_table::{Leftover, QpRegistry, QpTable};
 use super::wqe::pair;
-use crate::mem::barrier::{udma_done_reading, udma_from_device, udma_to_device};
-use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::element::{Elements, Reader, UNWRITTEN};
-use crate::mem::fork::Epoch;
-use crate::mem::queue::QueueMemory;
-use crate::mem::register::{Register, RegisterWord};
+use super::wr_ids::SharedQp;
+use crate::memory::barrier::{udma_done_reading, udma_from_device, udma_to_device};
+use crate::memory::cq_buffer::{CqBuffer, CqReader, UNWRITTEN};
+use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
+use crate::memory::fork::Epoch;
+use crate::memory::queue_memory::QueueMemory;
 use crate::wc::WcOpcode;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{
@@ -25,8 +25,8 @@ const NOBODY: u32 = 0;
 
 /// Lays out `entries` of `size` bytes that the device has not written; `None` unless they fit into
 /// `memory`, are a power of two, and of 64 or 128 bytes. To be done before the device knows them.
-pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<Elements> {
-    let elements = Elements::new(memory.clone(), entries, size)?;
+pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<CqBuffer> {
+    let elements = CqBuffer::new(memory.clone(), entries, size)?;
     for entry in 0..entries {
         elements.at(entry).mark_unwritten();
     }
@@ -39,13 +39,13 @@ pub(crate) struct CqRing {
     // Before the memory, as it is where the kernel's object holds both.
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
-    reader: Reader,
+    reader: CqReader,
     epoch: Epoch,
     /// The queue's number, as it lies in the second half of a word of the register.
     cqn: u64,
-    arming: RegisterWord,
-    members: Arc<Members>,
-    book: Book,
+    arming: DoorbellRegisterWord,
+    members: Arc<QpRegistry>,
+    book: QpTable,
     /// What [`unusual`](Self::unusual) found.
     odd: Found,
 }
@@ -64,27 +64,27 @@ struct Found {
 impl CqRing {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
-        elements: Elements,
+        elements: CqBuffer,
         dbrec: Arc<DoorbellRecord>,
-        news: News,
-        arming: &Arc<Register>,
+        news: PollGate,
+        arming: &Arc<DoorbellRegister>,
         cqn: u32,
     ) -> CqRing {
         CqRing {
             epoch: elements.epoch(),
-            reader: Reader::new(elements, 0),
+            reader: CqReader::new(elements, 0),
             cqn: pair(0, cqn),
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming: arming.word(),
-            members: Members::new(news),
-            book: Book::default(),
+            members: QpRegistry::new(news),
+            book: QpTable::default(),
             odd: Found::default(),
         }
     }
 
     /// Where the control path tells of queue pairs.
-    pub(crate) fn members(&self) -> &Arc<Members> {
+    pub(crate) fn members(&self) -> &Arc<QpRegistry> {
         &self.members
     }
 
@@ -125,18 +125,18 @@ impl CqRing {
     }
 
     /// Listens to the control path. A poll that finds the gate less than
-    /// [quiet](super::news::QUIET) has to do so once, before it believes anything; not in a forked
+    /// [quiet](super::poll_gate::QUIET) has to do so once, before it believes anything; not in a forked
     /// child.
     pub(crate) fn listen(&mut self) {
         if self.members.news.is_quiet() {
             return;
         }
-        self.members.news.hush();
+        self.members.news.clear();
         self.learn();
         self.forget();
-        if self.book.mourns() {
+        if self.book.has_retired() {
             // What is there may be over by the next poll.
-            self.members.news.announce();
+            self.members.news.mark_dirty();
         }
     }
 
@@ -302,14 +302,14 @@ impl CqRing {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
         self.cqn = pair(0, cqn);
-        self.reader = Reader::new(self.reader.elements().clone(), consumer);
+        self.reader = CqReader::new(self.reader.elements().clone(), consumer);
     }
 
     /// For a test to write completions to, where nothing was written before.
     #[cfg(test)]
-    pub(crate) fn device(&self) -> super::played::Device {
+    pub(crate) fn device(&self) -> super::fake_device::Device {
         let (elements, dbrec) = (self.reader.elements(), self.consumed.record().clone());
-        super::played::Device::new(elements.memory(), elements.count(), elements.size(), dbrec)
+        super::fake_device::Device::new(elements.memory(), elements.count(), elements.size(), dbrec)
     }
 
     /// Completions that are there to be consumed.
@@ -319,7 +319,7 @@ impl CqRing {
 
     /// Makes nobody's what the queue holds of a queue pair that the kernel reset. Entries of a
     /// shared receive queue go back.
-    pub(crate) fn purge(&mut self, record: &Record) {
+    pub(crate) fn purge(&mut self, record: &SharedQp) {
         self.learn();
         let number = record.index().number();
         for (_, element) in self.reader.ours() {
@@ -336,7 +336,7 @@ impl CqRing {
 
     /// Takes over the elements that the kernel has moved the queue to, with what is left in the old
     /// ones: the device ended them with a mark.
-    pub(crate) fn exchange(&mut self, elements: Elements) {
+    pub(crate) fn exchange(&mut self, elements: CqBuffer) {
         let log = elements.count().trailing_zeros();
         let mut next = self.reader.consumer();
         for (at, element) in self.reader.ours() {
@@ -354,7 +354,7 @@ impl CqRing {
         }
         // What was copied is there before the device hears how far we are.
         udma_to_device();
-        self.reader = Reader::new(elements, next);
+        self.reader = CqReader::new(elements, next);
         self.release();
     }
 }
@@ -362,6 +362,6 @@ impl CqRing {
 impl Drop for CqRing {
     fn drop(&mut self) {
         let (reader, book) = (self.reader.clone(), std::mem::take(&mut self.book));
-        self.members.inherit(Estate { reader, book });
+        self.members.inherit(Leftover { reader, book });
     }
 }

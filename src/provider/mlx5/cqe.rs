@@ -1,6 +1,6 @@
 //! Completions as the device writes them.
 
-use crate::mem::element::{Element, Reader, UNWRITTEN};
+use crate::memory::cq_buffer::{CqReader, Cqe, UNWRITTEN};
 use crate::wc::{Scattered, WcOpcode, WcStatus};
 use std::mem::offset_of;
 use uapi::{
@@ -48,7 +48,7 @@ pub(crate) const fn behind(code: opcode) -> u8 {
 
 /// The user index that an element bears, in as many bits as it has.
 #[inline(always)]
-pub(crate) fn number_of(element: Element<'_>) -> u32 {
+pub(crate) fn number_of(element: Cqe<'_>) -> u32 {
     // Its first byte says something else.
     element.be24::<{ INDEX + 1 }>()
 }
@@ -86,13 +86,13 @@ pub(crate) struct Wc<'r> {
     /// nothing else.
     pub(crate) owner: u8,
     /// The element is the last that was consumed.
-    pub(crate) reader: &'r Reader,
+    pub(crate) reader: &'r CqReader,
 }
 
 impl<'r> Wc<'r> {
     /// Found when it is asked for, which not everybody does.
     #[inline(always)]
-    fn element(&self) -> Element<'r> {
+    fn element(&self) -> Cqe<'r> {
         self.reader.last()
     }
 

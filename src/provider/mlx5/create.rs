@@ -4,22 +4,22 @@
 //! is named here.
 
 use super::cq::CqRing;
-use super::hold::Hold;
-use super::index::Index;
-use super::news::News;
-use super::record::{Receives, Record};
+use super::poll_gate::PollGate;
+use super::resources::QueueResources;
 use super::rq::{self, RecvRing};
 use super::size::{CqSize, RqSize, SqSize, SrqSize};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{Prepared, SrqRing};
 use super::uar::Lease;
+use super::uidx::Uidx;
+use super::wr_ids::{Receives, SharedQp};
 use super::{Mlx5, cq, srq};
 use crate::error::{Error, Result};
-use crate::mem::allocator::{ResourceType, Source};
-use crate::mem::dbrec::{DoorbellRecord, Gate, RECORD};
-use crate::mem::element::Elements;
-use crate::mem::queue::QueueMemory;
-use crate::mem::register::Register;
+use crate::memory::allocator::{ResourceType, Source};
+use crate::memory::cq_buffer::CqBuffer;
+use crate::memory::doorbell_record::{DoorbellRecord, Gate, RECORD};
+use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::queue_memory::QueueMemory;
 use crate::provider::plan::{CqAsk, QpAsk, Queues, SharedSlots, SrqAsk};
 use crate::provider::{Member, SendLimits, ThreadRegister};
 use crate::qp::state::QpType;
@@ -97,8 +97,8 @@ pub(crate) struct CqPlan {
     record: Arc<DoorbellRecord>,
     gate: Gate,
     memory: Arc<QueueMemory>,
-    elements: Elements,
-    arming: Arc<Register>,
+    elements: CqBuffer,
+    arming: Arc<DoorbellRegister>,
     /// Whether somebody hears of completions.
     heard: bool,
     /// The device's number of the page where it is armed.
@@ -179,18 +179,18 @@ impl CqPlan {
         explain(error, self.buffers.iter().any(Option::is_some))
     }
 
-    pub(crate) fn hold(&self) -> Hold {
-        Hold::new(&self.record, Some(self.memory.clone()))
+    pub(crate) fn hold(&self) -> QueueResources {
+        QueueResources::new(&self.record, Some(self.memory.clone()))
     }
 
     pub(crate) fn finish(self) -> CqRing {
-        let news = if self.heard { News::heard(self.gate) } else { News::new(self.gate) };
+        let news = if self.heard { PollGate::heard(self.gate) } else { PollGate::new(self.gate) };
         CqRing::new(self.elements, self.record, news, &self.arming, self.response.cqn)
     }
 }
 
 /// Memory for completions, of which the device has not written any.
-fn completions(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, Elements)> {
+fn completions(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, CqBuffer)> {
     let bytes = in_pages(size.bytes());
     let memory = Arc::new(source.alloc(bytes, page_size(), ResourceType::MLX5_CQ)?);
     let elements = cq::prepare(&memory, size.entries, size.cqe as usize);
@@ -203,7 +203,7 @@ pub(crate) struct ResizePlan {
     size: CqSize,
     memory: Arc<QueueMemory>,
     /// `None` once the queue has moved there.
-    elements: Option<Elements>,
+    elements: Option<CqBuffer>,
     request: abi::mlx5_ib_resize_cq,
 }
 
@@ -248,7 +248,7 @@ impl ResizePlan {
     }
 
     /// Leaves the new memory to what the kernel's object holds, unless the device cannot know it.
-    pub(crate) fn abandon(&self, error: &Error, hold: &Hold) {
+    pub(crate) fn abandon(&self, error: &Error, hold: &QueueResources) {
         // Memory is pinned before the device is told, and what the device refuses it has not done.
         let before = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
         if !before && !error.is_refusal() {
@@ -276,8 +276,8 @@ pub(crate) struct QpPlan {
     /// Of a raw packet queue pair, whose sends are not behind its receives.
     send_memory: Option<Arc<QueueMemory>>,
     gate: Gate,
-    index: Arc<Index>,
-    register: Arc<Register>,
+    index: Arc<Uidx>,
+    register: Arc<DoorbellRegister>,
     /// Whether nobody else rings the register while a batch of this queue pair does.
     alone: bool,
     lease: Option<Lease>,
@@ -409,8 +409,9 @@ impl QpPlan {
         }
     }
 
-    pub(crate) fn hold(&mut self) -> Hold {
-        Hold::new(&self.record, self.memory.clone()).with(&self.send_memory, self.lease.take())
+    pub(crate) fn hold(&mut self) -> QueueResources {
+        QueueResources::new(&self.record, self.memory.clone())
+            .with(&self.send_memory, self.lease.take())
     }
 
     /// `None` if a queue does not fit into its memory.
@@ -421,7 +422,7 @@ impl QpPlan {
             (_, entries) => Receives::Own(entries),
         };
         let blocks = (self.sends.blocks > 0).then_some(self.sends.blocks);
-        let member = Record::new(qpn, self.index, blocks, receives);
+        let member = SharedQp::new(qpn, self.index, blocks, receives);
         let (send_memory, offset) = match self.send_memory {
             Some(memory) => (memory, 0),
             None => (self.memory.clone()?, self.receives.bytes()),
@@ -501,7 +502,7 @@ pub(crate) struct SrqPlan {
     memory: Arc<QueueMemory>,
     prepared: Prepared,
     /// Of a queue of an XRC domain, whose completions bear it.
-    index: Option<Arc<Index>>,
+    index: Option<Arc<Uidx>>,
     request: abi::mlx5_ib_create_srq,
     response: abi::mlx5_ib_create_srq_resp,
 }
@@ -548,15 +549,15 @@ impl SrqPlan {
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
     }
 
-    pub(crate) fn hold(&self) -> Hold {
-        Hold::new(&self.record, Some(self.memory.clone()))
+    pub(crate) fn hold(&self) -> QueueResources {
+        QueueResources::new(&self.record, Some(self.memory.clone()))
     }
 
     /// The ring, and what a completion queue knows the queue by, if it is of an XRC domain.
-    pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<Record>>) {
+    pub(crate) fn finish(self, number: u32) -> (SrqRing, Option<Arc<SharedQp>>) {
         let ring = SrqRing::new(self.prepared, self.size.max_sge, self.record, self.gate);
         let receives = Receives::Shared(ring.slots().clone());
-        let record = self.index.map(|index| Record::new(number, index, None, receives));
+        let record = self.index.map(|index| SharedQp::new(number, index, None, receives));
         (ring, record)
     }
 }
@@ -564,7 +565,7 @@ impl SrqPlan {
 /// An XRC target in the making.
 #[derive(Debug)]
 pub(crate) struct TargetPlan {
-    index: Arc<Index>,
+    index: Arc<Uidx>,
     request: abi::mlx5_ib_create_qp,
     response: abi::mlx5_ib_create_qp_resp,
 }
@@ -587,12 +588,12 @@ impl TargetPlan {
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
     }
 
-    pub(crate) fn finish(self, qpn: u32) -> Arc<Record> {
-        Record::new(qpn, self.index, None, Receives::None)
+    pub(crate) fn finish(self, qpn: u32) -> Arc<SharedQp> {
+        SharedQp::new(qpn, self.index, None, Receives::None)
     }
 }
 
-fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Index>> {
+fn take_index(context: &Mlx5, verb: &'static str) -> Result<Arc<Uidx>> {
     context.indices.take().ok_or_else(|| {
         Error::new(verb, Errno::NFILE).detail(
             "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",

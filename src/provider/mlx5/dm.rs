@@ -2,8 +2,8 @@
 //!
 //! Pairs with `hw/mlx5/dm.c`.
 
-use crate::mem::mapping::Mapper;
-use crate::mem::window::Window;
+use crate::memory::mapping::Mapper;
+use crate::memory::mmio_window::MmioWindow;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
@@ -61,11 +61,11 @@ impl Place {
     }
 
     /// Maps `length` bytes of memory.
-    pub(crate) fn map(self, length: usize, mapper: &dyn Mapper) -> Result<Window, Errno> {
+    pub(crate) fn map(self, length: usize, mapper: &dyn Mapper) -> Result<MmioWindow, Errno> {
         let mapped = length.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
         let within = (self.start % page_size() as u64) as usize;
         let mapping = mapper.map(self.offset(), mapped)?;
-        Window::new(mapping, within, length).ok_or(Errno::BADMSG)
+        MmioWindow::new(mapping, within, length).ok_or(Errno::BADMSG)
     }
 }
 

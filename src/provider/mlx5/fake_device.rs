@@ -1,18 +1,18 @@
 //! A device that a test plays: it completes requests, and is told how far that was noticed.
 
-use crate::mem::dbrec::DoorbellRecord;
-use crate::mem::queue::QueueMemory;
-use crate::mem::units::{UNIT, Units};
+use crate::memory::doorbell_record::DoorbellRecord;
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use std::sync::Arc;
 
 /// What a device has of a completion queue.
 pub(crate) struct Device {
-    pub(crate) units: Units,
+    pub(crate) units: WqeSegments,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) entries: u32,
-    /// Units of an element.
+    /// WqeSegments of an element.
     pub(crate) stride: u32,
-    /// Elements written in all.
+    /// CqBuffer written in all.
     pub(crate) producer: u32,
 }
 
@@ -24,15 +24,15 @@ impl Device {
         size: usize,
         dbrec: Arc<DoorbellRecord>,
     ) -> Device {
-        let stride = (size / UNIT) as u32;
-        let units = Units::new(memory.clone(), 0, entries * stride).unwrap();
+        let stride = (size / SEGMENT) as u32;
+        let units = WqeSegments::new(memory.clone(), 0, entries * stride).unwrap();
         Device { units, dbrec, entries, stride, producer: 0 }
     }
 
     /// Goes on in other memory, with elements as long.
     #[cfg(not(loom))]
     pub(crate) fn exchange(&mut self, memory: &Arc<QueueMemory>, entries: u32) {
-        self.units = Units::new(memory.clone(), 0, entries * self.stride).unwrap();
+        self.units = WqeSegments::new(memory.clone(), 0, entries * self.stride).unwrap();
         self.entries = entries;
     }
 

@@ -7,19 +7,17 @@
 //! and find their request by [`index`], [`book`] and [`record`]; [`news`] tells when to look into the book.
 
 pub(crate) mod ah;
-pub(crate) mod book;
 pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod cqe;
 pub(crate) mod create;
 pub(crate) mod dm;
-pub(crate) mod hold;
-pub(crate) mod index;
-pub(crate) mod news;
-pub(crate) mod pd;
 #[cfg(test)]
-pub(crate) mod played;
-pub(crate) mod record;
+pub(crate) mod fake_device;
+pub(crate) mod pd;
+pub(crate) mod poll_gate;
+pub(crate) mod qp_table;
+pub(crate) mod resources;
 pub(crate) mod rq;
 pub(crate) mod size;
 pub(crate) mod sq;
@@ -27,18 +25,20 @@ pub(crate) mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
 pub(crate) mod uar;
+pub(crate) mod uidx;
 pub(crate) mod umr;
 pub(crate) mod wqe;
+pub(crate) mod wr_ids;
 
 use crate::error::{Error, Result};
-use crate::mem::barrier;
-use crate::mem::dbrec::DoorbellPages;
+use crate::memory::barrier;
+use crate::memory::doorbell_record::DoorbellPages;
 use crate::uverbs::kernel::Kernel;
 use context::Limits;
-use index::Indices;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uar::Registers;
+use uidx::UidxAllocator;
 
 const VERB: &str = "open_device";
 
@@ -48,7 +48,7 @@ pub(crate) struct Mlx5 {
     limits: Limits,
     registers: Arc<Registers>,
     records: Arc<DoorbellPages>,
-    indices: Arc<Indices>,
+    indices: Arc<UidxAllocator>,
 }
 
 impl Mlx5 {
@@ -66,7 +66,7 @@ impl Mlx5 {
         let registers = registers.map_err(|errno| {
             Error::from_kernel(VERB, errno).detail("the driver gives no page of doorbell registers")
         })?;
-        Ok(Mlx5 { limits, registers: Arc::new(registers), records, indices: Indices::new() })
+        Ok(Mlx5 { limits, registers: Arc::new(registers), records, indices: UidxAllocator::new() })
     }
 
     pub(crate) fn limits(&self) -> &Limits {

@@ -1,11 +1,11 @@
 //! Whether a poller has to listen to the control path before it believes what it finds.
 //!
 //! It is one look, and the same that tells whether this is the process that made the queue: a
-//! [gate](crate::mem::dbrec::Gate) beside the queue's doorbell record. Pairs with
-//! [`book`](super::book), where the letters are.
+//! [gate](crate::memory::doorbell_record::Gate) beside the queue's doorbell record. Pairs with
+//! [`book`](super::qp_table), where the letters are.
 
-use crate::mem::dbrec::Gate;
-use crate::mem::sync::{AtomicU8, Ordering};
+use crate::memory::doorbell_record::Gate;
+use crate::memory::sync::{AtomicU8, Ordering};
 use std::num::NonZeroU8;
 
 /// There may be something to learn.
@@ -17,7 +17,7 @@ pub(crate) const HEARD: NonZeroU8 = NonZeroU8::new(3).unwrap();
 
 /// What says so to the poller of one queue.
 #[derive(Debug)]
-pub(crate) struct News {
+pub(crate) struct PollGate {
     gate: Gate,
     /// What it says when there is nothing: one of the two above.
     quiet: NonZeroU8,
@@ -26,24 +26,24 @@ pub(crate) struct News {
     word: AtomicU8,
 }
 
-impl News {
-    pub(crate) fn new(gate: Gate) -> News {
-        News::with(gate, QUIET)
+impl PollGate {
+    pub(crate) fn new(gate: Gate) -> PollGate {
+        PollGate::with(gate, QUIET)
     }
 
     /// Of a queue that announces completions.
-    pub(crate) fn heard(gate: Gate) -> News {
-        News::with(gate, HEARD)
+    pub(crate) fn heard(gate: Gate) -> PollGate {
+        PollGate::with(gate, HEARD)
     }
 
-    fn with(gate: Gate, quiet: NonZeroU8) -> News {
-        let news = News {
+    fn with(gate: Gate, quiet: NonZeroU8) -> PollGate {
+        let news = PollGate {
             gate,
             quiet,
             #[cfg(loom)]
             word: AtomicU8::new(0),
         };
-        news.announce();
+        news.mark_dirty();
         news
     }
 
@@ -59,14 +59,14 @@ impl News {
     }
 
     /// Says that there is something, which is there by now.
-    pub(crate) fn announce(&self) {
-        // Release pairs with the Acquire of `hush`. Swaps on both sides: one of the two comes first.
+    pub(crate) fn mark_dirty(&self) {
+        // Release pairs with the Acquire of `clear`. Swaps on both sides: one of the two comes first.
         self.word().swap(NEWS, Ordering::Release);
     }
 
     /// Says that there is nothing. To be called before the poller looks for what there is, and not
     /// in a forked child.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn clear(&self) {
         // If it takes an announcement back, what was announced is seen by who looks now; if it does
         // not, the announcement is yet to come and stays.
         self.word().swap(self.quiet.get(), Ordering::AcqRel);

@@ -1,7 +1,7 @@
 //! How a poller finds the queue pair of a completion.
 //!
 //! Who makes and destroys queue pairs is not who polls, and must not touch what the poller works
-//! with. So the control path leaves letters with [`Members`], and the poller keeps a [`Book`] of
+//! with. So the control path leaves letters with [`QpRegistry`], and the poller keeps a [`QpTable`] of
 //! its own: user index to record, without a lock. A completion of nobody in the book is discarded.
 //!
 //! A queue pair that is gone leaves its index behind until the poller knows that nothing in the
@@ -14,27 +14,27 @@
 //! pairs that came and went unheard of.
 
 use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
-use super::index::Index;
-use super::news::News;
-use super::record::Record;
+use super::poll_gate::PollGate;
 use super::srq::Slots;
-use crate::mem::barrier::udma_from_device;
-use crate::mem::element::Reader;
-use crate::mem::inbox::Inbox;
-use crate::mem::lock::Lock;
-use crate::mem::sync::{AtomicU32, Ordering};
+use super::uidx::Uidx;
+use super::wr_ids::SharedQp;
+use crate::memory::barrier::udma_from_device;
+use crate::memory::cq_buffer::CqReader;
+use crate::memory::lock::Lock;
+use crate::memory::sync::{AtomicU32, Ordering};
+use crate::memory::update_list::UpdateList;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
-enum Letter {
+enum Update {
     /// Weak, or the letter would keep what nobody polls for.
     Attached {
         number: u32,
-        record: Weak<Record>,
+        record: Weak<SharedQp>,
     },
     Gone {
-        index: Arc<Index>,
+        index: Arc<Uidx>,
         slots: Option<Arc<Slots>>,
     },
     /// There are older ones, which were looked through.
@@ -46,9 +46,9 @@ const FEW: usize = 64;
 
 /// What a poller that is gone left unread.
 #[derive(Debug)]
-pub(crate) struct Estate {
-    pub(crate) reader: Reader,
-    pub(crate) book: Book,
+pub(crate) struct Leftover {
+    pub(crate) reader: CqReader,
+    pub(crate) book: QpTable,
 }
 
 /// The control path's end: which queue pairs complete to a queue.
@@ -57,21 +57,21 @@ pub(crate) struct Estate {
 /// What it left is settled when the last of both is gone: entries of shared receive queues that
 /// completions name which nobody will ever read go back.
 #[derive(Debug)]
-pub(crate) struct Members {
-    letters: Inbox<Letter>,
+pub(crate) struct QpRegistry {
+    letters: UpdateList<Update>,
     /// Whether the poller has to look for them.
-    pub(crate) news: News,
+    pub(crate) news: PollGate,
     /// How many were put since somebody took them.
     fresh: AtomicU32,
     /// Letters that were looked through, oldest first; with one among the others that says so.
-    older: Lock<Vec<Letter>>,
-    estate: Lock<Option<Estate>>,
+    older: Lock<Vec<Update>>,
+    estate: Lock<Option<Leftover>>,
 }
 
-impl Drop for Members {
+impl Drop for QpRegistry {
     fn drop(&mut self) {
         let estate = self.estate.get_mut().and_then(Option::take);
-        let Some(Estate { reader, mut book }) = estate else { return };
+        let Some(Leftover { reader, mut book }) = estate else { return };
         // A child of a fork has no completions, and its parent's entries are not its to give back.
         if reader.elements().epoch().is_over() {
             return;
@@ -86,11 +86,11 @@ impl Drop for Members {
     }
 }
 
-impl Members {
-    pub(crate) fn new(news: News) -> Arc<Members> {
+impl QpRegistry {
+    pub(crate) fn new(news: PollGate) -> Arc<QpRegistry> {
         let older = Lock::default();
-        Arc::new(Members {
-            letters: Inbox::new(),
+        Arc::new(QpRegistry {
+            letters: UpdateList::new(),
             news,
             fresh: AtomicU32::new(0),
             older,
@@ -98,18 +98,18 @@ impl Members {
         })
     }
 
-    fn put(&self, letter: Letter) {
+    fn put(&self, letter: Update) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
         self.letters.put(letter);
-        self.news.announce();
+        self.news.mark_dirty();
     }
 
     /// Adds what was put to what is there of older letters.
-    fn gather(&self, older: &mut Vec<Letter>) {
+    fn gather(&self, older: &mut Vec<Update>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
         self.letters.take(|letter| match letter {
-            Letter::Older => {}
+            Update::Older => {}
             letter => older.push(letter),
         });
         // They come newest first, but an index may be given back and dealt again in one go.
@@ -133,26 +133,26 @@ impl Members {
             let mut needless = vec![false; older.len()];
             for (at, letter) in older.iter().enumerate() {
                 match letter {
-                    Letter::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    Update::Attached { number, .. } => drop(attached.insert(*number, at)),
                     // Without the first letter here, the poller has read it.
-                    Letter::Gone { index, .. } => {
+                    Update::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
                         }
                     }
-                    Letter::Older => {}
+                    Update::Older => {}
                 }
             }
             let mut needless = needless.into_iter();
             older.retain(|_| needless.next() != Some(true));
         }
         if !older.is_empty() {
-            self.letters.put(Letter::Older);
+            self.letters.put(Update::Older);
         }
     }
 
     /// Leaves what nobody polls any more.
-    pub(crate) fn inherit(&self, estate: Estate) {
+    pub(crate) fn inherit(&self, estate: Leftover) {
         match self.estate.lock() {
             Some(mut left) => *left = Some(estate),
             None => std::mem::forget(estate),
@@ -160,20 +160,20 @@ impl Members {
     }
 
     /// Tells of a queue pair, before anything is posted to it.
-    pub(crate) fn attach(&self, record: &Arc<Record>) {
+    pub(crate) fn attach(&self, record: &Arc<SharedQp>) {
         let number = record.index().number();
-        self.put(Letter::Attached { number, record: Arc::downgrade(record) });
+        self.put(Update::Attached { number, record: Arc::downgrade(record) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
-    pub(crate) fn retire(&self, record: &Record) {
+    pub(crate) fn retire(&self, record: &SharedQp) {
         let (index, slots) = (record.index().clone(), record.slots().cloned());
-        self.put(Letter::Gone { index, slots });
+        self.put(Update::Gone { index, slots });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever: its index is never dealt again.
-    pub(crate) fn retire_for_good(&self, record: &Record) {
+    pub(crate) fn retire_for_good(&self, record: &SharedQp) {
         std::mem::forget(record.index().clone());
         self.retire(record);
     }
@@ -187,7 +187,7 @@ impl Members {
 /// A queue pair that is gone.
 #[derive(Debug)]
 struct Dead {
-    index: Arc<Index>,
+    index: Arc<Uidx>,
     /// Takes back what the completions consumed.
     slots: Option<Arc<Slots>>,
     /// Where in the queue nothing of it can be any more.
@@ -196,21 +196,21 @@ struct Dead {
 
 /// The poller's end.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct QpTable {
     /// From the index `first` on; those who complete to one queue mostly were made together.
-    records: Vec<Option<Arc<Record>>>,
+    records: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
 }
 
-impl Book {
+impl QpTable {
     /// The queue pair with an index.
     #[inline(always)]
-    pub(crate) fn get(&self, number: u32) -> Option<&Record> {
+    pub(crate) fn get(&self, number: u32) -> Option<&SharedQp> {
         self.records.get(number.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn insert(&mut self, number: u32, record: Arc<Record>) {
+    fn insert(&mut self, number: u32, record: Arc<SharedQp>) {
         if self.records.is_empty() {
             self.first = number;
         }
@@ -238,23 +238,23 @@ impl Book {
     /// Reads what the control path wrote. `consumer` is the index of the next completion, `entries`
     /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
     #[cold]
-    pub(crate) fn learn(&mut self, members: &Members, consumer: u32, entries: u32) {
+    pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
         // Nobody waits for this lock: who looks through letters keeps the poller away by a borrow.
         let Some(mut letters) = members.older.lock() else { return };
         members.gather(&mut letters);
         for letter in letters.drain(..) {
             match letter {
-                Letter::Attached { number, record } => {
+                Update::Attached { number, record } => {
                     if let Some(record) = record.upgrade() {
                         self.insert(number, record);
                     }
                 }
-                Letter::Gone { index, slots } => {
+                Update::Gone { index, slots } => {
                     self.remove(index.number());
                     let until = consumer.wrapping_add(entries);
                     self.dead.push(Dead { index, slots, until });
                 }
-                Letter::Older => {}
+                Update::Older => {}
             }
         }
     }
@@ -267,7 +267,7 @@ impl Book {
     }
 
     /// Whether there are indices to give up.
-    pub(crate) fn mourns(&self) -> bool {
+    pub(crate) fn has_retired(&self) -> bool {
         !self.dead.is_empty()
     }
 
@@ -307,24 +307,24 @@ impl Book {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::index::Indices;
-    use super::super::record::Receives;
+    use super::super::uidx::UidxAllocator;
+    use super::super::wr_ids::Receives;
     use super::*;
-    use crate::mem::dbrec::{DoorbellPages, Gate};
+    use crate::memory::doorbell_record::{DoorbellPages, Gate};
 
-    fn members() -> Arc<Members> {
+    fn members() -> Arc<QpRegistry> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
-        Members::new(News::new(Gate::beside(&line).unwrap()))
+        QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<Indices>) -> Arc<Record> {
+    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
-        Record::new(index.number() + 100, index, Some(4), Receives::None)
+        SharedQp::new(index.number() + 100, index, Some(4), Receives::None)
     }
 
     #[test]
     fn records_are_found_between_their_letters() {
-        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
         let all: Vec<_> = (0..200).map(|_| record(&indices)).collect();
         for record in &all {
             members.attach(record);
@@ -347,7 +347,8 @@ mod tests {
     #[test]
     fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
         for empty in [true, false] {
-            let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+            let (indices, members, mut book) =
+                (UidxAllocator::new(), members(), QpTable::default());
             let dead = record(&indices);
             members.attach(&dead);
             book.learn(&members, 0, 8);
@@ -369,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_life_between_two_looks_leaves_nothing() {
-        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
         let short = record(&indices);
         members.attach(&short);
         members.retire(&short);
@@ -391,7 +392,7 @@ mod tests {
     /// A queue that nobody polls, or that never completes anything.
     #[test]
     fn letters_of_many_lives_do_not_pile_up() {
-        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
         let known = record(&indices);
         members.attach(&known);
         book.learn(&members, 0, 8);
@@ -427,7 +428,7 @@ mod tests {
     /// What is in the queue may be of somebody who is gone, so that the index stays in use.
     #[test]
     fn letters_stay_while_the_queue_holds_something() {
-        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
         for _ in 0..FEW {
             let short = record(&indices);
             members.attach(&short);
@@ -446,7 +447,7 @@ mod tests {
 
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
-        let (indices, members, mut book) = (Indices::new(), members(), Book::default());
+        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
         let stuck = record(&indices);
         members.attach(&stuck);
         members.retire_for_good(&stuck);
@@ -461,33 +462,33 @@ mod tests {
 /// loom tries other threads first only from a spawned one on, so that one of the two is always that.
 #[cfg(all(test, loom))]
 mod model {
-    use super::super::index::Indices;
-    use super::super::record::Receives;
+    use super::super::uidx::UidxAllocator;
+    use super::super::wr_ids::Receives;
     use super::*;
-    use crate::mem::dbrec::{DoorbellPages, Gate};
+    use crate::memory::doorbell_record::{DoorbellPages, Gate};
     use loom::thread;
 
-    fn members() -> Arc<Members> {
+    fn members() -> Arc<QpRegistry> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
-        Members::new(News::new(Gate::beside(&line).unwrap()))
+        QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<Indices>) -> Arc<Record> {
+    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
-        Record::new(index.number() + 100, index, Some(1), Receives::None)
+        SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
     }
 
     /// What completes was told of before: the poller that finds a completion finds its queue pair.
     #[test]
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), members());
+            let (indices, members) = (UidxAllocator::new(), members());
             // The device, which completes for whoever it was told of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
                 let (members, completed) = (members.clone(), completed.clone());
                 thread::spawn(move || {
-                    let mut book = Book::default();
+                    let mut book = QpTable::default();
                     let number = completed.load(Ordering::Acquire);
                     if !members.is_empty() {
                         book.learn(&members, 0, 2);
@@ -507,8 +508,8 @@ mod model {
     #[test]
     fn an_index_is_not_dealt_while_a_completion_bears_it() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), members());
-            let mut book = Book::default();
+            let (indices, members) = (UidxAllocator::new(), members());
+            let mut book = QpTable::default();
             let dead = record(&indices);
             let number = dead.index().number();
             members.attach(&dead);
@@ -537,7 +538,7 @@ mod model {
             let mut book = poller.join().unwrap();
             book.learn(&members, 1, 2);
             book.forget(1, true);
-            assert_eq!(book.get(next.index().number()).map(Record::qpn), Some(next.qpn()));
+            assert_eq!(book.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
         });
     }
 
@@ -545,7 +546,7 @@ mod model {
     #[test]
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), members());
+            let (indices, members) = (UidxAllocator::new(), members());
             let (staying, short) = (record(&indices), record(&indices));
             members.attach(&staying);
             members.attach(&short);
@@ -559,7 +560,7 @@ mod model {
             let gone = short.index().number();
             drop(short);
             tidier.join().unwrap();
-            let mut book = Book::default();
+            let mut book = QpTable::default();
             assert!(!members.is_empty());
             book.learn(&members, 0, 2);
             book.forget(0, true);
@@ -573,17 +574,17 @@ mod model {
     #[test]
     fn what_was_put_is_heard_of() {
         loom::model(|| {
-            let (indices, members) = (Indices::new(), members());
-            let poll = |book: &mut Book, members: &Members| {
+            let (indices, members) = (UidxAllocator::new(), members());
+            let poll = |book: &mut QpTable, members: &QpRegistry| {
                 if !members.news.is_quiet() {
-                    members.news.hush();
+                    members.news.clear();
                     book.learn(members, 0, 2);
                 }
             };
             let poller = {
                 let members = members.clone();
                 thread::spawn(move || {
-                    let mut book = Book::default();
+                    let mut book = QpTable::default();
                     poll(&mut book, &members);
                     poll(&mut book, &members);
                     book

@@ -1,15 +1,15 @@
 //! What a queue's kernel object stands on, for as long as a device may reach it.
 
 use super::uar::Lease;
-use crate::mem::dbrec::DoorbellRecord;
-use crate::mem::lock::Lock;
-use crate::mem::queue::QueueMemory;
+use crate::memory::doorbell_record::DoorbellRecord;
+use crate::memory::lock::Lock;
+use crate::memory::queue_memory::QueueMemory;
 use std::sync::Arc;
 
 /// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
 /// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct QueueResources {
     _record: Arc<DoorbellRecord>,
     /// Exchanged when a completion queue is resized.
     memory: Lock<Option<Arc<QueueMemory>>>,
@@ -20,9 +20,12 @@ pub(crate) struct Hold {
     _register: Option<Lease>,
 }
 
-impl Hold {
-    pub(super) fn new(record: &Arc<DoorbellRecord>, memory: Option<Arc<QueueMemory>>) -> Hold {
-        Hold {
+impl QueueResources {
+    pub(super) fn new(
+        record: &Arc<DoorbellRecord>,
+        memory: Option<Arc<QueueMemory>>,
+    ) -> QueueResources {
+        QueueResources {
             _record: record.clone(),
             memory: Lock::new(memory),
             doubtful: Lock::default(),
@@ -32,8 +35,12 @@ impl Hold {
     }
 
     /// And what only a queue pair stands on.
-    pub(super) fn with(self, sends: &Option<Arc<QueueMemory>>, register: Option<Lease>) -> Hold {
-        Hold { _sends: sends.clone(), _register: register, ..self }
+    pub(super) fn with(
+        self,
+        sends: &Option<Arc<QueueMemory>>,
+        register: Option<Lease>,
+    ) -> QueueResources {
+        QueueResources { _sends: sends.clone(), _register: register, ..self }
     }
 
     /// Takes over what the kernel has moved the queue to, and lets go of where it was.

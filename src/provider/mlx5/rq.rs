@@ -1,14 +1,14 @@
 //! The receive queue of a queue pair: we produce, the device consumes when the doorbell record says
 //! so. Nothing is rung.
 
-use super::record::Record;
 use super::wqe::{TERMINATOR, data};
-use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::entries::Entries;
-use crate::mem::queue::QueueMemory;
-use crate::mem::sync::{AtomicU64, Ordering};
-use crate::mem::units::{UNIT, Units};
+use super::wr_ids::SharedQp;
+use crate::memory::barrier::udma_to_device;
+use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::rq_buffer::RqBuffer;
+use crate::memory::sync::{AtomicU64, Ordering};
+use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv, Sge};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
 pub(crate) struct RecvRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<MLX5_RCV_DBR>,
-    ring: Entries<AtomicU64, 1>,
+    ring: RqBuffer<AtomicU64, 1>,
     entries: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
     gate: Gate,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
 }
 
 /// Where a queue stands in its memory, and how large its receives are.
@@ -44,11 +44,11 @@ impl RecvRing {
         memory: Arc<QueueMemory>,
         place: Place,
         dbrec: Arc<DoorbellRecord>,
-        record: Arc<Record>,
+        record: Arc<SharedQp>,
         gate: Gate,
     ) -> Option<RecvRing> {
         let Place { offset, entries, stride, max_sge } = place;
-        let units = stride / UNIT as u32;
+        let units = stride / SEGMENT as u32;
         if !(1..=units).contains(&max_sge) {
             return None;
         }
@@ -57,7 +57,7 @@ impl RecvRing {
         }
         let notes = record.receives.own.notes();
         Some(RecvRing {
-            ring: Entries::new(memory, offset, entries, units, notes)?,
+            ring: RqBuffer::new(memory, offset, entries, units, notes)?,
             entries,
             max_sge,
             head: 0,
@@ -147,7 +147,7 @@ fn noted(cursor: &mut RecvCursor, note: &AtomicU64, wr_id: u64) {
 /// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
 /// room for a mark. `max` pieces fit, one at least.
 pub(super) fn scatter_any(
-    units: &Units,
+    units: &WqeSegments,
     at: u32,
     room: u32,
     max: u32,

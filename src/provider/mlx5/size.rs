@@ -12,7 +12,7 @@ use uverbs_uapi::qp::ib_uverbs_qp_cap;
 type Result<T> = std::result::Result<T, String>;
 
 /// Bytes of a basic block of a send queue.
-const BLOCK: u64 = 64;
+const SEGMENTS_PER_WQEBB: u64 = 64;
 
 const CTRL: u64 = size_of::<wqe::mlx5_wqe_ctrl_seg>() as u64;
 const RADDR: u64 = size_of::<wqe::mlx5_wqe_raddr_seg>() as u64;
@@ -99,7 +99,7 @@ impl SqSize {
             0 => 0,
             bytes => overhead + (INLINE + u64::from(bytes)).next_multiple_of(16),
         };
-        let request = gathered.max(inline).max(fixed(qp_type)).next_multiple_of(BLOCK);
+        let request = gathered.max(inline).max(fixed(qp_type)).next_multiple_of(SEGMENTS_PER_WQEBB);
         if request > largest {
             return Err(format!(
                 "{} entries and {} bytes inline make requests of {request} bytes; the maximum is \
@@ -108,13 +108,13 @@ impl SqSize {
             ));
         }
         let bytes = (u64::from(cap.max_send_wr) * request).next_power_of_two();
-        let blocks = bytes / BLOCK;
+        let blocks = bytes / SEGMENTS_PER_WQEBB;
         let most = u64::from(limits.max_send_wqebb);
         if blocks > most {
             return Err(format!(
                 "{} sends of {request} bytes; the maximum is {} of that size",
                 cap.max_send_wr,
-                most * BLOCK / request
+                most * SEGMENTS_PER_WQEBB / request
             ));
         }
         Ok(SqSize {
@@ -126,7 +126,7 @@ impl SqSize {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.blocks as usize * BLOCK as usize
+        self.blocks as usize * SEGMENTS_PER_WQEBB as usize
     }
 }
 
@@ -146,7 +146,7 @@ fn fixed(qp_type: QpType) -> u64 {
     let atomic = RADDR + MASKED_ATOMIC.max(ATOMIC) + DATA;
     let binding = UMR_CTRL + MKEY + KLMS;
     match qp_type {
-        QpType::UD | QpType::RAW_PACKET => BLOCK,
+        QpType::UD | QpType::RAW_PACKET => SEGMENTS_PER_WQEBB,
         QpType::XRC_INI | QpType::XRC_TGT => CTRL + (XRC + atomic).max(binding),
         _ => CTRL + atomic.max(binding),
     }
@@ -183,7 +183,8 @@ impl RqSize {
             ));
         }
         let stride = request.next_power_of_two();
-        let bytes = (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(BLOCK);
+        let bytes =
+            (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(SEGMENTS_PER_WQEBB);
         Ok(RqSize {
             entries: (bytes / stride) as u32,
             stride_log: stride.trailing_zeros(),
@@ -199,7 +200,7 @@ impl RqSize {
 /// A shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SrqSize {
-    /// Elements, a power of two; one of them stays in the list as its end.
+    /// CqBuffer, a power of two; one of them stays in the list as its end.
     pub(crate) entries: u32,
     pub(crate) stride_log: u32,
     pub(crate) max_sge: u32,

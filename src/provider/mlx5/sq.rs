@@ -5,18 +5,18 @@ mod packet;
 
 pub(crate) use packet::Frames;
 
-use super::record::{Record, Send};
 use super::umr::{self, Change};
 use super::wqe::{
     LONGEST, MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
 };
-use crate::mem::barrier::udma_to_device;
-use crate::mem::blocks::{BLOCK, Blocks};
-use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::noted::{Noted, Place};
-use crate::mem::queue::QueueMemory;
-use crate::mem::register::Register;
-use crate::mem::units::UNIT;
+use super::wr_ids::{SharedQp, SqWrId};
+use crate::memory::barrier::udma_to_device;
+use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::sq_buffer::{SqBuffer, WqeSlot};
+use crate::memory::wqe_segment::SEGMENT;
+use crate::memory::wqebb::{SEGMENTS_PER_WQEBB, Wqebbs};
 use crate::provider::{Cursor, SendLimits};
 use crate::wc::WcOpcode;
 use crate::wr::{Address, Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
@@ -26,8 +26,8 @@ use uverbs_uapi::mlx5::wqe::{
     mlx5_av, mlx5_wqe_ctrl_flags as flags, mlx5_wqe_opcode as opcode,
 };
 
-/// Units of an address vector.
-const VECTOR: u32 = (size_of::<mlx5_av>() / UNIT) as u32;
+/// WqeSegments of an address vector.
+const VECTOR: u32 = (size_of::<mlx5_av>() / SEGMENT) as u32;
 /// Bytes that an atomic works on.
 const ATOMIC: u32 = 8;
 /// Waits for reads and atomics, and for changes of keys.
@@ -41,7 +41,7 @@ pub(crate) struct Setup {
     pub(crate) memory: Arc<QueueMemory>,
     /// Where in the memory it begins, in bytes.
     pub(crate) offset: usize,
-    /// Blocks of 64 bytes, a power of two.
+    /// Wqebbs of 64 bytes, a power of two.
     pub(crate) wqebbs: u32,
     /// Requests that fit, whatever they are.
     pub(crate) max_post: u32,
@@ -49,10 +49,10 @@ pub(crate) struct Setup {
     pub(crate) qpn: u32,
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
-    pub(crate) register: Arc<Register>,
+    pub(crate) register: Arc<DoorbellRegister>,
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
-    pub(crate) record: Arc<Record>,
+    pub(crate) record: Arc<SharedQp>,
     pub(crate) frames: Frames,
     pub(crate) gate: Gate,
 }
@@ -61,26 +61,26 @@ pub(crate) struct Setup {
 pub(crate) struct SendRing {
     // Before the memory, as it is where the kernel's object holds both.
     word: RecordWord<MLX5_SND_DBR>,
-    blocks: Noted<Send>,
+    blocks: SqBuffer<SqWrId>,
     gate: Gate,
     /// The queue pair's number, as it lies in a request.
     qpn: u64,
     /// Flags of every request, as they lie there.
     always: u64,
-    /// Blocks written in all.
+    /// Wqebbs written in all.
     at: u32,
     /// Requests posted in all.
     head: u32,
     max_post: u32,
     /// Requests that wait for changes of keys before them.
-    waits: Option<Waits>,
+    waits: Option<PendingFence>,
     max_sge: u32,
     max_inline: usize,
-    register: Arc<Register>,
+    register: Arc<DoorbellRegister>,
     alone: bool,
     /// The greatest request, in units.
     largest: u32,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
     frames: Frames,
 }
 
@@ -90,8 +90,8 @@ impl SendRing {
         let largest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
         Some(SendRing {
-            blocks: Noted::new(
-                Blocks::new(setup.memory, setup.offset, setup.wqebbs)?,
+            blocks: SqBuffer::new(
+                Wqebbs::new(setup.memory, setup.offset, setup.wqebbs)?,
                 setup.record.sends.notes(),
             )?,
             gate: setup.gate,
@@ -108,7 +108,7 @@ impl SendRing {
             alone: setup.alone,
             largest: largest
                 .min(MLX5_SEND_WQE_MAX_WQEBBS as u32)
-                .saturating_mul(BLOCK)
+                .saturating_mul(SEGMENTS_PER_WQEBB)
                 .min(LONGEST),
             record: setup.record,
             frames: setup.frames,
@@ -146,8 +146,8 @@ impl SendRing {
     pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
         debug_assert!(cursor.suits(wr) && !self.may_wait());
         match &wr.destination {
-            None => self.write(cursor, wr, Care::Seen).is_ok(),
-            Some(to) => self.datagram(cursor, to, wr, Care::Seen).is_ok(),
+            None => self.write(cursor, wr, Validation::Seen).is_ok(),
+            Some(to) => self.datagram(cursor, to, wr, Validation::Seen).is_ok(),
         }
     }
 
@@ -157,7 +157,7 @@ impl SendRing {
     #[inline(never)]
     pub(crate) fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check(cursor)?;
-        let care = if self.waits(cursor) { Care::Wait } else { Care::All };
+        let care = if self.waits(cursor) { Validation::Wait } else { Validation::All };
         match &wr.destination {
             None => self.write(cursor, wr, care)?,
             Some(to) => self.datagram(cursor, to, wr, care)?,
@@ -195,8 +195,10 @@ impl SendRing {
     pub(crate) fn wait(&mut self, last: u32) {
         let since = self.head;
         // What was said of an earlier batch is about what was posted, as far as is known here.
-        let older = |waits: &Waits| waits.older || waits.since != since && waits.reaches(since);
-        self.waits = Some(Waits { last, since, older: self.waits.as_ref().is_some_and(older) });
+        let older =
+            |waits: &PendingFence| waits.older || waits.since != since && waits.reaches(since);
+        self.waits =
+            Some(PendingFence { last, since, older: self.waits.as_ref().is_some_and(older) });
     }
 
     /// Whether the request where the cursor stands waits for changes of keys. When all that do are posted
@@ -212,7 +214,7 @@ impl SendRing {
     /// All requests before the number `next` are written. Those of the same batch that wait are over with it:
     /// without them the change is not posted either.
     fn waited(&mut self, next: u32) {
-        let same = |waits: &Waits| !waits.older && waits.since == self.head;
+        let same = |waits: &PendingFence| !waits.older && waits.since == self.head;
         self.waits = self.waits.filter(|waits| !same(waits) || waits.reaches(next));
     }
 
@@ -223,7 +225,7 @@ impl SendRing {
         cursor: &mut Cursor,
         to: &Destination<'_>,
         wr: &SendWr<'_>,
-        care: Care,
+        care: Validation,
     ) -> Result<(), PostError> {
         let (code, immediate) = match wr.op {
             SendOp::Send => (opcode::MLX5_OPCODE_SEND, 0),
@@ -245,10 +247,10 @@ impl SendRing {
 
     /// The second word of a request.
     #[inline(always)]
-    fn tail(&self, care: Care, asked: SendFlags, immediate: u32) -> u64 {
+    fn tail(&self, care: Validation, asked: SendFlags, immediate: u32) -> u64 {
         let fence = match (asked.contains(SendFlags::FENCE), care) {
             (true, _) => FENCE,
-            (false, Care::Wait) => SMALL_FENCE,
+            (false, Validation::Wait) => SMALL_FENCE,
             (false, _) => 0,
         };
         pair((announced(asked) | fence).into(), immediate) | self.always
@@ -256,9 +258,14 @@ impl SendRing {
 
     /// Writes any request but a datagram.
     #[inline(always)]
-    fn write(&self, cursor: &mut Cursor, wr: &SendWr<'_>, care: Care) -> Result<(), PostError> {
+    fn write(
+        &self,
+        cursor: &mut Cursor,
+        wr: &SendWr<'_>,
+        care: Validation,
+    ) -> Result<(), PostError> {
         let request = Request::new(self, cursor.at, care.is_over());
-        // Units written so far. The first is written last, when the size is known.
+        // WqeSegments written so far. The first is written last, when the size is known.
         let mut size = 1;
         if let Some(srq) = wr.srq {
             request.append(&mut size, target(srq.0));
@@ -355,7 +362,8 @@ impl SendRing {
         request.place.write(0, control);
         cursor.word = control[0];
         cursor.newest = request.place.spot();
-        cursor.at = cursor.at.wrapping_add((size + (BLOCK - 1)) >> BLOCK.ilog2());
+        cursor.at =
+            cursor.at.wrapping_add((size + (SEGMENTS_PER_WQEBB - 1)) >> SEGMENTS_PER_WQEBB.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
         cursor.count += 1;
@@ -400,7 +408,7 @@ impl SendRing {
 
 /// Which requests wait for changes of keys.
 #[derive(Clone, Copy, Debug)]
-struct Waits {
+struct PendingFence {
     /// Up to this number.
     last: u32,
     /// Where the queue stood when that was said.
@@ -409,7 +417,7 @@ struct Waits {
     older: bool,
 }
 
-impl Waits {
+impl PendingFence {
     fn reaches(&self, head: u32) -> bool {
         self.last.wrapping_sub(head) as i32 >= 0
     }
@@ -417,7 +425,7 @@ impl Waits {
 
 /// What is still to be looked at when a request is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Care {
+enum Validation {
     /// Whether several pieces, or what it has inside, are too much. One piece is good, and it waits for no
     /// change of keys.
     Seen,
@@ -427,10 +435,10 @@ enum Care {
     Wait,
 }
 
-impl Care {
+impl Validation {
     #[inline(always)]
     fn is_over(self) -> bool {
-        matches!(self, Care::Seen)
+        matches!(self, Validation::Seen)
     }
 }
 
@@ -453,7 +461,7 @@ fn announced(asked: SendFlags) -> u8 {
 #[derive(Clone, Copy)]
 struct Request<'r> {
     ring: &'r SendRing,
-    place: Place<'r, Send>,
+    place: WqeSlot<'r, SqWrId>,
     /// Whether a lone piece of memory was looked at before.
     usual: bool,
 }

@@ -7,13 +7,13 @@
 
 use super::rq::scatter_any;
 use super::wqe::{TERMINATOR, data, link};
-use crate::mem::barrier::udma_to_device;
-use crate::mem::dbrec::{DoorbellRecord, Gate, RecordWord};
-use crate::mem::entries::Entries;
-use crate::mem::masked::Masked;
-use crate::mem::queue::QueueMemory;
-use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::mem::units::UNIT;
+use crate::memory::barrier::udma_to_device;
+use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::ring_array::RingArray;
+use crate::memory::rq_buffer::RqBuffer;
+use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Slot {
     next: AtomicU32,
 }
 
-/// Entries that came back, linked in a row.
+/// RqBuffer that came back, linked in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     first: u16,
@@ -51,14 +51,14 @@ impl Row {
 /// come back.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Masked<Slot>,
+    slots: RingArray<Slot>,
     /// A [`Row`], the entry that came back last first.
     back: AtomicU64,
 }
 
 impl Slots {
     fn new(entries: u32) -> Slots {
-        Slots { slots: Masked::new(entries), back: AtomicU64::new(0) }
+        Slots { slots: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
     /// Gives the entry back that a completion names, and answers the number of its request. Any
@@ -104,8 +104,8 @@ impl Slots {
     }
 }
 
-/// Entries, which begin with a link and a piece of memory.
-type Linked = Entries<Slot, 2>;
+/// RqBuffer, which begin with a link and a piece of memory.
+type Linked = RqBuffer<Slot, 2>;
 
 /// A queue that the device does not know yet.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
         return None;
     }
     let slots = Arc::new(Slots::new(entries));
-    let units = stride / UNIT as u32;
+    let units = stride / SEGMENT as u32;
     let ring = Linked::new(memory.clone(), 0, entries, units, slots.slots.clone())?;
     for at in 0..entries {
         let (entry, slot) = ring.at(at);
@@ -262,7 +262,7 @@ impl SrqRing {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::mem::sync::Touched;
+    use crate::memory::sync::Touched;
     use loom::sync::Arc;
     use loom::thread;
 

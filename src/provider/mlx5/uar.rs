@@ -4,9 +4,9 @@
 //! stay with the context: a register that is given back is lent again. The pages go with the
 //! context's file, or with the context where somebody else may keep the file open for longer.
 
-use crate::mem::lock::Lock;
-use crate::mem::mapping::Mapping;
-use crate::mem::register::Register;
+use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::lock::Lock;
+use crate::memory::mapping::Mapping;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
@@ -70,7 +70,7 @@ impl Page {
 /// A register and the number by which the device knows its UAR.
 #[derive(Clone, Debug)]
 struct Slot {
-    register: Arc<Register>,
+    register: Arc<DoorbellRegister>,
     page_id: u32,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Registers {
     /// Not cached and not combined: completion queues are armed here, and it stands in for BlueFlame
     /// registers where there are none. Its doorbells are single stores, which need no lock.
     non_cached: Slot,
-    arming: Arc<Register>,
+    arming: Arc<DoorbellRegister>,
     /// The page of these two.
     page: Page,
     pool: Lock<Pool>,
@@ -127,8 +127,8 @@ impl Registers {
         let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC)?;
         let made = page.map(kernel).and_then(|mapping| {
             let mapping = Arc::new(mapping);
-            let register = Register::new(mapping.clone(), REGISTERS, 0);
-            let arming = Register::new(mapping, ARMING, 0);
+            let register = DoorbellRegister::new(mapping.clone(), REGISTERS, 0);
+            let arming = DoorbellRegister::new(mapping, ARMING, 0);
             register.zip(arming).ok_or(Errno::BADMSG)
         });
         let (register, arming) = made.inspect_err(|_| page.free(kernel))?;
@@ -152,7 +152,7 @@ impl Registers {
     }
 
     /// The register at which completion queues are armed, and the device's number of its page.
-    pub(crate) fn arming(&self) -> (&Arc<Register>, u32) {
+    pub(crate) fn arming(&self) -> (&Arc<DoorbellRegister>, u32) {
         (&self.arming, self.non_cached.page_id)
     }
 
@@ -225,7 +225,7 @@ impl Registers {
         for uar in 0..self.uars_per_page {
             for nth in 0..PER_UAR {
                 let offset = uar * UAR + REGISTERS + nth * self.bf_reg_size;
-                let register = Register::new(mapping.clone(), offset, self.bf_reg_size / 2)
+                let register = DoorbellRegister::new(mapping.clone(), offset, self.bf_reg_size / 2)
                     .ok_or(Errno::BADMSG)?;
                 let page_id = page.id + uar as u32;
                 slots.push(Slot { register: Arc::new(register), page_id });
@@ -266,7 +266,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn register(&self) -> &Arc<Register> {
+    pub(crate) fn register(&self) -> &Arc<DoorbellRegister> {
         &self.slot.register
     }
 
@@ -291,16 +291,16 @@ impl Drop for Lease {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::mem::fork::Epoch;
-    use crate::mem::memfile::MemFile;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
 
     #[test]
     fn a_page_is_cut_into_the_registers_of_each_of_its_uars() {
-        let file = MemFile::new("uars", 2 * UAR);
+        let file = FakeMapping::new("uars", 2 * UAR);
         let epoch = Epoch::current().unwrap();
         let mapping = || file.map(2 * UAR, epoch).unwrap();
         let page = Page { handle: 1, offset: 0, length: 2 * UAR as u32, id: 5 };
-        let register = Arc::new(Register::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
+        let register = Arc::new(DoorbellRegister::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
         let registers = Registers {
             bf_reg_size: 512,
             uars_per_page: 2,

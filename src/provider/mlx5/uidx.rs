@@ -4,7 +4,7 @@
 //! into every completion. One is dealt again only when nobody holds it any more: the queue pair,
 //! and each poller whose completion queue may still have something with it.
 
-use crate::mem::lock::Lock;
+use crate::memory::lock::Lock;
 use std::sync::Arc;
 
 /// Greater numbers are not told apart by the device, and this one means none.
@@ -12,7 +12,7 @@ const NO_INDEX: u32 = (1 << 24) - 1;
 
 /// The user indices of a context.
 #[derive(Debug)]
-pub(crate) struct Indices {
+pub(crate) struct UidxAllocator {
     free: Lock<Free>,
 }
 
@@ -23,14 +23,14 @@ struct Free {
     returned: Vec<u32>,
 }
 
-impl Indices {
-    pub(crate) fn new() -> Arc<Indices> {
+impl UidxAllocator {
+    pub(crate) fn new() -> Arc<UidxAllocator> {
         // Zero is never dealt: wiped memory names nobody.
-        Arc::new(Indices { free: Lock::new(Free { fresh: 1, returned: Vec::new() }) })
+        Arc::new(UidxAllocator { free: Lock::new(Free { fresh: 1, returned: Vec::new() }) })
     }
 
     /// An index that nobody has; `None` when all are in use.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Index>> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Uidx>> {
         let mut free = self.free.lock()?;
         let number = match free.returned.pop() {
             Some(number) => number,
@@ -40,24 +40,24 @@ impl Indices {
             }
             None => return None,
         };
-        Some(Arc::new(Index { number, indices: self.clone() }))
+        Some(Arc::new(Uidx { number, indices: self.clone() }))
     }
 }
 
 /// An index in use.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct Uidx {
     number: u32,
-    indices: Arc<Indices>,
+    indices: Arc<UidxAllocator>,
 }
 
-impl Index {
+impl Uidx {
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 }
 
-impl Drop for Index {
+impl Drop for Uidx {
     fn drop(&mut self) {
         if let Some(mut free) = self.indices.free.lock() {
             free.returned.push(self.number);
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn numbers_are_dealt_once_and_again_when_nobody_holds_them() {
-        let indices = Indices::new();
+        let indices = UidxAllocator::new();
         let first = indices.take().unwrap();
         let second = indices.take().unwrap();
         assert_eq!((first.number(), second.number()), (1, 2));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_last_number_is_never_dealt() {
-        let indices = Indices::new();
+        let indices = UidxAllocator::new();
         indices.free.lock().unwrap().fresh = NO_INDEX - 1;
         let last = indices.take().unwrap();
         assert_eq!(last.number(), 0xff_fffe);
@@ -96,12 +96,12 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_waits_for_no_index() {
-        let indices = Indices::new();
+        let indices = UidxAllocator::new();
         let mut index = indices.take();
         let child = || {
             assert!(indices.take().is_none());
             drop(index.take());
         };
-        crate::mem::lock::in_child_while_held(|| indices.free.lock(), child);
+        crate::memory::lock::in_child_while_held(|| indices.free.lock(), child);
     }
 }

@@ -28,12 +28,12 @@ const FREE: u64 = 1 << 29;
 const KEY_FREE: u8 = 1 << 6;
 /// Any queue pair may use the key.
 const ANY_QP: u32 = 0xffff_ff00;
-/// Units of a translation list with one entry: entries come in fours.
+/// WqeSegments of a translation list with one entry: entries come in fours.
 const ONE_ENTRY: u16 = 4;
 /// The longest piece that a translation entry takes.
 const LONGEST: u64 = 1 << 31;
 
-/// Units after the control segment of a request that makes a key free.
+/// WqeSegments after the control segment of a request that makes a key free.
 pub(crate) const FREEING: usize = 3 + 4;
 /// The same for a request that binds.
 pub(crate) const BINDING: usize = FREEING + 4;

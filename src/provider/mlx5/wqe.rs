@@ -10,7 +10,7 @@ use uverbs_uapi::mlx5::wqe as uapi;
 /// A unit of a request.
 pub(crate) type Unit = [u64; 2];
 
-/// Units of the longest request: its first word has six bits for them, and none of them means none.
+/// WqeSegments of the longest request: its first word has six bits for them, and none of them means none.
 /// Drivers are told of one more (`mlx5e_get_max_sq_aligned_wqebbs` of the kernel knows better).
 pub(crate) const LONGEST: u32 = (1 << 6) - 1;
 

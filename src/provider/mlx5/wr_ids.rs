@@ -5,10 +5,10 @@
 //! here. Who polls moves the tail, which makes room for who posts. The two may be different
 //! threads, and the record outlives the queue pair for as long as a poller needs it.
 
-use super::index::Index;
 use super::srq::Slots;
-use crate::mem::masked::Masked;
-use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
+use super::uidx::Uidx;
+use crate::memory::ring_array::RingArray;
+use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Where the receives of a queue pair come from.
@@ -22,10 +22,10 @@ pub(crate) enum Receives {
 
 /// A queue pair, as its posters and pollers know it.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct SharedQp {
     qpn: u32,
-    index: Arc<Index>,
-    pub(crate) sends: Sends,
+    index: Arc<Uidx>,
+    pub(crate) sends: SqWrIds,
     pub(crate) receives: Source,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 pub(crate) struct Source {
     /// Of a queue of its own.
-    pub(crate) own: Posted,
+    pub(crate) own: RqWrIds,
     /// Where there is none.
     shared: Option<Arc<Slots>>,
 }
@@ -52,29 +52,29 @@ impl Source {
 /// Places of a queue that completions tell apart.
 pub(crate) const PLACES: u32 = 1 << 16;
 
-impl Record {
+impl SharedQp {
     /// `blocks` is the size of the send queue in blocks of 64 bytes. Of more than [`PLACES`] there are
     /// no notes.
     pub(crate) fn new(
         qpn: u32,
-        index: Arc<Index>,
+        index: Arc<Uidx>,
         blocks: Option<u32>,
         receives: Receives,
-    ) -> Arc<Record> {
+    ) -> Arc<SharedQp> {
         let (entries, shared) = match receives {
             Receives::None => (0, None),
             Receives::Own(entries) => (entries, None),
             Receives::Shared(slots) => (0, Some(slots)),
         };
-        let receives = Source { own: Posted::new(entries), shared };
-        Arc::new(Record { qpn, index, sends: Sends::new(blocks.unwrap_or(0)), receives })
+        let receives = Source { own: RqWrIds::new(entries), shared };
+        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(blocks.unwrap_or(0)), receives })
     }
 
     pub(crate) fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    pub(crate) fn index(&self) -> &Arc<Index> {
+    pub(crate) fn index(&self) -> &Arc<Uidx> {
         &self.index
     }
 
@@ -86,7 +86,7 @@ impl Record {
 
 /// What is remembered of a send, at the place of its first block.
 #[derive(Debug, Default)]
-pub(crate) struct Send {
+pub(crate) struct SqWrId {
     wr_id: AtomicU64,
     /// The number of the request behind it.
     next: AtomicU32,
@@ -94,11 +94,11 @@ pub(crate) struct Send {
     kind: AtomicU32,
 }
 
-// So long that the number of a block finds both at once, see `mem::blocks::Spot`. Loom's are longer.
+// So long that the number of a block finds both at once, see `memory::wqebb::WqebbOffset`. Loom's are longer.
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Send>() == 16);
+const _: () = assert!(size_of::<SqWrId>() == 16);
 
-impl Send {
+impl SqWrId {
     /// Notes a request that begins here, and the number `next` of the one behind it, before the device
     /// hears of it.
     #[inline(always)]
@@ -113,22 +113,22 @@ impl Send {
 
 /// The sends of a queue pair.
 #[derive(Debug)]
-pub(crate) struct Sends {
-    posted: Masked<Send>,
+pub(crate) struct SqWrIds {
+    posted: RingArray<SqWrId>,
     /// The number of the first request that has not completed.
     tail: AtomicU32,
 }
 
 /// A send that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct CompletedSend {
     pub(crate) wr_id: u64,
     pub(crate) kind: u32,
 }
 
-impl Sends {
-    fn new(blocks: u32) -> Sends {
-        Sends { posted: Masked::new(blocks.min(PLACES)), tail: AtomicU32::new(0) }
+impl SqWrIds {
+    fn new(blocks: u32) -> SqWrIds {
+        SqWrIds { posted: RingArray::new(blocks.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
     /// Forgets all: the device begins anew.
@@ -137,7 +137,7 @@ impl Sends {
     }
 
     /// Where requests are noted, for who posts them.
-    pub(crate) fn notes(&self) -> Masked<Send> {
+    pub(crate) fn notes(&self) -> RingArray<SqWrId> {
         self.posted.clone()
     }
 
@@ -151,28 +151,28 @@ impl Sends {
     /// Takes note that the request at the block `at`, and with it all before, has completed. What
     /// stands above [`PLACES`] is of no matter.
     #[inline(always)]
-    pub(crate) fn complete(&self, at: u32) -> Sent {
+    pub(crate) fn complete(&self, at: u32) -> CompletedSend {
         let posted = self.posted.at(at);
         let wr_id = posted.wr_id.load(Ordering::Relaxed);
         let kind = posted.kind.load(Ordering::Relaxed);
         let next = posted.next.load(Ordering::Relaxed);
         // Release: what was read is read before the place is given to who posts.
         self.tail.store(next, Ordering::Release);
-        Sent { wr_id, kind }
+        CompletedSend { wr_id, kind }
     }
 }
 
 /// The receives of a queue pair that has its own.
 #[derive(Debug)]
-pub(crate) struct Posted {
-    wr_ids: Masked<AtomicU64>,
+pub(crate) struct RqWrIds {
+    wr_ids: RingArray<AtomicU64>,
     /// How many have completed.
     tail: AtomicU32,
 }
 
-impl Posted {
-    fn new(entries: u32) -> Posted {
-        Posted { wr_ids: Masked::new(entries.min(PLACES)), tail: AtomicU32::new(0) }
+impl RqWrIds {
+    fn new(entries: u32) -> RqWrIds {
+        RqWrIds { wr_ids: RingArray::new(entries.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
     /// Forgets all: the device begins anew.
@@ -181,7 +181,7 @@ impl Posted {
     }
 
     /// Where the numbers of requests are noted, before the device hears of them.
-    pub(crate) fn notes(&self) -> Masked<AtomicU64> {
+    pub(crate) fn notes(&self) -> RingArray<AtomicU64> {
         self.wr_ids.clone()
     }
 
@@ -209,22 +209,22 @@ mod tests {
 
     #[test]
     fn a_completion_retires_what_came_before_it() {
-        let sends = Sends::new(8);
+        let sends = SqWrIds::new(8);
         for number in 0..3 {
             sends.posted.at(2 * number).set(u64::from(number) + 10, number + 1, 7);
         }
-        assert_eq!(sends.complete(4), Sent { wr_id: 12, kind: 7 });
+        assert_eq!(sends.complete(4), CompletedSend { wr_id: 12, kind: 7 });
         assert_eq!(sends.tail(), 3);
     }
 
     /// The device counts blocks in 16 bits, and requests are counted in 32.
     #[test]
     fn counts_wrap() {
-        let sends = Sends::new(4);
+        let sends = SqWrIds::new(4);
         sends.posted.at(0x1_0002).set(u64::MAX, 0, 0);
         assert_eq!(sends.complete(0x0002).wr_id, u64::MAX);
         assert_eq!(sends.tail(), 0);
-        let receives = Posted::new(4);
+        let receives = RqWrIds::new(4);
         receives.tail.store(u32::MAX, Ordering::Relaxed);
         receives.wr_ids.at(0x1_0003).store(5, Ordering::Relaxed);
         assert_eq!((receives.complete(0x0003), receives.tail()), (5, 0));
@@ -234,7 +234,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::mem::sync::Touched;
+    use crate::memory::sync::Touched;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -244,7 +244,7 @@ mod model {
     #[test]
     fn a_place_is_free_when_it_was_read() {
         loom::model(|| {
-            let sends = Arc::new(Sends::new(1));
+            let sends = Arc::new(SqWrIds::new(1));
             let held = Arc::new(Touched::new());
             // What the device was told, and what it completed: its doorbells are barriers.
             let rung = Arc::new(AtomicU32::new(1));
@@ -279,7 +279,7 @@ mod model {
     #[test]
     fn a_receive_is_free_when_it_was_read() {
         loom::model(|| {
-            let receives = Arc::new(Posted::new(1));
+            let receives = Arc::new(RqWrIds::new(1));
             let rung = Arc::new(AtomicU32::new(0));
             receives.wr_ids.at(0).store(100, Ordering::Relaxed);
             rung.store(1, Ordering::Release);

@@ -5,7 +5,7 @@
 //! for the whole device, so that whoever destroys an address handle must know that no WQE names it
 //! any more, or a datagram may go to the destination of another handle.
 
-use crate::mem::ring::{ProducerWatch, Ring};
+use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What a send queue's poster notes for the control path. Each word has one writer, the poster.
@@ -19,7 +19,7 @@ pub(crate) struct NamedAddresses {
 }
 
 impl NamedAddresses {
-    pub(crate) fn new(ring: &Ring, producer: u32) -> NamedAddresses {
+    pub(crate) fn new(ring: &RxeQueue, producer: u32) -> NamedAddresses {
         let numbers = (0..=ring.capacity()).map(|_| AtomicU32::new(0)).collect();
         NamedAddresses { watch: ring.watch(), numbers, end: AtomicU32::new(producer) }
     }

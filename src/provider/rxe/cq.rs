@@ -1,15 +1,15 @@
 //! rxe's completion queue: the kernel produces, we consume.
 
 use super::map_ring;
-use crate::mem::mapping::Mapper;
-use crate::mem::ring::{ProducerWatch, Ring};
+use crate::memory::mapping::Mapper;
+use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
 use rustix::io::Errno;
 use uverbs_uapi::rxe::mminfo;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 #[derive(Debug)]
 pub(crate) struct CqRing {
-    ring: Ring,
+    ring: RxeQueue,
     consumer: u32,
     /// The producer as last seen: looked at again only when everything up to it is consumed.
     producer: u32,

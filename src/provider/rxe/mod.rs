@@ -10,14 +10,14 @@ pub(crate) mod retired;
 pub(crate) mod rq;
 pub(crate) mod sq;
 
-use crate::mem::mapping::Mapper;
-use crate::mem::ring::Ring;
+use crate::memory::mapping::Mapper;
+use crate::memory::rxe_queue::RxeQueue;
 use rustix::io::Errno;
 use uverbs_uapi::rxe::mminfo;
 
 /// Maps a queue where the kernel said it lies; `element` is the room that an element must have.
-fn map_ring(mi: mminfo, element: usize, mapper: &dyn Mapper) -> Result<Ring, Errno> {
+fn map_ring(mi: mminfo, element: usize, mapper: &dyn Mapper) -> Result<RxeQueue, Errno> {
     let length = usize::try_from(mi.size).map_err(|_| Errno::INVAL)?;
     let mapping = mapper.map(mi.offset, length)?;
-    Ring::new(mapping, element).ok_or(Errno::PROTO)
+    RxeQueue::new(mapping, element).ok_or(Errno::PROTO)
 }

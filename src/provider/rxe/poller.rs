@@ -3,7 +3,7 @@
 
 use super::cq::CqRing;
 use super::retired::{Retired, Retirements};
-use crate::mem::ring::ProducerWatch;
+use crate::memory::rxe_queue::ProducerWatch;
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 

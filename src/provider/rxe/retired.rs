@@ -6,10 +6,10 @@
 //! the dead one, and the poller discards those. The position is exact: the kernel may give the
 //! same number to the next queue pair, whose completions follow in the same ring and must arrive.
 
-use crate::mem::inbox::Inbox;
-use crate::mem::lock::Lock;
-use crate::mem::ring::ProducerWatch;
-use crate::mem::sync::{AtomicU64, Ordering};
+use crate::memory::lock::Lock;
+use crate::memory::rxe_queue::ProducerWatch;
+use crate::memory::sync::{AtomicU64, Ordering};
+use crate::memory::update_list::UpdateList;
 
 /// Where the device's end of a ring stands, seen from beside the poller.
 pub(crate) trait Watch {
@@ -39,7 +39,7 @@ struct Place<W> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Letter {
+struct Update {
     qpn: u32,
     /// The position after the last entry that may belong to it.
     until: u64,
@@ -48,7 +48,7 @@ struct Letter {
 /// What those who destroy queue pairs share with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
-    letters: Inbox<Letter>,
+    letters: UpdateList<Update>,
     /// Up to which position the poller gave entries back.
     released: AtomicU64,
     /// Locked by the control path alone.
@@ -59,7 +59,7 @@ impl<W: Watch> Retirements<W> {
     /// For a ring whose next entry to consume is in slot `consumer`.
     pub(crate) fn new(watch: W, consumer: u32) -> Self {
         Retirements {
-            letters: Inbox::new(),
+            letters: UpdateList::new(),
             released: AtomicU64::new(0),
             place: Lock::new(Place { watch, origin: consumer }),
         }
@@ -84,14 +84,14 @@ impl<W: Watch> Retirements<W> {
         let slot = (released as u32).wrapping_add(place.origin);
         let left = producer.wrapping_sub(slot) & place.watch.mask();
         if left > 0 {
-            self.letters.put(Letter { qpn, until: released + u64::from(left) });
+            self.letters.put(Update { qpn, until: released + u64::from(left) });
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever.
     pub(crate) fn retire_for_good(&self, qpn: u32) {
-        self.letters.put(Letter { qpn, until: u64::MAX });
+        self.letters.put(Update { qpn, until: u64::MAX });
     }
 
     /// Notes that entries before `position` are consumed. Called by the poller, before the device
@@ -120,7 +120,7 @@ impl<W: Watch> Retirements<W> {
 /// What the poller knows of queue pairs that are gone.
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
-    known: Vec<Letter>,
+    known: Vec<Update>,
 }
 
 impl Retired {
@@ -144,7 +144,7 @@ impl Retired {
 
     /// Notes a queue pair of which no entry after `until` will come.
     pub(crate) fn add(&mut self, qpn: u32, until: u64) {
-        self.known.push(Letter { qpn, until });
+        self.known.push(Update { qpn, until });
     }
 
     /// Whether the entry at `position` is to be discarded. Positions must not decrease from call
@@ -164,7 +164,7 @@ impl Retired {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::mem::sync::AtomicU32;
+    use crate::memory::sync::AtomicU32;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -173,11 +173,11 @@ mod model {
 
     /// A ring of entries that say whether the old or the new queue pair of one number made them.
     #[derive(Clone, Debug)]
-    struct Ring(Arc<(AtomicU32, [AtomicU32; SLOTS as usize])>);
+    struct RxeQueue(Arc<(AtomicU32, [AtomicU32; SLOTS as usize])>);
 
-    impl Ring {
-        fn new() -> Ring {
-            Ring(Arc::new((AtomicU32::new(0), std::array::from_fn(|_| AtomicU32::new(0)))))
+    impl RxeQueue {
+        fn new() -> RxeQueue {
+            RxeQueue(Arc::new((AtomicU32::new(0), std::array::from_fn(|_| AtomicU32::new(0)))))
         }
 
         fn put(&self, entry: u32) {
@@ -187,7 +187,7 @@ mod model {
         }
     }
 
-    impl Watch for Ring {
+    impl Watch for RxeQueue {
         fn producer(&self) -> u32 {
             self.0.0.load(Ordering::Acquire)
         }
@@ -198,14 +198,14 @@ mod model {
     }
 
     struct Poller {
-        ring: Ring,
-        retirements: Arc<Retirements<Ring>>,
+        ring: RxeQueue,
+        retirements: Arc<Retirements<RxeQueue>>,
         retired: Retired,
         position: u64,
     }
 
     impl Poller {
-        fn new(ring: &Ring) -> Poller {
+        fn new(ring: &RxeQueue) -> Poller {
             let retirements = Arc::new(Retirements::new(ring.clone(), 0));
             let ring = ring.clone();
             Poller { ring, retirements, retired: Retired::default(), position: 0 }
@@ -242,7 +242,7 @@ mod model {
     #[test]
     fn poll_while_a_number_changes_hands() {
         loom::model(|| {
-            let ring = Ring::new();
+            let ring = RxeQueue::new();
             let mut poller = Poller::new(&ring);
             let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || {
@@ -265,7 +265,7 @@ mod model {
     #[test]
     fn poll_while_two_are_destroyed() {
         loom::model(|| {
-            let ring = Ring::new();
+            let ring = RxeQueue::new();
             ring.put(OLD);
             ring.put(OLD);
             let mut poller = Poller::new(&ring);
@@ -291,7 +291,7 @@ mod model {
     #[test]
     fn poll_while_the_ring_goes_round() {
         loom::model(|| {
-            let ring = Ring::new();
+            let ring = RxeQueue::new();
             for entry in [OTHER, OTHER, OLD] {
                 ring.put(entry);
             }
@@ -314,7 +314,7 @@ mod model {
     #[test]
     fn poll_while_there_is_nothing_of_the_dead() {
         loom::model(|| {
-            let ring = Ring::new();
+            let ring = RxeQueue::new();
             let mut poller = Poller::new(&ring);
             let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || retirements.retire(QPN));

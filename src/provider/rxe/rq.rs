@@ -1,8 +1,8 @@
 //! rxe's receive queues, of a queue pair or shared: we produce, the kernel consumes.
 
 use super::map_ring;
-use crate::mem::mapping::Mapper;
-use crate::mem::ring::Ring;
+use crate::memory::mapping::Mapper;
+use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, Recv};
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use uverbs_uapi::rxe::{mminfo, rxe_dma_info, rxe_recv_wqe, rxe_sge};
 
 #[derive(Debug)]
 pub(crate) struct RecvRing {
-    ring: Ring,
+    ring: RxeQueue,
     producer: u32,
     max_sge: u32,
     closed: bool,

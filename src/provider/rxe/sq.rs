@@ -2,8 +2,8 @@
 
 use super::ah::NamedAddresses;
 use super::map_ring;
-use crate::mem::mapping::Mapper;
-use crate::mem::ring::Ring;
+use crate::memory::mapping::Mapper;
+use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{Cursor, SendLimits};
 use crate::wr::{Address, Payload, PostError, SendOp, SendWr, Sge};
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ const HEADER: usize = size_of::<rxe_send_wqe>();
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
-    ring: Ring,
+    ring: RxeQueue,
     producer: u32,
     limits: SendLimits,
     /// Of a queue of datagrams.
@@ -274,7 +274,7 @@ fn atomic(
 
 /// Writes scatter/gather entries behind a request's header.
 #[inline]
-pub(super) fn write_sges(ring: &Ring, index: u32, header: usize, sges: &[Sge]) -> bool {
+pub(super) fn write_sges(ring: &RxeQueue, index: u32, header: usize, sges: &[Sge]) -> bool {
     sges.iter().enumerate().all(|(n, sge)| {
         let raw = rxe_sge { addr: sge.addr, length: sge.length, lkey: sge.lkey.0 };
         ring.write(index, header + n * size_of::<rxe_sge>(), &raw)

@@ -1,7 +1,7 @@
 //! The kernel's end of a queue that a test plays: a file in memory, which the library maps as it
 //! would map rxe's queue, and which is read and written from here by system call.
 
-use crate::mem::memfile::MemFile;
+use crate::memory::fake_mapping::FakeMapping;
 use std::mem::offset_of;
 use uverbs_uapi::rxe::rxe_queue_buf;
 use zerocopy::{FromBytes, IntoBytes};
@@ -13,7 +13,7 @@ const MIN_STRIDE: usize = 64;
 /// A queue as rxe lays one out.
 #[derive(Debug)]
 pub(super) struct KernelRing {
-    file: MemFile,
+    file: FakeMapping,
     slots: u32,
     stride: u32,
 }
@@ -24,7 +24,7 @@ impl KernelRing {
     pub(super) fn new(name: &str, entries: u32, size: usize) -> KernelRing {
         let slots = (entries + 1).next_power_of_two();
         let stride = size.max(MIN_STRIDE).next_power_of_two() as u32;
-        let file = MemFile::new(name, HEADER as usize + slots as usize * stride as usize);
+        let file = FakeMapping::new(name, HEADER as usize + slots as usize * stride as usize);
         let header = rxe_queue_buf {
             log2_elem_size: stride.trailing_zeros(),
             index_mask: slots - 1,
@@ -35,7 +35,7 @@ impl KernelRing {
         ring
     }
 
-    pub(super) fn file(&self) -> &MemFile {
+    pub(super) fn file(&self) -> &FakeMapping {
         &self.file
     }
 

@@ -221,7 +221,7 @@ impl State {
                 ring.put(&receive);
             }
             self.object(handle).max_wr = ring.capacity();
-            crate::mem::pointer::play_kernel(driver.mmap_info_addr, mi);
+            crate::memory::pointer::play_kernel(driver.mmap_info_addr, mi);
         }
         Ok(())
     }

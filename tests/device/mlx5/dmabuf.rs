@@ -15,7 +15,7 @@ trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf, regions_of_a_dma_buf_leave_n
 
 /// The library's own, which it keeps to itself.
 #[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
-#[path = "../../../src/mem/udmabuf.rs"]
+#[path = "../../../src/memory/udmabuf.rs"]
 mod udmabuf;
 
 const BYTES: usize = 1 << 16;

@@ -5,20 +5,27 @@ use crate::tasks::{Half, connected, runtime};
 use crate::verdict::{Stop, Verdict};
 use std::time::Duration;
 use uverbs::aio::tokio::Events;
-use uverbs::aio::{Cause, CompletionQueue, OpError};
+use uverbs::aio::{CompletionQueue, OpError, OpErrorKind};
 use uverbs::{Context, Device, Errno, EventType, WcStatus};
 
 /// Longer than it takes anybody to take the device away.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What a request may end with when its device goes.
+/// Whether a request ended as it may when its device goes. The kernel destroys the objects of one file
+/// after the other: the target of a write may lose its region before its queue pair, and then it
+/// answers that nothing may be written there.
 fn is_farewell<L>(failed: &OpError<L>) -> bool {
-    matches!(
-        failed.cause,
-        Cause::Undriven
-            | Cause::Status(WcStatus::WR_FLUSH_ERR | WcStatus::RETRY_EXC_ERR)
-            | Cause::Earlier(_)
-    )
+    const OF_A_REMOVAL: [WcStatus; 4] = [
+        WcStatus::WR_FLUSH_ERR,
+        WcStatus::RETRY_EXC_ERR,
+        WcStatus::REM_ACCESS_ERR,
+        WcStatus::REM_OP_ERR,
+    ];
+    match failed.cause {
+        OpErrorKind::Status(status) => OF_A_REMOVAL.contains(&status),
+        OpErrorKind::Undriven | OpErrorKind::Earlier(_) => true,
+        _ => false,
+    }
 }
 
 pub(super) fn futures(device: &Device, awaited: Awaited) -> Verdict {

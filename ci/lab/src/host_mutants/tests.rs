@@ -98,7 +98,7 @@ fn g() {}
          fn d() {}|    other: u8,|}|fn g() {}"
     );
     assert!(["src/tests/a.rs", "src/a/tests.rs", "src/a/model.rs"].into_iter().all(is_test_file));
-    assert!(!is_test_file("src/provider/mlx5/played.rs"));
+    assert!(!is_test_file("src/provider/mlx5/fake_device.rs"));
 }
 
 #[test]

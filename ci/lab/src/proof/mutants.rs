@@ -63,7 +63,7 @@ const TORN: (&str, fn(Doorbells) -> u64) = ("torn copies", |seen| seen.torn);
 const BEHIND: (&str, fn(Doorbells) -> u64) = ("records behind", |seen| seen.record_behind);
 const DIFFERS: (&str, fn(Doorbells) -> u64) = ("differing data", |seen| seen.differs);
 
-const REGISTER: &str = "src/mem/register.rs";
+const REGISTER: &str = "src/memory/doorbell_register.rs";
 const UAR: &str = "src/provider/mlx5/uar.rs";
 const SEND: &str = "src/provider/mlx5/sq.rs";
 const CQ: &str = "src/provider/mlx5/cq.rs";

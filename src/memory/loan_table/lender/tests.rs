@@ -1,8 +1,8 @@
 //! What one thread lends, in which slots, and what comes back of it.
 
 use super::*;
-use crate::mem::parcel::Content;
-use crate::mem::slots::{MARK, MARKS};
+use crate::memory::compact_enum::Content;
+use crate::memory::loan_table::{MARK, MARKS};
 use std::sync::Arc;
 
 #[test]
@@ -152,20 +152,20 @@ fn what_was_forgotten_is_taken_back_later() {
     }
 }
 
-type Small = Parcel<Box<u8>, u16, ()>;
+type Small = CompactEnum<Box<u8>, u16, ()>;
 
 /// What somebody settled although the device had not heard of it is not read a second time.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "not what was lent last")]
 fn what_was_settled_is_not_taken_back() {
-    let mut lender = Lender::<Parcel<u8, u16, ()>>::new(4, 0);
+    let mut lender = Lender::<CompactEnum<u8, u16, ()>>::new(4, 0);
     let slots = lender.slots().clone();
     let mut lending = lender.begin();
     let vacancy = lending.vacancy().expect("a slot");
     let ticket = vacancy.ticket();
     let filled = vacancy.fill(1, 2);
-    assert_eq!(slots.give(ticket).map(Parcel::open), Some(Content::Small(1, 2)));
+    assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(Content::Small(1, 2)));
     filled.empty();
 }
 
@@ -175,9 +175,9 @@ fn what_was_settled_is_not_taken_back() {
 fn what_is_skipped_before_the_first_is_not_lent() {
     let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
-    let early = [0, 1, 2, 3].map(|n| lender.lend(Parcel::new(small(n))).ok().unwrap());
+    let early = [0, 1, 2, 3].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
     let slots = lender.slots().clone();
-    assert_eq!(slots.give(early[2]).map(Parcel::open), Some(small(2)));
+    assert_eq!(slots.give(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
     let vacancy = lending.vacancy().expect("a slot");
     let ticket = vacancy.ticket();
@@ -188,7 +188,7 @@ fn what_is_skipped_before_the_first_is_not_lent() {
     vacancy.fill(Box::new(5), 5).lend();
     assert_eq!(lending.count(), 1);
     lending.hand_over();
-    assert_eq!(slots.give(ticket).map(Parcel::open), Some(small(5)));
+    assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(small(5)));
     assert_eq!(lender.room(), 1);
 }
 
@@ -198,10 +198,10 @@ fn what_is_skipped_before_the_first_is_not_lent() {
 fn what_was_lent_in_vain_is_taken_back() {
     let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
-    let early = [0, 1, 2].map(|n| lender.lend(Parcel::new(small(n))).ok().unwrap());
+    let early = [0, 1, 2].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
     let slots = lender.slots().clone();
-    assert_eq!(slots.give(early[0]).map(Parcel::open), Some(small(0)));
-    assert_eq!(slots.give(early[2]).map(Parcel::open), Some(small(2)));
+    assert_eq!(slots.give(early[0]).map(CompactEnum::open), Some(small(0)));
+    assert_eq!(slots.give(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
     let mut lend = |n: u8, in_vain: bool| {
         let vacancy = lending.vacancy().expect("a slot");
@@ -225,7 +225,7 @@ fn what_was_lent_in_vain_is_taken_back() {
     assert_eq!(lend(8, false), (third, 4));
     lending.hand_over();
     for (ticket, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
-        assert_eq!(slots.give(ticket).map(Parcel::open), Some(small(n)));
+        assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(small(n)));
     }
     assert_eq!(lender.room(), 4);
 }

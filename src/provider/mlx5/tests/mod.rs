@@ -9,19 +9,19 @@ mod vectors;
 
 use super::cq::{self, CqRing};
 use super::cqe::Wc;
-use super::index::Indices;
-use super::news::News;
-use super::played::{Device, element};
-use super::record::{Receives, Record};
+use super::fake_device::{Device, element};
+use super::poll_gate::PollGate;
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
-use crate::mem::dbrec::{DoorbellPages, DoorbellRecord, Gate};
-use crate::mem::fork::Epoch;
-use crate::mem::memfile::MemFile;
-use crate::mem::queue::QueueMemory;
-use crate::mem::register::Register;
-use crate::mem::units::{UNIT, Units};
+use super::uidx::UidxAllocator;
+use super::wr_ids::{Receives, SharedQp};
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, Gate};
+use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::fake_mapping::FakeMapping;
+use crate::memory::fork::Epoch;
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::number::Lkey;
 use crate::provider::{Cursor, RecvCursor, SendLimits};
 use crate::wr::{PostError, Recv, SendWr, Sge};
@@ -36,15 +36,15 @@ const CQN: u32 = 0x40d;
 
 /// A register in memory that can be looked at.
 struct Page {
-    file: MemFile,
-    register: Arc<Register>,
+    file: FakeMapping,
+    register: Arc<DoorbellRegister>,
 }
 
 impl Page {
     fn new(buffer: usize) -> Page {
-        let file = MemFile::new("register", 4096);
+        let file = FakeMapping::new("register", 4096);
         let mapping = file.map(4096, Epoch::current().unwrap()).unwrap();
-        let register = Arc::new(Register::new(Arc::new(mapping), 0, buffer).unwrap());
+        let register = Arc::new(DoorbellRegister::new(Arc::new(mapping), 0, buffer).unwrap());
         Page { file, register }
     }
 
@@ -65,12 +65,12 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
 }
 
 /// A send queue, the device's view of it, and what it rings.
-struct Sends {
+struct SqWrIds {
     ring: SendRing,
-    device: Units,
+    device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
     page: Page,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
 }
 
 /// What a test wants of a send queue; the rest is of no matter to it.
@@ -99,17 +99,17 @@ impl Default for Shape {
     }
 }
 
-impl Sends {
-    fn new(shape: Shape) -> Sends {
+impl SqWrIds {
+    fn new(shape: Shape) -> SqWrIds {
         let memory = Arc::new(QueueMemory::pages(shape.blocks as usize * 64).unwrap());
-        let device = Units::new(memory.clone(), 0, shape.blocks * 4).unwrap();
+        let device = WqeSegments::new(memory.clone(), 0, shape.blocks * 4).unwrap();
         // What was in the ring before must not matter.
         for unit in 0..shape.blocks * 4 {
             device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
-        let index = Indices::new().take().unwrap();
-        let record = Record::new(shape.qpn, index, Some(shape.blocks), Receives::None);
+        let index = UidxAllocator::new().take().unwrap();
+        let record = SharedQp::new(shape.qpn, index, Some(shape.blocks), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
@@ -125,7 +125,7 @@ impl Sends {
             frames: shape.frames,
             gate: open(&dbrec),
         });
-        Sends { ring: ring.unwrap(), device, dbrec, page, record }
+        SqWrIds { ring: ring.unwrap(), device, dbrec, page, record }
     }
 
     /// Writes a request as queues do: the short way where that suits it.
@@ -153,8 +153,8 @@ impl Sends {
     }
 }
 
-fn bytes(units: &Units, from: u32, length: usize) -> Vec<u8> {
-    let count = length.div_ceil(UNIT) as u32;
+fn bytes(units: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
+    let count = length.div_ceil(SEGMENT) as u32;
     let mut bytes: Vec<u8> =
         (0..count).flat_map(|n| units.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
     bytes.truncate(length);
@@ -164,27 +164,28 @@ fn bytes(units: &Units, from: u32, length: usize) -> Vec<u8> {
 /// A receive queue of a queue pair.
 struct Receiver {
     ring: RecvRing,
-    device: Units,
+    device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
-    record: Arc<Record>,
+    record: Arc<SharedQp>,
 }
 
 impl Receiver {
     fn new(entries: u32, stride: u32) -> Receiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
-        let device = Units::new(memory.clone(), 0, entries * stride / UNIT as u32).unwrap();
+        let device =
+            WqeSegments::new(memory.clone(), 0, entries * stride / SEGMENT as u32).unwrap();
         for unit in 0..device.count() {
             device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let dbrec = dbrec();
-        let index = Indices::new().take().unwrap();
-        let record = Record::new(QPN, index, None, Receives::Own(entries));
-        let place = rq::Place { offset: 0, entries, stride, max_sge: stride / UNIT as u32 };
+        let index = UidxAllocator::new().take().unwrap();
+        let record = SharedQp::new(QPN, index, None, Receives::Own(entries));
+        let place = rq::Place { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
         let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 
-    /// As [`Sends::push`].
+    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
@@ -202,7 +203,7 @@ impl Receiver {
 /// A shared receive queue.
 struct SharedReceiver {
     ring: SrqRing,
-    device: Units,
+    device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
 }
 
@@ -210,14 +211,14 @@ impl SharedReceiver {
     fn new(entries: u32, stride: u32) -> SharedReceiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
         let prepared = srq::prepare(&memory, entries, stride).unwrap();
-        let device = Units::new(memory, 0, entries * stride / UNIT as u32).unwrap();
+        let device = WqeSegments::new(memory, 0, entries * stride / SEGMENT as u32).unwrap();
         let dbrec = dbrec();
-        let max_sge = stride / UNIT as u32 - 1;
+        let max_sge = stride / SEGMENT as u32 - 1;
         let ring = SrqRing::new(prepared, max_sge, dbrec.clone(), open(&dbrec));
         SharedReceiver { ring, device, dbrec }
     }
 
-    /// As [`Sends::push`].
+    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
@@ -245,7 +246,7 @@ impl Completed {
         let elements = cq::prepare(&memory, entries, size).unwrap();
         let (dbrec, page) = (dbrec(), Page::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
-        let ring = CqRing::new(elements, dbrec.clone(), News::new(gate), &page.register, CQN);
+        let ring = CqRing::new(elements, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
         Completed { ring, device: Device::new(&memory, entries, size, dbrec), page }
     }
 

@@ -1,10 +1,10 @@
 //! Random batches through the rings, with a device that reads what is in memory and completes it:
 //! numbers and order are kept, and room is what it must be at every step.
 
-use super::{Completed, Receiver, SGE, Sends, Shape, SharedReceiver, element};
+use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
 use crate::number::Rkey;
-use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record};
+use crate::provider::mlx5::uidx::UidxAllocator;
+use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wr::{PostError, Recv, Remote, SendWr};
 use std::collections::VecDeque;
 
@@ -30,13 +30,13 @@ const REMOTE: Remote = Remote { addr: 0x1000, rkey: Rkey(1) };
 /// The device's end of a send queue.
 #[derive(Default)]
 struct Executor {
-    /// Blocks executed, in 16 bits as the record counts them.
+    /// Wqebbs executed, in 16 bits as the record counts them.
     at: u16,
 }
 
 impl Executor {
     /// Executes one request, if there is one; answers its block and whether it wants a completion.
-    fn execute(&mut self, sends: &Sends) -> Option<(u16, bool)> {
+    fn execute(&mut self, sends: &SqWrIds) -> Option<(u16, bool)> {
         if self.at == sends.dbrec.get(1) as u16 {
             return None;
         }
@@ -57,7 +57,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
         // Up to five blocks each.
         let (max_post, blocks) = (1 << random.below(5), 8);
         let blocks = blocks * max_post;
-        let mut sends = Sends::new(Shape { blocks, max_post, ..Shape::default() });
+        let mut sends = SqWrIds::new(Shape { blocks, max_post, ..Shape::default() });
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&sends.record);
         let (mut next, mut device) = (0u64, Executor::default());
@@ -177,8 +177,8 @@ fn shared_receives_follow_the_list() {
         let entries = 2 << random.below(4);
         let mut shared = SharedReceiver::new(entries, 32);
         let slots = shared.ring.slots().clone();
-        let index = Indices::new().take().unwrap();
-        let record = Record::new(7, index, Some(1), Receives::Shared(slots));
+        let index = UidxAllocator::new().take().unwrap();
+        let record = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&record);
         // What the device knows: where the next receive is, and how many it has taken.

@@ -1,44 +1,44 @@
 //! In which order memory, records and registers are written and read. Without any one of the
 //! barriers, or the lock, a test here fails.
 
-use super::{Completed, Receiver, SGE, Sends, Shape, SharedReceiver, element};
-use crate::mem::order::{Step, steps_of};
+use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
+use crate::memory::recorded_order::{RecordedStep, steps_of};
 use crate::wr::{Recv, SendWr};
 
 #[test]
 fn a_request_then_its_record_then_the_register() {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     let wr = SendWr::send(&[SGE]);
     let steps = steps_of(|| assert!(sends.post(&[wr]).is_ok()));
     let expected = [
-        Step::Request,
-        Step::ToDevice,
-        Step::Record(1),
-        Step::Lock,
-        Step::WcStart,
-        Step::BlueFlame,
-        Step::Flush,
-        Step::Unlock,
+        RecordedStep::Request,
+        RecordedStep::ToDevice,
+        RecordedStep::Record(1),
+        RecordedStep::Lock,
+        RecordedStep::WcStart,
+        RecordedStep::BlueFlame,
+        RecordedStep::Flush,
+        RecordedStep::Unlock,
     ];
     assert_eq!(steps, expected);
     let steps = steps_of(|| assert!(sends.post(&[wr, wr]).is_ok()));
     assert_eq!(steps[..5], expected[..5]);
-    assert_eq!(steps[5..], [Step::Doorbell, Step::Flush, Step::Unlock]);
+    assert_eq!(steps[5..], [RecordedStep::Doorbell, RecordedStep::Flush, RecordedStep::Unlock]);
 }
 
 #[test]
 fn who_is_alone_takes_no_lock() {
-    let mut sends = Sends::new(Shape { alone: true, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { alone: true, ..Shape::default() });
     let steps = steps_of(|| assert!(sends.post(&[SendWr::send(&[])]).is_ok()));
     assert_eq!(
         steps,
         [
-            Step::Request,
-            Step::ToDevice,
-            Step::Record(1),
-            Step::WcStart,
-            Step::Doorbell,
-            Step::Flush
+            RecordedStep::Request,
+            RecordedStep::ToDevice,
+            RecordedStep::Record(1),
+            RecordedStep::WcStart,
+            RecordedStep::Doorbell,
+            RecordedStep::Flush
         ]
     );
 }
@@ -46,7 +46,7 @@ fn who_is_alone_takes_no_lock() {
 #[test]
 fn receives_then_their_record() {
     let recv = Recv { wr_id: 1, sges: &[SGE] };
-    let expected = [Step::Request, Step::ToDevice, Step::Record(0)];
+    let expected = [RecordedStep::Request, RecordedStep::ToDevice, RecordedStep::Record(0)];
     let mut receiver = Receiver::new(4, 16);
     assert_eq!(steps_of(|| assert!(receiver.post(&[recv, recv]).is_ok())), expected);
     let mut shared = SharedReceiver::new(4, 32);
@@ -55,20 +55,25 @@ fn receives_then_their_record() {
 
 #[test]
 fn the_owner_then_the_rest_then_the_record() {
-    let sends = Sends::new(Shape::default());
+    let sends = SqWrIds::new(Shape::default());
     let mut completed = Completed::new(4, 64);
     completed.ring.members().attach(&sends.record);
     // The letter that says so is read.
     completed.write(element(0, 1, 0, 0));
     assert!(completed.next().is_some());
-    assert_eq!(steps_of(|| assert!(completed.next().is_none())), [Step::Owner]);
+    assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::Owner]);
     completed.write(element(0, 1, 0, 0));
     let steps = steps_of(|| {
         assert!(completed.next().unwrap().status().0 == 0);
         completed.ring.release();
     });
-    let expected =
-        [Step::Owner, Step::FromDevice, Step::Completion, Step::DoneReading, Step::Record(0)];
+    let expected = [
+        RecordedStep::Owner,
+        RecordedStep::FromDevice,
+        RecordedStep::Completion,
+        RecordedStep::DoneReading,
+        RecordedStep::Record(0),
+    ];
     assert_eq!(steps, expected);
 }
 
@@ -77,5 +82,13 @@ fn arming_is_recorded_and_then_rung() {
     let mut completed = Completed::new(4, 64);
     let steps = steps_of(|| completed.ring.arm(false, 0));
     // Nobody is kept out: a word is one store.
-    assert_eq!(steps, [Step::Record(1), Step::WcStart, Step::Doorbell, Step::Flush]);
+    assert_eq!(
+        steps,
+        [
+            RecordedStep::Record(1),
+            RecordedStep::WcStart,
+            RecordedStep::Doorbell,
+            RecordedStep::Flush
+        ]
+    );
 }

@@ -1,6 +1,6 @@
 //! Raw packets bit for bit.
 
-use super::{SGE, Sends, Shape};
+use super::{SGE, Shape, SqWrIds};
 use crate::provider::mlx5::sq::Frames;
 use crate::wr::{Packet, PostError, SendWr};
 
@@ -14,12 +14,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn device(min_header: u8, checksums: bool) -> Sends {
+fn device(min_header: u8, checksums: bool) -> SqWrIds {
     let frames = Frames { min_header, checksums };
-    Sends::new(Shape { frames, ..Shape::default() })
+    SqWrIds::new(Shape { frames, ..Shape::default() })
 }
 
-fn push(sends: &mut Sends, wr: SendWr<'_>) -> Result<(), PostError> {
+fn push(sends: &mut SqWrIds, wr: SendWr<'_>) -> Result<(), PostError> {
     let mut cursor = sends.ring.cursor();
     sends.ring.push_packet(&mut cursor, &wr)?;
     sends.ring.publish(cursor, false);
@@ -49,7 +49,7 @@ fn a_device_that_wants_no_headers_gets_none() {
 #[test]
 fn a_queue_that_signals_all_signals_packets_asked_for_or_not() {
     for wr in [SendWr::send(&[SGE]), SendWr::send(&[SGE]).signaled()] {
-        let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
+        let mut sends = SqWrIds::new(Shape { signal_all: true, ..Shape::default() });
         push(&mut sends, wr).unwrap();
         assert_eq!(hex(&sends.bytes(0, 16)), "0000000a000042030000000800000000");
     }
@@ -122,14 +122,14 @@ fn what_a_device_cannot_send_is_refused() {
     let long = vec![0; 1000];
     assert_eq!(refused(0, SendWr::send(&[]).inline(&long)), PostError::InlineTooLong { max: 980 });
     // On queues of messages there are no packets.
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     let error = sends.post(&[SendWr::packet(Packet::new(), &[SGE])]).unwrap_err();
     assert_eq!(error, PostError::Unsupported);
 }
 
 #[test]
 fn packets_fill_a_queue_and_retire() {
-    let mut sends = Sends::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
     let wr = |id| SendWr::send(&[SGE]).id(id);
     for round in 0..3u32 {
         for at in 0..4 {
@@ -144,11 +144,11 @@ fn packets_fill_a_queue_and_retire() {
 #[test]
 fn completions_tell_tag_checksums_and_vlan() {
     use super::{Completed, element};
-    use crate::provider::mlx5::index::Indices;
-    use crate::provider::mlx5::record::{Receives, Record};
+    use crate::provider::mlx5::uidx::UidxAllocator;
+    use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
     const RECEIVED: u8 = 2;
     let mut completed = Completed::new(16, 64);
-    let record = Record::new(9, Indices::new().take().unwrap(), None, Receives::Own(4));
+    let record = SharedQp::new(9, UidxAllocator::new().take().unwrap(), None, Receives::Own(4));
     completed.ring.members().attach(&record);
     let mut found = |checked, kinds, vlan: u16| {
         let mut core = element(RECEIVED, record.index().number(), 0x00ab_cdef, 0);

@@ -1,13 +1,13 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
-use super::News;
-use super::{CQN, Completed, Page, Sends, Shape, SharedReceiver, bytes, dbrec, element, next};
-use crate::mem::dbrec::Gate;
-use crate::mem::queue::QueueMemory;
-use crate::mem::sync::Ordering;
+use super::PollGate;
+use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, dbrec, element, next};
+use crate::memory::doorbell_record::Gate;
+use crate::memory::queue_memory::QueueMemory;
+use crate::memory::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
-use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record};
+use crate::provider::mlx5::uidx::UidxAllocator;
+use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{Recv, SendWr};
 use std::sync::Arc;
@@ -23,9 +23,9 @@ const RESP_ERR: u8 = 14;
 
 /// A queue pair with the index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
 /// and 200 to 203.
-fn member() -> Arc<Record> {
-    let index = Indices::new().take().unwrap();
-    let record = Record::new(0x42, index, Some(4), Receives::Own(4));
+fn member() -> Arc<SharedQp> {
+    let index = UidxAllocator::new().take().unwrap();
+    let record = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
         record.sends.notes().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
         let notes = record.receives.own.notes();
@@ -220,8 +220,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
 #[test]
 fn atomics_bring_eight_bytes() {
     let mut completed = Completed::new(4, 64);
-    let index = Indices::new().take().unwrap();
-    let record = Record::new(0x42, index, Some(4), Receives::None);
+    let index = UidxAllocator::new().take().unwrap();
+    let record = SharedQp::new(0x42, index, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
         record.sends.notes().at(at).set(0, at + 1, kind.0);
     }
@@ -254,9 +254,9 @@ fn completions_of_nobody_are_given_back_unseen() {
 
 #[test]
 fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
-    let indices = Indices::new();
+    let indices = UidxAllocator::new();
     let mut completed = Completed::new(4, 64);
-    let dead = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     dead.sends.notes().at(0).set(500, 1, 0);
     completed.ring.members().attach(&dead);
     completed.write(element(REQ, 1, 7, 0));
@@ -265,7 +265,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     completed.ring.members().retire(&dead);
     drop(dead);
     // The next queue pair has another index, and the same number.
-    let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     assert_eq!(live.index().number(), 2);
     live.sends.notes().at(0).set(600, 1, 0);
     completed.ring.members().attach(&live);
@@ -280,9 +280,9 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
 /// A queue pair ends while its last completion waits: nobody tells the poller when that is consumed.
 #[test]
 fn an_index_is_free_one_poll_after_its_last_completion() {
-    let indices = Indices::new();
+    let indices = UidxAllocator::new();
     let mut completed = Completed::new(4, 64);
-    let dead = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     completed.ring.members().attach(&dead);
     completed.write(element(REQ, 1, 7, 0));
     completed.ring.members().retire(&dead);
@@ -298,10 +298,10 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
 fn the_dead_move_with_their_completions() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
-    let indices = Indices::new();
-    let live = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let indices = UidxAllocator::new();
+    let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     let receives = Receives::Shared(shared.ring.slots().clone());
-    let dead = Record::new(8, indices.take().unwrap(), Some(4), receives);
+    let dead = SharedQp::new(8, indices.take().unwrap(), Some(4), receives);
     let mut completed = Completed::new(4, 64);
     for record in [&live, &dead] {
         completed.ring.members().attach(record);
@@ -345,8 +345,8 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let slots = shared.ring.slots();
-    let index = Indices::new().take().unwrap();
-    let record = Record::new(7, index, Some(4), Receives::Shared(slots.clone()));
+    let index = UidxAllocator::new().take().unwrap();
+    let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
     completed.ring.members().attach(&record);
     completed.write(element(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
@@ -372,10 +372,10 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         shared.post(&[0, 1, 2, 3, 4].map(recv)).unwrap();
         let mut completed = Completed::new(8, 64);
         let slots = shared.ring.slots().clone();
-        let indices = Indices::new();
+        let indices = UidxAllocator::new();
         let member = || {
             let index = indices.take().unwrap();
-            Record::new(7, index, Some(4), Receives::Shared(slots.clone()))
+            SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()))
         };
         let [alive, dead] = [member(), member()];
         let members = completed.ring.members().clone();
@@ -387,7 +387,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         completed.write(element(REQ, 1, 7, 3));
         assert_eq!(completed.next().unwrap().wr_id, 0);
         completed.ring.release();
-        let gone = |record: Arc<Record>| {
+        let gone = |record: Arc<SharedQp>| {
             members.retire(&record);
             drop(record);
         };
@@ -416,13 +416,13 @@ fn a_child_settles_nothing() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let index = Indices::new().take().unwrap();
+    let index = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.slots().clone();
-    let record = Record::new(7, index, Some(4), Receives::Shared(slots));
+    let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
     completed.ring.members().attach(&record);
     completed.write(element(SEND, 1, 7, 0));
     let mut completed = Some(completed);
-    crate::mem::fork::in_child(|| {
+    crate::memory::fork::in_child(|| {
         let mut completed = completed.take().unwrap();
         // As in memory of a program's, which no kernel wipes.
         completed.device.producer = 0;
@@ -524,13 +524,13 @@ fn wiped_memory_holds_no_completion_of_anybody() {
 
 #[test]
 fn a_poller_that_goes_frees_the_indices_it_knew() {
-    let indices = Indices::new();
+    let indices = UidxAllocator::new();
     let (page, dbrec) = (Page::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let elements = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();
-    let ring = CqRing::new(elements, dbrec, News::new(gate), &page.register, CQN);
-    let record = Record::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    let ring = CqRing::new(elements, dbrec, PollGate::new(gate), &page.register, CQN);
+    let record = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.members().attach(&record);
     ring.members().retire(&record);
     drop((record, ring));
@@ -540,7 +540,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
 /// What is posted in one place and polled in another, with the real rings on both sides.
 #[test]
 fn a_completion_makes_room_for_who_posts() {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     let mut completed = Completed::new(8, 64);
     completed.ring.members().attach(&sends.record);
     let wr = |id| SendWr::send(&[]).id(id);
@@ -565,12 +565,12 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
         let recv = |wr_id| Recv { wr_id, sges: &[] };
         shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
         let mut completed = Completed::new(8, size);
-        let indices = Indices::new();
+        let indices = UidxAllocator::new();
         let slots = shared.ring.slots().clone();
         let receives = [Receives::Own(4), Receives::Shared(slots), Receives::None];
         let records: Vec<_> = receives
             .into_iter()
-            .map(|from| Record::new(7, indices.take().unwrap(), Some(4), from))
+            .map(|from| SharedQp::new(7, indices.take().unwrap(), Some(4), from))
             .collect();
         records.iter().for_each(|record| completed.ring.members().attach(record));
         let mut seen = 0;

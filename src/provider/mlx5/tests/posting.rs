@@ -1,14 +1,14 @@
 //! Requests bit for bit, and queues at their limits.
 
-use super::{BUFFER, Receiver, SGE, Sends, Shape, SharedReceiver, bytes};
-use crate::mem::queue::QueueMemory;
+use super::{BUFFER, Receiver, SGE, Shape, SharedReceiver, SqWrIds, bytes};
+use crate::memory::queue_memory::QueueMemory;
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::Cursor;
 use crate::provider::SendLimits;
-use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record};
 use crate::provider::mlx5::rq::{self, RecvRing};
 use crate::provider::mlx5::sq::{Frames, SendRing, Setup};
+use crate::provider::mlx5::uidx::UidxAllocator;
+use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The bytes of one request after its control segment, and that segment's units.
 fn posted(wr: SendWr<'_>) -> (String, usize) {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     sends.post(&[wr]).unwrap();
     let units = usize::from(sends.bytes(0, 16)[7]);
     (hex(&sends.bytes(0, units * 16)[16..]), units)
@@ -33,7 +33,7 @@ const RADDR: &str = "01020304050607080a0b0c0d00000000";
 #[test]
 fn control_segments() {
     let control = |wr: SendWr<'_>| {
-        let mut sends = Sends::new(Shape::default());
+        let mut sends = SqWrIds::new(Shape::default());
         sends.post(&[wr]).unwrap();
         hex(&sends.bytes(0, 16))
     };
@@ -48,7 +48,7 @@ fn control_segments() {
     for (wr, flags) in
         [(send, 8), (send.signaled(), 8), (send.signaled().solicited().fence(), 0x8a)]
     {
-        let mut sends = Sends::new(Shape { signal_all: true, ..Shape::default() });
+        let mut sends = SqWrIds::new(Shape { signal_all: true, ..Shape::default() });
         sends.post(&[wr]).unwrap();
         let expected = format!("0000000a00004201000000{flags:02x}00000000");
         assert_eq!(hex(&sends.bytes(0, 16)), expected, "signaled, asked for or not");
@@ -81,10 +81,10 @@ fn masked_atomics_bring_their_masks() {
     let add = SendWr::masked_fetch_add(REMOTE, 7, 1 << 31, &[SGE]);
     let words = "00000000000000070000000080000000";
     assert_eq!(posted(add), (format!("{RADDR}{words}{eight}"), 4));
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     sends.post(&[swap]).unwrap();
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001400004205", "an extended atomic of 8 bytes");
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     sends.post(&[add]).unwrap();
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001500004204");
 }
@@ -95,7 +95,7 @@ fn masked_atomics_bring_their_masks() {
 fn masked_atomics_stay_within_their_room() {
     let operands = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
     // Two blocks for each request.
-    let mut sends = Sends::new(Shape { max_post: 32, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { max_post: 32, ..Shape::default() });
     let piece = Sge { length: 1, ..SGE };
     let (four, five) = ([piece, piece, piece, Sge { length: 5, ..SGE }], [piece; 8]);
     sends.post(&[SendWr::masked_compare_swap(REMOTE, &operands, &four)]).unwrap();
@@ -145,7 +145,7 @@ fn inline_data_of_every_length() {
 #[test]
 fn copies_are_what_lies_in_the_queue() {
     let shape = Shape { blocks: 16, max_post: 2, buffer: 512, ..Shape::default() };
-    let mut sends = Sends::new(shape);
+    let mut sends = SqWrIds::new(shape);
     let data: Vec<u8> = (0..492u32).map(|n| (n * 7 + 1) as u8).collect();
     let (mut begun, mut buffer) = (std::collections::HashSet::new(), 0);
     // A few turns with lengths far from each other begin everywhere, too.
@@ -174,8 +174,8 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
         let noted = if cfg!(miri) { PLACES } else { blocks };
         let memory = Arc::new(QueueMemory::pages(blocks as usize * 64).unwrap());
         let (dbrec, page) = (super::dbrec(), super::Page::new(BUFFER));
-        let index = Indices::new().take().unwrap();
-        let record = Record::new(super::QPN, index, Some(noted), Receives::Own(noted));
+        let index = UidxAllocator::new().take().unwrap();
+        let record = SharedQp::new(super::QPN, index, Some(noted), Receives::Own(noted));
         let ring = SendRing::new(Setup {
             memory: memory.clone(),
             offset: 0,
@@ -200,7 +200,7 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
 
 #[test]
 fn requests_go_on_at_the_beginning() {
-    let mut sends = Sends::new(Shape { blocks: 8, max_post: 2, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { blocks: 8, max_post: 2, ..Shape::default() });
     let data: Vec<u8> = (1..=150).collect();
     // Three blocks each: the third request begins in block 6 and ends in block 0.
     for at in [0u32, 3, 6, 9] {
@@ -217,7 +217,7 @@ fn requests_go_on_at_the_beginning() {
 #[test]
 #[cfg_attr(miri, ignore = "it goes around 16 bits, one by one")]
 fn the_index_has_sixteen_bits() {
-    let mut sends = Sends::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
     for at in 0..0x1_0003u32 {
         sends.post(&[SendWr::send(&[]).id(at.into())]).unwrap();
         let counter = at as u16;
@@ -229,7 +229,7 @@ fn the_index_has_sixteen_bits() {
 
 #[test]
 fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     sends.post(&[SendWr::send(&[SGE])]).unwrap();
     let request = sends.bytes(0, 64);
     assert_eq!(sends.page.bytes(0, 64), request, "the first buffer");
@@ -254,7 +254,7 @@ fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
 
 #[test]
 fn without_blueflame_every_ring_is_a_doorbell() {
-    let mut sends = Sends::new(Shape { buffer: 0, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { buffer: 0, ..Shape::default() });
     for at in 0..2 {
         sends.post(&[SendWr::send(&[SGE])]).unwrap();
         assert_eq!(sends.page.bytes(0, 8), sends.bytes(at, 8));
@@ -264,8 +264,8 @@ fn without_blueflame_every_ring_is_a_doorbell() {
 
 #[test]
 fn a_key_is_changed_before_the_next_request_uses_it() {
-    let mut sends = Sends::new(Shape::default());
-    let fences = |sends: &Sends, at| sends.bytes(at, 16)[11];
+    let mut sends = SqWrIds::new(Shape::default());
+    let fences = |sends: &SqWrIds, at| sends.bytes(at, 16)[11];
     sends.post(&[SendWr::local_inv(Rkey(5)), SendWr::send(&[]), SendWr::send(&[])]).unwrap();
     assert_eq!([0, 2, 3].map(|at| fences(&sends, at)), [0, 0x20, 0]);
     sends.record.sends.complete(3);
@@ -281,8 +281,8 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
 
 #[test]
 fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
-    let mut sends = Sends::new(Shape::default());
-    let fences = |sends: &Sends, at| sends.bytes(at, 16)[11];
+    let mut sends = SqWrIds::new(Shape::default());
+    let fences = |sends: &SqWrIds, at| sends.bytes(at, 16)[11];
     let wr = SendWr::send(&[]);
     let room = sends.ring.cursor().room;
     // One that takes the short way says nothing of the key.
@@ -320,7 +320,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
 
 #[test]
 fn what_cannot_be_posted_leaves_the_cursor() {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     let many = [SGE; 31];
     let huge = [Sge { length: 1 << 31, ..SGE }];
     let long = [0u8; 981];
@@ -347,7 +347,7 @@ fn what_cannot_be_posted_leaves_the_cursor() {
 
 #[test]
 fn overflow_is_exact_and_completions_make_room() {
-    let mut sends = Sends::new(Shape::default());
+    let mut sends = SqWrIds::new(Shape::default());
     let wr = |id| SendWr::send(&[]).id(id);
     assert!(sends.post(&[wr(0), wr(1), wr(2), wr(3), wr(4)]).is_err());
     assert_eq!(sends.dbrec.get(1), 0, "nothing was rung");

@@ -1,14 +1,14 @@
 //! The same requests as rdma-core's libmlx5 was seen to write, and the completions that came back:
 //! `tests/golden/` has the recordings and says what their lines mean.
 
-use super::{Completed, Receiver, Sends, Shape, SharedReceiver, bytes};
+use super::{Completed, Receiver, Shape, SharedReceiver, SqWrIds, bytes};
 use crate::access::Access;
 use crate::identity::Identity;
-use crate::mem::sync::Ordering;
+use crate::memory::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::Cursor;
-use crate::provider::mlx5::index::Indices;
-use crate::provider::mlx5::record::{Receives, Record};
+use crate::provider::mlx5::uidx::UidxAllocator;
+use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{Address, Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
@@ -231,7 +231,7 @@ fn requests_are_those_of_libmlx5() {
     for vector in Vector::of("request") {
         let shape =
             Shape { qpn: vector.number("queue"), blocks: 1024, max_post: 64, ..Shape::default() };
-        let mut sends = Sends::new(shape);
+        let mut sends = SqWrIds::new(shape);
         let asked = Asked::new(&vector);
         let mut wr = asked.wr(&vector);
         let address;
@@ -366,15 +366,15 @@ fn arming_is_that_of_libmlx5() {
 }
 
 /// A record with the index that a completion bears.
-fn member(number: u32, kind: WcOpcode) -> Arc<Record> {
-    let indices = Indices::new();
+fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
+    let indices = UidxAllocator::new();
     let mut index = indices.take().unwrap();
     let mut held = Vec::new();
     while index.number() != number {
         held.push(index);
         index = indices.take().unwrap();
     }
-    let record = Record::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
+    let record = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
         record.sends.notes().at(at).set(u64::from(at), at + 1, kind.0);
         let notes = record.receives.own.notes();
