@@ -69,7 +69,8 @@ impl Config {
             srq: false,
             access: Access::ALL_REMOTE,
             mtu: Mtu::MTU_1024,
-            timeout: 14,
+            // Two seconds with all retries: a machine that emulates others may stand still for half a second.
+            timeout: 16,
             retry_count: 7,
             rnr_retry: 7,
         }

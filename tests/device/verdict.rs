@@ -62,7 +62,11 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
             Err(Stop::Skip(capability, why)) => {
                 Ok(Completion::ignored_with(format!("[{capability}] {why}")))
             }
-            Err(Stop::Fail(why)) => Err(Failed::from(why)),
+            Err(Stop::Fail(why)) => {
+                // libtest-mimic prints this at the end, which a run that breaks off never reaches.
+                eprintln!("{name}: {why}");
+                Err(Failed::from(why))
+            }
         }
     })
 }
