@@ -6,18 +6,15 @@
 
 use std::fs::File;
 
+use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::guest::Shared;
-use crate::object::memic;
-use crate::var;
 
-/// Where the memory begins in BAR0: with the VAR pages, the first that there is.
-pub const OFFSET: u64 = var::OFFSET;
-/// Where it ends.
-pub const END: u64 = memic::OFFSET + memic::BYTES;
+/// Where the memory ends in BAR0. It begins with the VAR pages.
+pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
 
 /// What a guest may map, by place in BAR0 and length.
 pub const AREAS: [(u64, u64); 2] =
-    [(var::OFFSET, var::BYTES + var::TLP_PAGES * 4096), (memic::OFFSET, memic::BYTES)];
+    [(VAR_OFFSET, VAR_BYTES + TLP_PAGES * PAGE), (MEMIC_OFFSET, MEMIC_BYTES)];
 
 /// The memory of a function.
 pub struct BarMemory {
@@ -90,17 +87,18 @@ impl Default for BarMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bar0::{SIZE, TLP_OFFSET};
 
     #[test]
     fn who_maps_the_file_sees_what_is_written_and_writes_what_is_seen() {
         let bar = BarMemory::new();
-        let guest = Shared::map(bar.file().unwrap(), var::OFFSET, 4096).unwrap();
-        assert!(bar.write(var::OFFSET + 8, &[1, 2, 3]));
+        let guest = Shared::map(bar.file().unwrap(), VAR_OFFSET, 4096).unwrap();
+        assert!(bar.write(VAR_OFFSET + 8, &[1, 2, 3]));
         let mut bytes = [0; 3];
         guest.read(8, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3]);
         guest.write(100, &[9]).unwrap();
-        bar.read(var::OFFSET + 100, &mut bytes[..1]);
+        bar.read(VAR_OFFSET + 100, &mut bytes[..1]);
         assert_eq!(bytes[0], 9);
         bar.clear();
         guest.read(8, &mut bytes).unwrap();
@@ -110,7 +108,7 @@ mod tests {
     #[test]
     fn what_is_between_the_areas_is_no_memory() {
         let bar = BarMemory::new();
-        let between = var::TLP_OFFSET + var::TLP_PAGES * 4096;
+        let between = TLP_OFFSET + TLP_PAGES * 4096;
         assert!(!bar.write(between, &[1]) && !bar.write(between - 1, &[1, 1]));
         assert!(!bar.write(END, &[1]) && !bar.write(u64::MAX, &[1, 1]));
         let mut byte = [7];
@@ -129,7 +127,7 @@ mod tests {
     fn areas_are_whole_pages_inside_bar0_and_apart() {
         for (offset, len) in AREAS {
             assert_eq!((offset % 4096, len % 4096), (0, 0));
-            assert!(offset >= OFFSET && offset + len <= END && END <= crate::function::BAR0_SIZE);
+            assert!(offset >= VAR_OFFSET && offset + len <= END && END <= SIZE);
         }
         assert!(AREAS[0].0 + AREAS[0].1 <= AREAS[1].0);
     }

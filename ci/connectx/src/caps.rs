@@ -6,25 +6,26 @@
 use std::collections::BTreeMap;
 
 use uverbs_uapi::mlx5::prm::Bits;
-use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::hca_cap::{
     atomic_caps, cmd_hca_cap as general, device_mem_cap, flow_table_nic_cap,
     flow_table_prop_layout, per_protocol_networking_offload_caps as ethernet, roce_cap,
     tlp_dev_emu_capabilities, virtio_emulation_cap,
 };
 
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::{Options, PortType};
-use crate::object::{memic, steering};
+use crate::bar0::{
+    LOG_VAR_STRIDE, MEMIC_BYTES, MEMIC_OFFSET, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET,
+};
+use crate::object::{memic, rqt};
+use crate::options::{Options, PortType};
 use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
-const GROUP: usize = 0x1000;
+pub(crate) const GROUP: usize = 0x1000;
 
-const GENERAL: u16 = 0;
+pub(crate) const GENERAL: u16 = 0;
 const ETHERNET: u16 = 1;
-const ATOMIC: u16 = 3;
-const ROCE: u16 = 4;
+pub(crate) const ATOMIC: u16 = 3;
+pub(crate) const ROCE: u16 = 4;
 const FLOW_TABLE: u16 = 7;
 const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
@@ -40,17 +41,14 @@ const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
 /// The unit of the size of all VAR pages.
 const VAR_UNIT: u64 = 4096;
 
-/// Bytes of a doorbell (VAR) page, as a power of two.
-pub const LOG_VAR_STRIDE: u64 = 12;
-
-struct Group {
-    max: Vec<u8>,
-    current: Vec<u8>,
+pub(crate) struct Group {
+    pub(crate) max: Vec<u8>,
+    pub(crate) current: Vec<u8>,
 }
 
 /// The capabilities of a function.
 pub struct Caps {
-    groups: BTreeMap<u16, Group>,
+    pub(crate) groups: BTreeMap<u16, Group>,
 }
 
 fn general(options: &Options) -> Vec<u8> {
@@ -77,7 +75,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_tir, 12),
         (general::log_max_tis, 12),
         (general::log_max_rqt, 10),
-        (general::log_max_rqt_size, steering::LOG_MAX_QUEUES),
+        (general::log_max_rqt_size, rqt::LOG_MAX_QUEUES),
         (general::log_max_tis_per_sq, 1),
         (general::log_max_mcg, 10),
         (general::max_qp_mcg, 32),
@@ -232,8 +230,8 @@ fn device_memory() -> Vec<u8> {
         (device_mem_cap::memic, 1),
         (device_mem_cap::log_min_memic_alloc_size, memic::LOG_UNIT),
         (device_mem_cap::log_max_memic_addr_alignment, memic::LOG_MAX_ALIGNMENT),
-        (device_mem_cap::memic_bar_start_addr, memic::OFFSET),
-        (device_mem_cap::memic_bar_size, memic::BYTES),
+        (device_mem_cap::memic_bar_start_addr, MEMIC_OFFSET),
+        (device_mem_cap::memic_bar_size, MEMIC_BYTES),
         (device_mem_cap::max_memic_size, memic::MEMORY),
     ] {
         cap.set(field, value);
@@ -244,18 +242,15 @@ fn device_memory() -> Vec<u8> {
 fn virtio() -> Vec<u8> {
     let mut cap = Bits::<virtio_emulation_cap, _>::new(vec![0; GROUP]);
     cap.set(virtio_emulation_cap::log_doorbell_stride, LOG_VAR_STRIDE);
-    cap.set(
-        virtio_emulation_cap::log_doorbell_bar_size,
-        u64::from((crate::var::BYTES / VAR_UNIT).ilog2()),
-    );
-    cap.set(virtio_emulation_cap::doorbell_bar_offset, crate::var::OFFSET);
+    cap.set(virtio_emulation_cap::log_doorbell_bar_size, u64::from((VAR_BYTES / VAR_UNIT).ilog2()));
+    cap.set(virtio_emulation_cap::doorbell_bar_offset, VAR_OFFSET);
     cap.into_inner()
 }
 
 fn tlp() -> Vec<u8> {
     let mut cap = Bits::<tlp_dev_emu_capabilities, _>::new(vec![0; GROUP]);
-    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_num_pages, crate::var::TLP_PAGES);
-    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_pages_bar_offset, crate::var::TLP_OFFSET);
+    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_num_pages, TLP_PAGES);
+    cap.set(tlp_dev_emu_capabilities::tlp_rsp_gw_pages_bar_offset, TLP_OFFSET);
     cap.into_inner()
 }
 
@@ -289,50 +284,6 @@ impl Caps {
                 .is_set(atomic_caps::atomic_req_8B_endianness_mode)
         })
     }
-
-    /// Answers QUERY_HCA_CAP: bit 0 of the modifier asks for current values, the rest is the
-    /// group.
-    ///
-    /// # Errors
-    /// If the function has no such group.
-    pub fn query(&self, op_mod: u16) -> Result<Vec<u8>, Refused> {
-        let Some(group) = self.groups.get(&(op_mod >> 1)) else {
-            return refuse!(BadParam, "capability group {:#x} is not modelled", op_mod >> 1);
-        };
-        let values = if op_mod & 1 == 0 { &group.max } else { &group.current };
-        let mut out = Bits::<query_hca_cap_out, _>::new(vec![0; 16 + GROUP]);
-        out.set_span(query_hca_cap_out::capability, values);
-        Ok(out.into_inner())
-    }
-
-    /// Carries out SET_HCA_CAP.
-    ///
-    /// # Errors
-    /// If the group cannot be set.
-    pub fn set(&mut self, op_mod: u16, input: &[u8]) -> Result<(), Refused> {
-        let input = Bits::<set_hca_cap_in, _>::new(input);
-        let kind = op_mod >> 1;
-        let Some(group) = self.groups.get_mut(&kind) else {
-            return refuse!(BadParam, "capability group {kind:#x} is not modelled");
-        };
-        let values = input.span(set_hca_cap_in::capability);
-        match kind {
-            // The driver sends one field and zeros; the others are not asked to change.
-            ATOMIC => {
-                let field = atomic_caps::atomic_req_8B_endianness_mode;
-                let mode = Bits::<atomic_caps, _>::new(values).get(field);
-                Bits::<atomic_caps, _>::new(&mut group.current[..]).set(field, mode);
-            }
-            GENERAL | ROCE => {
-                if values.len() > GROUP {
-                    return refuse!(BadInputLength, "{} bytes of capabilities", values.len());
-                }
-                group.current[..values.len()].copy_from_slice(values);
-            }
-            _ => return refuse!(BadParam, "capability group {kind:#x} cannot be set"),
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -350,21 +301,6 @@ mod tests {
         let start = tlp.get(tlp_dev_emu_capabilities::tlp_rsp_gw_pages_bar_offset);
         assert_eq!(start, cap.get(virtio_emulation_cap::doorbell_bar_offset) + bytes);
         let count = tlp.get(tlp_dev_emu_capabilities::tlp_rsp_gw_num_pages);
-        assert!(start + count * 4096 <= crate::function::BAR0_SIZE);
-    }
-
-    #[test]
-    fn setting_the_endianness_of_atomics_keeps_the_atomics() {
-        let mut caps = Caps::new(&Options::default());
-        let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + GROUP]);
-        let mut value = Bits::<atomic_caps, _>::new([0u8; 64]);
-        value.set(atomic_caps::atomic_req_8B_endianness_mode, 1);
-        input.set_span(set_hca_cap_in::capability, &value.into_inner());
-        caps.set(ATOMIC << 1, &input.into_inner()).unwrap();
-        let out = caps.query(ATOMIC << 1 | 1).unwrap();
-        let current = Bits::<atomic_caps, _>::new(&out[16..]);
-        assert_eq!(current.get(atomic_caps::atomic_req_8B_endianness_mode), 1);
-        assert_eq!(current.get(atomic_caps::atomic_size_qp), 12);
-        assert!(caps.query(0x7e).is_err());
+        assert!(start + count * 4096 <= crate::bar0::SIZE);
     }
 }

@@ -15,8 +15,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bar0::{LOG_VAR_STRIDE, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::fabric::Fabric;
-use crate::fault::{Delay, Failure, Side, Syndromes};
+use crate::fault::{Delay, Failure, Side};
+use crate::format::syndrome::Syndromes;
 
 /// The longest line taken.
 const MAX_LINE: usize = 4096;
@@ -173,7 +175,7 @@ pub enum Reply {
     },
     /// Doorbells.
     Doorbells {
-        /// See [`crate::data::doorbell::Faults`].
+        /// See [`crate::doorbell::Faults`].
         torn: u64,
         /// Likewise.
         record_behind: u64,
@@ -236,14 +238,14 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
             };
         }
         Request::Var { page, len, .. } => {
-            let stride = 1u64 << crate::caps::LOG_VAR_STRIDE;
+            let stride = 1u64 << LOG_VAR_STRIDE;
             let offset = u64::from(page) * stride;
-            let pages = crate::var::BYTES + crate::var::TLP_PAGES * crate::object::uar::PAGE;
+            let pages = VAR_BYTES + TLP_PAGES * PAGE;
             if offset + u64::from(len) > pages || len > MAX_VAR {
                 return error(format!("{len} bytes of VAR page {page}"));
             }
             let mut bytes = vec![0; len as usize];
-            device.bar.read(crate::var::OFFSET + offset, &mut bytes);
+            device.bar.read(VAR_OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
         Request::Link { up, .. } => device.set_link(up),
@@ -349,13 +351,13 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Options;
+    use crate::options::Options;
 
     #[test]
     fn questions_are_answered_line_by_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
-        fabric.function(0).device_mut().bar.write(crate::var::OFFSET + 4096, &[7, 8, 9]);
+        fabric.function(0).device_mut().bar.write(VAR_OFFSET + 4096, &[7, 8, 9]);
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();
         let asked = [

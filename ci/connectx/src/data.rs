@@ -5,16 +5,17 @@
 //! receives that it uses; `complete` says how it ended. `ethernet` does the same for frames, with
 //! `frame` for what is in one and `steer` for where it goes. `memory` is what their keys lead to.
 
-mod complete;
-pub mod doorbell;
+pub(crate) mod complete;
+pub(crate) mod cq;
+pub(crate) mod doorbell;
+pub(crate) mod eq;
 pub(crate) mod ethernet;
-pub(crate) mod frame;
-mod memory;
-pub mod message;
-pub mod receive;
-mod respond;
-pub mod ring;
+pub(crate) mod memory;
+pub(crate) mod message;
+pub(crate) mod port;
+pub(crate) mod respond;
 pub(crate) mod send;
-mod steer;
-mod umr;
-pub mod wqe;
+pub(crate) mod srq;
+pub(crate) mod steer;
+pub(crate) mod timer;
+pub(crate) mod umr;

@@ -11,11 +11,10 @@ use uverbs_uapi::mlx5::prm::{Info, LAYOUTS, opcode};
 use uverbs_uapi::mlx5::wqe::mlx5_wqe_opcode;
 use uverbs_uapi::reflection;
 
-use crate::data::wqe::{Control, op};
-use crate::object::eq::event;
-use crate::object::uar;
+use crate::bar0;
+use crate::format::event;
+use crate::format::wqe::{Control, op};
 use crate::record::{Counter, Entry, RAW, Recording, Source};
-use crate::var;
 
 /// Writes a whole recording in words.
 ///
@@ -191,18 +190,18 @@ fn register(offset: u64, bytes: &[u8]) -> String {
     let word = |at: usize| {
         bytes.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
     };
-    let page = offset / uar::PAGE;
-    if offset >= var::OFFSET {
+    let page = offset / bar0::PAGE;
+    if offset >= bar0::VAR_OFFSET {
         return "VAR page".into();
     }
-    if page < u64::from(*uar::NUMBERS.start()) {
+    if page < u64::from(*bar0::UARS.start()) {
         return match offset {
             0x10 | 0x14 => "address of the command queue".into(),
             0x18 => format!("command doorbell {:#x}", word(0)),
             _ => String::new(),
         };
     }
-    match offset % uar::PAGE {
+    match offset % bar0::PAGE {
         0x20 => format!(
             "UAR {page}: arm CQ {:#x} for {} completions, serial {}, consumer {:#x}",
             word(4) & 0xff_ffff,
@@ -471,7 +470,7 @@ mod tests {
         cqe[55] = 0x13;
         cqe[63] = 0xd0;
         let text = words(&[
-            Entry::Write { offset: 20 * uar::PAGE + 0x900, bytes: &wqe[..8] },
+            Entry::Write { offset: 20 * bar0::PAGE + 0x900, bytes: &wqe[..8] },
             Entry::Request { service: 0, blue_flame: true, index: 7, number: 0x42, bytes: &wqe },
             Entry::Completion { number: 0x405, index: 1, bytes: &cqe },
         ]);

@@ -5,58 +5,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::bar::{self, BarMemory};
+use crate::bar::BarMemory;
 use crate::caps::Caps;
-use crate::cmd;
-use crate::data::doorbell::Doorbells;
+use crate::doorbell::Doorbells;
 use crate::fault::Faults;
 use crate::guest::GuestMemory;
 use crate::interrupt::Interrupts;
+use crate::object::Objects;
 use crate::object::qp::Wait;
-use crate::object::{Objects, uar};
+use crate::options::Options;
 use crate::pages::Pages;
 use crate::port::{Casts, Port};
-use crate::record::{Entry, Recorder};
-use crate::segment::{Effect, Segment};
-
-/// What a port is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PortType {
-    /// RoCE and a network interface.
-    #[default]
-    Ethernet,
-    /// InfiniBand.
-    InfiniBand,
-}
-
-/// How a function is made.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// What its port is.
-    pub port_type: PortType,
-    /// Whether BlueFlame registers take data.
-    pub write_combining: bool,
-    /// Whether keys are only made and destroyed by commands, as on a function with the smallest
-    /// set of capabilities.
-    pub minimal: bool,
-    /// Whether the guest maps VAR pages and device memory. Each other write then waits for its
-    /// answer.
-    pub mapped: bool,
-    /// Its number on the switch, from which addresses are made.
-    pub number: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            port_type: PortType::Ethernet,
-            write_combining: true,
-            minimal: false,
-            mapped: false,
-            number: 0,
-        }
-    }
-}
+use crate::record::Recorder;
+use crate::segment::Segment;
 
 /// Firmware and hardware of a function.
 pub struct Device {
@@ -171,51 +132,6 @@ impl Device {
         self.interrupts.enable(on);
     }
 
-    /// Reads from BAR0.
-    pub fn read(&mut self, offset: u64, to: &mut [u8]) {
-        let page = offset / uar::PAGE;
-        if offset >= bar::OFFSET {
-            return self.bar.read(offset, to);
-        }
-        for (at, byte) in (offset..).zip(to) {
-            // Doorbells are write-only.
-            *byte = if page < u64::from(*uar::NUMBERS.start()) {
-                self.segment.read(at & !3, self.now).to_be_bytes()[(at & 3) as usize]
-            } else {
-                0
-            };
-        }
-    }
-
-    /// Writes to BAR0.
-    pub fn write(&mut self, offset: u64, from: &[u8]) {
-        self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
-        if offset >= bar::OFFSET {
-            if !self.bar.write(offset, from) {
-                log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
-            }
-            return;
-        }
-        if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
-            if !self.bus_master {
-                log::debug!("doorbell while the function may not reach memory");
-                return;
-            }
-            return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);
-        }
-        let (words, _) = from.as_chunks::<4>();
-        for (at, word) in (offset..).step_by(4).zip(words) {
-            match self.segment.write(at, u32::from_be_bytes(*word)) {
-                Effect::None => {}
-                Effect::Commands(_) if !self.bus_master => {
-                    log::warn!("command while the function may not reach memory");
-                }
-                Effect::Commands(slots) => cmd::queue::run(self, slots),
-                Effect::Reset => self.reset(),
-            }
-        }
-    }
-
     /// What the request at hand has cost so far; the next one begins at nothing.
     pub(crate) fn cost(&self) -> u64 {
         self.objects.effort.take()
@@ -246,23 +162,6 @@ impl Device {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if let Some(Wait::Until(due)) = qp.waits.take() {
             self.timers.remove(&(due, qpn));
-        }
-    }
-
-    /// Wakes the queues whose time has come.
-    pub(crate) fn run_timers(&mut self) {
-        if !self.bus_master {
-            return;
-        }
-        while let Some((&(due, number), ())) = self.timers.first_key_value()
-            && due <= self.now
-        {
-            self.timers.pop_first();
-            self.wake(number);
-        }
-        self.run_cq_timers();
-        while let Some(up) = self.faults.link(self.now) {
-            self.set_link(up);
         }
     }
 

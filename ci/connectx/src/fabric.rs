@@ -8,9 +8,11 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
-use crate::device::{Device, Options, PortType};
+use crate::device::Device;
 use crate::fault::Fate;
 use crate::function::Function;
+use crate::options::{Options, PortType};
+use crate::port::GIDS;
 
 /// Requests that one queue may have carried out before another gets its turn.
 const TURN: usize = 32;
@@ -199,9 +201,7 @@ impl Fabric {
             self.reaches(from, *number)
                 && match target {
                     Target::Lid(lid) => port.lid() == lid,
-                    Target::Gid(gid) => {
-                        (0..crate::port::GIDS).any(|index| port.roce_gid(index) == Some(gid))
-                    }
+                    Target::Gid(gid) => (0..GIDS).any(|index| port.roce_gid(index) == Some(gid)),
                     Target::Group(_) => false,
                 }
         };

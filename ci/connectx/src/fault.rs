@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::format::syndrome::Syndromes;
+
 /// How a command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
@@ -15,15 +17,6 @@ pub enum Failure {
     Status(u8),
     /// It is never answered.
     Silence,
-}
-
-/// How a work request fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Syndromes {
-    /// `MLX5_CQE_SYNDROME_*`, or any other number.
-    pub syndrome: u8,
-    /// The vendor's syndrome, beside it in the completion.
-    pub vendor: u8,
 }
 
 /// Which queue of a queue pair.

@@ -2,17 +2,15 @@
 //!
 //! Pairs with [`crate::vfio::session`], through which QEMU reaches it.
 
-use crate::device::{Device, Options};
+use crate::bar::BarMemory;
+use crate::bar0;
+use crate::device::Device;
 use crate::guest::GuestMemory;
-use crate::interrupt::Interrupts;
+use crate::interrupt::{Interrupts, VECTORS};
+use crate::mmio;
+use crate::options::Options;
 use crate::pci::{Config, Effect};
-
-pub use crate::pci::CONFIG_SIZE;
-
-/// Size of BAR0.
-pub const BAR0_SIZE: u64 = 32 << 20;
-/// MSI-X vectors.
-pub const VECTORS: usize = 32;
+use crate::segment::Segment;
 
 /// Which interrupt line, in configuration space: none.
 const INTERRUPT_PIN: u64 = 0x3d;
@@ -37,7 +35,7 @@ impl Function {
     /// A function as after power on.
     pub fn new(options: Options) -> Self {
         Self {
-            config: Config::new(VECTORS as u16, BAR0_SIZE),
+            config: Config::new(VECTORS as u16, bar0::SIZE),
             device: Device::new(options, VECTORS),
             gone: false,
         }
@@ -52,15 +50,15 @@ impl Function {
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
         // The old guest may still have the old memory mapped.
-        self.device.bar = crate::bar::BarMemory::new();
-        self.device.segment = crate::segment::Segment::new();
+        self.device.bar = BarMemory::new();
+        self.device.segment = Segment::new();
     }
 
     /// Puts it back into its slot, as after power on.
     pub fn insert(&mut self) {
         self.gone = false;
         self.reset();
-        self.device.segment = crate::segment::Segment::new();
+        self.device.segment = Segment::new();
     }
 
     /// Takes it out of its slot: reads answer ones, and nothing happens any more, until
@@ -96,7 +94,7 @@ impl Function {
                 }
             }
             Region::Bar0 if self.gone => to.fill(0xff),
-            Region::Bar0 => self.device.read(offset, to),
+            Region::Bar0 => mmio::read(&mut self.device, offset, to),
             Region::Config => self.config.read(offset as usize, to),
         }
     }
@@ -105,7 +103,7 @@ impl Function {
     pub fn write(&mut self, region: Region, offset: u64, from: &[u8]) {
         match region {
             _ if self.gone => {}
-            Region::Bar0 => self.device.write(offset, from),
+            Region::Bar0 => mmio::write(&mut self.device, offset, from),
             Region::Config => match self.config.write(offset as usize, from) {
                 Effect::None => self.device.set_bus_master(self.config.bus_master()),
                 Effect::Reset => self.reset(),

@@ -25,9 +25,9 @@ use uverbs_uapi::mlx5::prm::qpc::{create_qp_in, create_qp_out, qpc};
 use uverbs_uapi::mlx5::prm::rqc::{create_rq_out, create_sq_out};
 use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 
-use crate::data::wqe::Control;
+use crate::bar0;
 use crate::decode::{self, hex, service_name};
-use crate::object::uar;
+use crate::format::wqe::Control;
 use crate::record::{Counter, Entry, RAW, Recording, Source};
 
 /// What was written to one buffer of a register, from its first byte on.
@@ -142,7 +142,7 @@ impl Vectors {
                 }
             }
             Entry::Write { offset, bytes } => {
-                if offset % uar::PAGE == ARM
+                if offset % bar0::PAGE == ARM
                     && page(offset).is_some()
                     && let Ok(doorbell) = bytes[..].try_into()
                 {
@@ -382,7 +382,7 @@ fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {
     };
     for (place, entry) in entries.iter().enumerate() {
         let Entry::Write { offset, bytes } = entry else { continue };
-        if page(*offset).is_none() || offset % uar::PAGE < SEND {
+        if page(*offset).is_none() || offset % bar0::PAGE < SEND {
             continue;
         }
         let goes_on = |burst: &&mut Burst| {
@@ -411,8 +411,8 @@ const BUFFERS: u64 = 2 * BUFFER;
 
 /// The UAR page in which an offset lies.
 fn page(offset: u64) -> Option<u64> {
-    let page = offset / uar::PAGE;
-    (page >= u64::from(*uar::NUMBERS.start()) && offset < crate::var::OFFSET).then_some(page)
+    let page = offset / bar0::PAGE;
+    (page >= u64::from(*bar0::UARS.start()) && offset < bar0::VAR_OFFSET).then_some(page)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -450,7 +450,7 @@ mod tests {
         let mut wqe = [0; 64];
         wqe[..8].copy_from_slice(&[0, 0, 7, 0x0a, 0, 0, PAIR as u8, 2]);
         wqe[11] = 8;
-        let register = 20 * uar::PAGE + SEND + BUFFER;
+        let register = 20 * bar0::PAGE + SEND + BUFFER;
         for word in 0..4 {
             let bytes = &wqe[word * 8..word * 8 + 8];
             recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
@@ -465,7 +465,7 @@ mod tests {
         }
         recorder.add(0, &Entry::Completion { number: QUEUE, index: 0, bytes: &[0x5a; 64] });
         let doorbell = [0x10, 0, 0, 1, 0, 0, 4, 5];
-        recorder.add(0, &Entry::Write { offset: 20 * uar::PAGE + ARM, bytes: &doorbell });
+        recorder.add(0, &Entry::Write { offset: 20 * bar0::PAGE + ARM, bytes: &doorbell });
         recorder.saw(0, Counter::Consumer, QUEUE, 1);
         recorder.saw(0, Counter::Arm, QUEUE, 0x1000_0001);
         tape

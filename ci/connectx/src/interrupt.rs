@@ -6,6 +6,9 @@
 use std::fs::File;
 use std::io::Write;
 
+/// MSI-X vectors of a function.
+pub const VECTORS: usize = 32;
+
 /// The vectors of a function.
 pub struct Interrupts {
     vectors: Vec<Vector>,

@@ -10,30 +10,31 @@
 #![deny(unsafe_code)]
 
 pub mod bar;
-pub mod buffer;
+pub mod bar0;
 pub mod caps;
 pub mod cmd;
 pub mod control;
-pub mod data;
+mod data;
 pub mod decode;
 pub mod device;
+pub mod doorbell;
 mod effort;
 pub mod fabric;
 pub mod fault;
+pub mod format;
 pub mod function;
 pub mod golden;
 #[allow(unsafe_code, reason = "the only module that touches shared memory")]
 pub mod guest;
 pub mod interrupt;
+mod mmio;
 pub mod object;
+pub mod options;
 pub mod pages;
 pub mod pci;
 pub mod port;
-mod ppcnt;
 pub mod record;
-pub mod register;
+pub mod refusal;
 pub mod repetition;
 pub mod segment;
-pub mod table;
-pub mod var;
 pub mod vfio;

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use connectx::device::{Options, PortType};
 use connectx::fabric::Fabric;
 use connectx::golden::Vectors;
+use connectx::options::{Options, PortType};
 use connectx::record::Recorder;
 use connectx::repetition::Repetitions;
 use connectx::vfio::session::Session;

@@ -1,24 +1,33 @@
 //! The objects that commands make: one kind per file, all of them in [`Objects`].
 
-pub mod counter;
+pub mod buffer;
 pub mod cq;
 pub mod domain;
 pub mod eq;
-pub mod flow;
+pub mod flow_table;
 pub mod mcg;
 pub mod memic;
 pub mod mkey;
+pub mod q_counter;
 pub mod qp;
-pub mod raw;
+pub mod receive_queue;
+pub mod rq;
+pub mod rqt;
+pub mod send_queue;
+pub mod sq;
 pub mod srq;
-pub mod steering;
+pub mod table;
+pub mod tir;
+pub mod tis;
 pub mod uar;
 pub mod uctx;
 pub mod umem;
 
-use crate::buffer::Listed;
+use self::buffer::Listed;
+use self::table::Table;
+use crate::bar0;
 use crate::effort::Effort;
-use crate::table::Table;
+use crate::port::Traffic;
 
 /// Everything that lives in a function.
 pub struct Objects {
@@ -28,8 +37,8 @@ pub struct Objects {
     pub(crate) pds: Table<domain::Domain>,
     pub(crate) xrcds: Table<domain::Domain>,
     pub(crate) transport_domains: Table<domain::Domain>,
-    pub(crate) counters: Table<counter::CounterSet>,
-    pub(crate) flow_counters: Table<crate::port::Traffic>,
+    pub(crate) counters: Table<q_counter::CounterSet>,
+    pub(crate) flow_counters: Table<Traffic>,
     pub(crate) mkeys: Table<mkey::Mkey>,
     /// Pages of all queues, and of memory registered for them.
     pub(crate) listed: Listed,
@@ -41,13 +50,13 @@ pub struct Objects {
     pub(crate) cqs: Table<cq::Cq>,
     pub(crate) qps: Table<qp::Qp>,
     pub(crate) srqs: Table<srq::Srq>,
-    pub(crate) rqs: Table<raw::Rq>,
-    pub(crate) sqs: Table<raw::Sq>,
-    pub(crate) tises: Table<steering::Tis>,
-    pub(crate) tirs: Table<steering::Tir>,
-    pub(crate) rqts: Table<steering::Rqt>,
-    pub(crate) flow_tables: Table<flow::FlowTable>,
-    pub(crate) flow_roots: flow::Roots,
+    pub(crate) rqs: Table<rq::Rq>,
+    pub(crate) sqs: Table<sq::Sq>,
+    pub(crate) tises: Table<tis::Tis>,
+    pub(crate) tirs: Table<tir::Tir>,
+    pub(crate) rqts: Table<rqt::Rqt>,
+    pub(crate) flow_tables: Table<flow_table::FlowTable>,
+    pub(crate) flow_roots: flow_table::Roots,
     pub(crate) groups: mcg::Groups,
     pub(crate) memic: memic::Memic,
 }
@@ -56,7 +65,7 @@ impl Objects {
     /// None of any kind.
     pub fn new() -> Self {
         Self {
-            uars: Table::new("UAR", uar::NUMBERS),
+            uars: Table::new("UAR", bar0::UARS),
             uctxs: Table::new("user context", 1..=1023),
             umems: Table::new("umem", 1..=0xffff),
             pds: Table::new("PD", 1..=0xffff),
@@ -79,7 +88,7 @@ impl Objects {
             tirs: Table::new("TIR", 1..=0xfff),
             rqts: Table::new("RQ table", 1..=0x3ff),
             flow_tables: Table::new("flow table", 1..=0xff),
-            flow_roots: flow::Roots::default(),
+            flow_roots: flow_table::Roots::default(),
             groups: mcg::Groups::default(),
             memic: memic::Memic::default(),
         }

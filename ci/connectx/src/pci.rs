@@ -3,6 +3,8 @@
 //! Pairs with the guest's PCI core. QEMU keeps the MSI-X table and the BAR's address to itself and
 //! passes the rest on.
 
+use crate::bar0::{MSIX_PBA, MSIX_TABLE};
+
 /// Size of the configuration space, extended part included.
 pub const CONFIG_SIZE: usize = 4096;
 
@@ -12,10 +14,6 @@ const PM: usize = 0x40;
 const PCIE: usize = 0x60;
 const DEVICE_CONTROL: usize = PCIE + 8;
 const MSIX: usize = 0x9c;
-
-/// Where the MSI-X table lies in BAR0: between the initialization segment and the first UAR.
-const MSIX_TABLE: u32 = 0x6000;
-const MSIX_PENDING: u32 = 0x7000;
 
 const BUS_MASTER: u8 = 1 << 2;
 const FUNCTION_LEVEL_RESET: u8 = 1 << 7;
@@ -72,7 +70,7 @@ impl Config {
         put(MSIX, &[0x11, 0x00]);
         put(MSIX + 2, &(vectors - 1).to_le_bytes());
         put(MSIX + 4, &MSIX_TABLE.to_le_bytes());
-        put(MSIX + 8, &MSIX_PENDING.to_le_bytes());
+        put(MSIX + 8, &MSIX_PBA.to_le_bytes());
 
         let mut allow = |at: usize, mask: &[u8]| {
             self.writable[at..at + mask.len()].copy_from_slice(mask);

@@ -2,6 +2,7 @@
 
 mod driver;
 
+use connectx::bar0::{MEMIC_BYTES, MEMIC_OFFSET};
 use connectx::function::Region;
 use connectx::object::memic;
 use driver::{Driver, Refused};
@@ -65,8 +66,8 @@ fn what_a_peer_writes_the_processor_reads() {
     let b = driver.qp(0, cqn);
     driver.connect(&a, &b);
     driver.connect(&b, &a);
-    let start = allocate(&mut driver, memic::OFFSET + 4096, 4096, 128).unwrap();
-    assert_eq!(start, memic::OFFSET + 4096);
+    let start = allocate(&mut driver, MEMIC_OFFSET + 4096, 4096, 128).unwrap();
+    assert_eq!(start, MEMIC_OFFSET + 4096);
     // The key's own addresses begin at zero.
     let device = key(&mut driver, start + 64, 64).unwrap();
     let from = driver.page();
@@ -89,10 +90,10 @@ fn what_a_peer_writes_the_processor_reads() {
 #[test]
 fn allocations_are_whole_apart_and_limited() {
     let mut driver = Driver::new();
-    let base = memic::OFFSET;
+    let base = MEMIC_OFFSET;
     for (start, range, len) in [
         (base - 4096, 4096, 64),
-        (base + memic::BYTES, 4096, 64),
+        (base + MEMIC_BYTES, 4096, 64),
         (base + 8, 4096, 64),
         (base, 4096, 0),
         (base, 4096, 65),
@@ -115,7 +116,7 @@ fn allocations_are_whole_apart_and_limited() {
 #[test]
 fn memory_with_a_key_is_not_freed_and_what_is_freed_is_clean() {
     let mut driver = Driver::new();
-    let start = allocate(&mut driver, memic::OFFSET, 4096, 128).unwrap();
+    let start = allocate(&mut driver, MEMIC_OFFSET, 4096, 128).unwrap();
     assert!(key(&mut driver, start + 64, 65).is_err(), "not all of it is allocated");
     let handle = key(&mut driver, start, 128).unwrap();
     driver.fabric.function(0).write(Region::Bar0, start, &[7; 8]);

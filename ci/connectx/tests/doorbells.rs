@@ -2,7 +2,7 @@
 
 mod driver;
 
-use connectx::data::doorbell::Faults;
+use connectx::doorbell::Faults;
 use connectx::function::Region;
 use driver::{Driver, Queue};
 

@@ -3,7 +3,9 @@
 //! Pairs with `struct mlx5_cmd_layout` and `cmd_work_handler` of mlx5_core.
 
 use super::mailbox::{self, Delivery, xor};
+use super::pages;
 use crate::device::Device;
+use crate::format::event;
 use crate::record::Entry;
 
 const SLOT: usize = 64;
@@ -43,7 +45,7 @@ impl Slot {
 }
 
 /// Runs the commands whose bits are set, in the order of their slots.
-pub fn run(device: &mut Device, mut slots: u32) {
+pub(crate) fn run(device: &mut Device, mut slots: u32) {
     while slots != 0 {
         let index = slots.trailing_zeros();
         slots &= slots - 1;
@@ -68,7 +70,7 @@ fn run_slot(device: &mut Device, index: u32) {
     }
     // The command that makes the command event queue is not reported there: the driver has freed
     // its slot by the time it looks.
-    let events = device.command_eq();
+    let events = command_eq(device);
     let delivery = match carry_out(device, index as u8, &mut slot) {
         Ok(true) => 0,
         // The slot stays the device's for ever.
@@ -90,11 +92,11 @@ fn run_slot(device: &mut Device, index: u32) {
         return;
     }
     if let Some(eqn) = events
-        && device.command_eq() == Some(eqn)
+        && command_eq(device) == Some(eqn)
     {
-        device.command_done(eqn, index);
+        command_done(device, eqn, index);
         // Whoever hears of commands hears of pages too.
-        device.balance_pages();
+        pages::balance_pages(device);
     }
 }
 
@@ -138,4 +140,16 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, De
         mailbox::write(&device.memory, slot.u64(48), rest, slot.token())?;
     }
     Ok(true)
+}
+
+/// The EQ that hears of finished commands, if there is one.
+fn command_eq(device: &Device) -> Option<u32> {
+    device.objects.eqs.iter().find(|(_, eq)| eq.wants(event::COMMAND)).map(|(number, _)| number)
+}
+
+/// Reports a finished command slot.
+fn command_done(device: &mut Device, eqn: u32, slot: u32) {
+    let mut data = [0; 28];
+    data[..4].copy_from_slice(&(1u32 << slot).to_be_bytes());
+    device.post_event(eqn, event::COMMAND, 0, &data);
 }

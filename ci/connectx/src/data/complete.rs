@@ -4,84 +4,20 @@
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use super::message::{Action, Message, Syndrome};
+use super::message::{Action, Message};
 use crate::device::Device;
-use crate::fault::Syndromes;
-use crate::object::eq::event;
+use crate::format::cqe::{
+    Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, RESPONSE_SEND_IMM,
+    RESPONSE_SEND_INV, RESPONSE_WRITE_IMM, SOLICITED,
+};
+use crate::format::event::{self, QueueType};
+use crate::format::syndrome::{Syndrome, Syndromes};
 use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
 use crate::port::DEFAULT_PKEY;
 
-const REQUEST: u8 = 0x0;
-const RESPONSE_WRITE_IMM: u8 = 0x1;
-const RESPONSE_SEND: u8 = 0x2;
-const RESPONSE_SEND_IMM: u8 = 0x3;
-const RESPONSE_SEND_INV: u8 = 0x4;
-const REQUEST_ERROR: u8 = 0xd;
-const RESPONSE_ERROR: u8 = 0xe;
-
-const SOLICITED: u8 = 2;
-/// The completion itself holds the data, in its first bytes or in the 64 bytes before it.
-const INLINE_32: u8 = 4;
-const INLINE_64: u8 = 8;
 /// An object that asked for no index of its own.
 const NO_INDEX: u32 = 0xff_ffff;
-
-/// Kinds of queues in events, `MLX5_EVENT_QUEUE_TYPE_*`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum QueueType {
-    Pair = 0,
-    Receive = 1,
-    Send = 2,
-}
-
-/// A completion under construction.
-pub(crate) struct Cqe([u8; 64]);
-
-impl Cqe {
-    pub(crate) fn new(opcode: u8) -> Self {
-        let mut bytes = [0; 64];
-        bytes[63] = opcode << 4;
-        Self(bytes)
-    }
-
-    pub(crate) fn put(&mut self, at: usize, value: u32) -> &mut Self {
-        self.0[at..at + 4].copy_from_slice(&value.to_be_bytes());
-        self
-    }
-
-    pub(crate) fn put16(&mut self, at: usize, value: u16) -> &mut Self {
-        self.0[at..at + 2].copy_from_slice(&value.to_be_bytes());
-        self
-    }
-
-    pub(crate) fn put8(&mut self, at: usize, value: u8) -> &mut Self {
-        self.0[at] = value;
-        self
-    }
-
-    /// Puts data into the completion, in an entry with `room` for it; returns what goes before.
-    fn put_inline<'a>(&mut self, data: &'a [u8], room: usize) -> &'a [u8] {
-        match data.len() {
-            0 => &[],
-            len if room == 64 => {
-                self.0[63] |= INLINE_64;
-                &data[..len.min(room)]
-            }
-            len => {
-                let len = len.min(32);
-                self.0[..len].copy_from_slice(&data[..len]);
-                self.0[63] |= INLINE_32;
-                &[]
-            }
-        }
-    }
-
-    pub(crate) fn bytes(&self) -> [u8; 64] {
-        self.0
-    }
-}
 
 impl Device {
     /// Reports a send that succeeded; `data` is what lies in the completion itself.
@@ -116,7 +52,7 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        self.count(qpn, |set| set.count_send_error(cause.syndrome));
+        self.objects.count(qpn, |set| set.count_send_error(cause.syndrome));
         // Whoever waits for solicited completions hears of errors too, on either side.
         let written = self.complete(cqn, cqe.bytes(), true);
         self.unless_written(qpn, written);
@@ -200,7 +136,7 @@ impl Device {
         cause: Syndromes,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
-        self.count(qpn, |set| set.count_receive_error(cause.syndrome));
+        self.objects.count(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
         cqe.put8(54, cause.vendor);
@@ -226,14 +162,6 @@ impl Device {
 
     pub(crate) fn qp_event(&mut self, qpn: u32, kind: u8) {
         self.queue_event(QueueType::Pair, qpn, kind);
-    }
-
-    /// Tells of something that befell a queue.
-    pub(crate) fn queue_event(&mut self, queue: QueueType, number: u32, kind: u8) {
-        let mut data = [0; 28];
-        data[20] = queue as u8;
-        data[24..].copy_from_slice(&number.to_be_bytes());
-        self.raise_event(kind, 0, &data);
     }
 
     /// Flushes the receives of a queue pair in its error state.

@@ -4,17 +4,17 @@
 
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
-use super::complete::{Cqe, QueueType};
-use super::frame::{self, Parts};
-use super::message::Syndrome;
-use super::wqe::{Control, Gather, Segments, op};
 use crate::device::Device;
-use crate::fault::Syndromes;
-use crate::object::eq::event;
-use crate::object::flow::{NIC_RECEIVE, NIC_TRANSMIT};
+use crate::format::cqe::{Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND};
+use crate::format::event::{self, QueueType};
+use crate::format::frame::{self, Parts};
+use crate::format::syndrome::{Syndrome, Syndromes};
+use crate::format::wqe::{Control, Gather, Segments, op};
+use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
-use crate::object::raw::State;
-use crate::object::steering::{Tis, hash};
+use crate::object::rq::State;
+use crate::object::tir::{DIRECT, hash};
+use crate::object::tis::Tis;
 use crate::record::{self, Entry, Source};
 
 /// The longest frame, and the most data of a request that is cut into frames.
@@ -31,11 +31,6 @@ const INSERT_VLAN: u16 = 1 << 15;
 const L2_OK: u8 = 1 << 0;
 const L3_OK: u8 = 1 << 1;
 const L4_OK: u8 = 1 << 2;
-
-const RECEIVED: u8 = 0x2;
-const SENT: u8 = 0x0;
-const SEND_ERROR: u8 = 0xd;
-const RECEIVE_ERROR: u8 = 0xe;
 
 /// Work of a raw send queue.
 pub(crate) enum Outgoing {
@@ -133,7 +128,7 @@ impl Device {
     /// Reports a request of a raw send queue.
     fn complete_frames(&mut self, sqn: u32, opcode: u8, index: u16, cause: Option<Syndrome>) {
         let Ok(sq) = self.objects.sqs.get(sqn) else { return };
-        let mut cqe = Cqe::new(if cause.is_some() { SEND_ERROR } else { SENT });
+        let mut cqe = Cqe::new(if cause.is_some() { REQUEST_ERROR } else { REQUEST });
         cqe.put(32, sq.context.get32(sqc::user_index));
         cqe.put(56, u32::from(opcode) << 24 | sqn);
         cqe.put16(60, index);
@@ -188,7 +183,7 @@ impl Device {
     fn fail_raw_receive(&mut self, rqn: u32, index: u16, cause: Syndrome) {
         let Ok(rq) = self.objects.rqs.get(rqn) else { return };
         let cause = Syndromes::from(cause);
-        let mut cqe = Cqe::new(RECEIVE_ERROR);
+        let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, rq.context.get32(rqc::user_index));
         cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
         cqe.put(56, rqn);
@@ -308,7 +303,6 @@ impl Device {
 
     /// The receive queue of a TIR for a frame.
     fn choose_queue(&self, tirn: u32, parts: &Parts, frame: &[u8]) -> Option<u32> {
-        const DIRECT: u64 = 0;
         let tir = self.objects.tirs.get(tirn).ok()?;
         if tir.context.get(tirc::disp_type) == DIRECT {
             return Some(tir.context.get32(tirc::inline_rqn));
@@ -385,7 +379,7 @@ impl Device {
                 return false;
             }
         }
-        let mut cqe = Cqe::new(RECEIVED);
+        let mut cqe = Cqe::new(RESPONSE_SEND);
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
         cqe.put16(20, parts.sum(frame));
         cqe.put8(28, ok);

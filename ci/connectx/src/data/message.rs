@@ -3,56 +3,62 @@
 //! Pairs requester (`data/send.rs`) with responder (`data/respond.rs`). A message travels whole; its
 //! packet sequence numbers count the packets it would be cut into.
 
-use super::wqe::Atomic;
-use crate::fault::Syndromes;
+use crate::format::wqe::Atomic;
 
 /// Who sent a message, and what of it the receiver sees.
 #[derive(Debug, Clone)]
-pub struct Message {
+pub(crate) struct Message {
     /// Address of the sender, on Ethernet, unless it is a datagram.
-    pub source_gid: [u8; 16],
+    pub(crate) source_gid: [u8; 16],
     /// Queue pair that sent it.
-    pub source_qpn: u32,
+    pub(crate) source_qpn: u32,
     /// Queue pair that it is for.
-    pub qpn: u32,
+    pub(crate) qpn: u32,
     /// Local identifier of the sender.
-    pub source_lid: u16,
+    pub(crate) source_lid: u16,
     /// Service level.
-    pub sl: u8,
+    pub(crate) sl: u8,
     /// Sequence number of the first packet.
-    pub psn: u32,
+    pub(crate) psn: u32,
     /// How many sequence numbers it takes.
-    pub packets: u32,
+    pub(crate) packets: u32,
     /// What it does.
-    pub action: Action,
+    pub(crate) action: Action,
     /// Data sent or written.
-    pub payload: Vec<u8>,
+    pub(crate) payload: Vec<u8>,
     /// Immediate data.
-    pub immediate: Option<u32>,
+    pub(crate) immediate: Option<u32>,
     /// Whether the receiver's completion is marked.
-    pub solicited: bool,
+    pub(crate) solicited: bool,
     /// SRQ of an XRC message.
-    pub srqn: Option<u32>,
+    pub(crate) srqn: Option<u32>,
     /// What only datagrams carry.
-    pub datagram: Option<Datagram>,
+    pub(crate) datagram: Option<Datagram>,
+}
+
+impl Message {
+    /// Whether it goes to a multicast group.
+    pub(crate) fn is_multicast(&self) -> bool {
+        self.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some())
+    }
 }
 
 /// The part of a message that only datagrams carry.
 #[derive(Debug, Clone)]
-pub struct Datagram {
+pub(crate) struct Datagram {
     /// Queue key.
-    pub qkey: u32,
+    pub(crate) qkey: u32,
     /// The 40 bytes in front of the data, if it was globally routed.
-    pub route: Option<[u8; 40]>,
+    pub(crate) route: Option<[u8; 40]>,
     /// Kind of header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
-    pub l3: u8,
+    pub(crate) l3: u8,
     /// Destination group, for a multicast.
-    pub group: Option<[u8; 16]>,
+    pub(crate) group: Option<[u8; 16]>,
 }
 
 /// What a message does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Uses a receive; may invalidate a key of the receiver.
     Send {
         /// The key.
@@ -89,7 +95,7 @@ pub enum Action {
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Done.
     Acknowledged,
     /// Done; these were read.
@@ -108,33 +114,8 @@ pub enum Answer {
     Lost,
 }
 
-/// What ends a work request, `MLX5_CQE_SYNDROME_*`.
-#[allow(missing_docs, reason = "the driver's names")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Syndrome {
-    LocalLength = 0x01,
-    LocalQpOperation = 0x02,
-    LocalProtection = 0x04,
-    Flushed = 0x05,
-    WindowBinding = 0x06,
-    BadResponse = 0x10,
-    LocalAccess = 0x11,
-    RemoteInvalidRequest = 0x12,
-    RemoteAccess = 0x13,
-    RemoteOperation = 0x14,
-    RetriesExceeded = 0x15,
-    ReceiverNotReady = 0x16,
-}
-
-impl From<Syndrome> for Syndromes {
-    fn from(syndrome: Syndrome) -> Self {
-        Self { syndrome: syndrome as u8, vendor: 0x80 | syndrome as u8 }
-    }
-}
-
 /// Nanoseconds of an RNR timer code.
-pub fn rnr_timer(code: u8) -> u64 {
+pub(crate) fn rnr_timer(code: u8) -> u64 {
     // In units of 10 microseconds.
     const UNITS: [u64; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,

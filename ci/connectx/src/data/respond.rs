@@ -5,16 +5,17 @@
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
-use super::message::{Action, Answer, Message, Syndrome};
-use super::receive::Receive;
-use crate::device::{Device, PortType};
+use super::message::{Action, Answer, Message};
+use crate::device::Device;
 use crate::fault::Side;
-use crate::object::counter::CounterSet;
-use crate::object::eq::event;
+use crate::format::event;
+use crate::format::syndrome::Syndrome;
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State};
+use crate::object::receive_queue::Receive;
+use crate::object::table::KERNEL;
+use crate::options::PortType;
 use crate::record::Source;
-use crate::table::KERNEL;
 
 /// Bytes in front of a datagram's data.
 const ROUTE: usize = 40;
@@ -25,7 +26,8 @@ impl Device {
     pub(crate) fn respond(&mut self, message: &Message) -> Answer {
         let answer = self.respond_checked(message);
         if answer != Answer::Lost {
-            self.rdma_received.add_message(message, message.payload.len());
+            let (multicast, payload) = (message.is_multicast(), message.payload.len());
+            self.rdma_received.add_message(multicast, message.packets, payload);
         }
         answer
     }
@@ -69,7 +71,7 @@ impl Device {
             return Answer::Lost;
         }
         if let Some(srqn) = message.srqn
-            && !self.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd))
+            && !self.objects.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd))
         {
             return self.invalid_request(qpn);
         }
@@ -77,7 +79,8 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
-                self.count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
+                self.objects
+                    .count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
                 // Something before it is missing; the sender will come again.
                 return Answer::Lost;
             }
@@ -94,7 +97,8 @@ impl Device {
 
     /// A request that was carried out before, and whose answer was lost.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
-        self.count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
+        self.objects
+            .count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
             Action::Read { .. } => self.act(qpn, message),
             Action::Atomic { .. } => {
@@ -130,7 +134,7 @@ impl Device {
                 if len > 0 && self.write_pieces(place, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.count(qpn, |set| {
+                self.objects.count(qpn, |set| {
                     set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
@@ -148,7 +152,7 @@ impl Device {
                 }
                 match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.count(qpn, |set| {
+                        self.objects.count(qpn, |set| {
                             set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
                         });
                         Answer::Data(data)
@@ -164,7 +168,7 @@ impl Device {
                 let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
-                self.count(qpn, |set| {
+                self.objects.count(qpn, |set| {
                     set.rx_atomic_requests = set.rx_atomic_requests.wrapping_add(1)
                 });
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
@@ -175,22 +179,13 @@ impl Device {
         }
     }
 
-    /// Counts something in the set of a queue pair.
-    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return };
-        let set = qp.context.get32(qpc::counter_set_id);
-        if let Ok(set) = self.objects.counters.get_mut(set) {
-            change(set);
-        }
-    }
-
     fn invalid_request(&mut self, qpn: u32) -> Answer {
         self.qp_error(qpn, Some(event::WQ_INVALID_REQUEST));
         Answer::InvalidRequest
     }
 
     fn access_error(&mut self, qpn: u32) -> Answer {
-        self.count(qpn, |set| {
+        self.objects.count(qpn, |set| {
             set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
         });
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
@@ -221,7 +216,8 @@ impl Device {
         let receive = match peeked {
             Some(Ok(Some(receive))) => receive,
             Some(Ok(None)) | None => {
-                self.count(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
+                self.objects
+                    .count(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
                 return Some(Answer::NotReady(rnr));
             }
             Some(Err(why)) => {
@@ -232,7 +228,7 @@ impl Device {
         };
         let (source, number) = shared.map_or((Source::Pair, qpn), |srqn| (Source::Shared, srqn));
         receive.record(&mut self.recorder, self.now, source, number);
-        if let Some(queue) = self.receive_queue(qpn, message.srqn) {
+        if let Some(queue) = self.objects.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
         let user = self.objects.qps.owner(qpn) != KERNEL;

@@ -6,14 +6,17 @@
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
-use super::message::{Action, Answer, Datagram, Message, Syndrome, rnr_timer};
-use super::wqe::{AddressVector, Control, Gather, Segments, Short, op};
-use crate::device::{Device, PortType};
-use crate::fault::{Side, Syndromes};
+use super::message::{Action, Answer, Datagram, Message, rnr_timer};
+use crate::device::Device;
+use crate::fault::Side;
+use crate::format::syndrome::{Syndrome, Syndromes};
+use crate::format::wqe::{AddressVector, Control, Gather, Segments, Short, op};
+use crate::format::{event, frame};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State, Wait};
+use crate::object::table::KERNEL;
+use crate::options::PortType;
 use crate::record::{Counter, Entry};
-use crate::table::KERNEL;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -75,7 +78,7 @@ impl Device {
         let Some(ring) = qp.send.as_mut() else { return Next::Idle };
         if let Err(why) = ring.refresh(&self.memory) {
             log::warn!("QP {qpn:#x}: {why}");
-            self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
+            self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
         self.recorder.saw(self.now, Counter::Send, qpn, ring.posted().into());
@@ -86,7 +89,7 @@ impl Device {
             Ok(request) => request,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
-                self.qp_error(qpn, Some(crate::object::eq::event::WQ_CATASTROPHIC));
+                self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
                 return Next::Idle;
             }
         };
@@ -379,7 +382,7 @@ impl Device {
                 route[28..30].copy_from_slice(&[vector.hop_limit, 17]);
                 route[32..36].copy_from_slice(&source[12..]);
                 route[36..40].copy_from_slice(&vector.gid[12..]);
-                let sum = super::frame::checksum(&route[20..40], 0);
+                let sum = frame::checksum(&route[20..40], 0);
                 route[30..32].copy_from_slice(&sum.to_be_bytes());
             } else {
                 let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;
@@ -466,6 +469,11 @@ impl Device {
         Ok(())
     }
 
+    fn count_sent(&mut self, message: &Message) {
+        let (multicast, payload) = (message.is_multicast(), message.payload.len());
+        self.rdma_sent.add_message(multicast, message.packets, payload);
+    }
+
     /// Ends a request with the answer that came.
     pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, answer: Answer) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
@@ -480,14 +488,14 @@ impl Device {
         let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
         if !service.reliable() {
             // Nobody says what became of it.
-            self.rdma_sent.add_message(message, message.payload.len());
+            self.count_sent(message);
             return self.retire(qpn, control, job.len as u32, &[]);
         }
         let outcome = match answer {
             Answer::NotReady(code) => {
                 let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
                 qp.rnr_retries = qp.rnr_retries.saturating_add(1);
-                self.count(qpn, |set| {
+                self.objects.count(qpn, |set| {
                     set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
                 });
                 if !exceeded {
@@ -502,7 +510,7 @@ impl Device {
                 };
                 let exceeded = qp.retries >= retries;
                 qp.retries = qp.retries.saturating_add(1);
-                self.count(qpn, |set| {
+                self.objects.count(qpn, |set| {
                     set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
                 });
                 if !exceeded {
@@ -527,7 +535,7 @@ impl Device {
         };
         match outcome {
             Ok(inline) => {
-                self.rdma_sent.add_message(message, message.payload.len());
+                self.count_sent(message);
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());

@@ -3,7 +3,7 @@
 //! Pairs with [`crate::object::flow`], whose tables it reads, and with `data/ethernet.rs`.
 
 use crate::device::Device;
-use crate::object::flow::{Destination, MATCH};
+use crate::object::flow_table::{Destination, MATCH};
 
 /// What comparing a frame with an entry costs, in steps.
 const ENTRY_STEPS: u64 = 4;
@@ -82,8 +82,12 @@ mod tests {
     use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
     use super::*;
-    use crate::device::Options;
-    use crate::object::flow::NIC_TRANSMIT;
+    use crate::cmd::flow_counter::{dealloc_flow_counter, query_flow_counter};
+    use crate::cmd::flow_table::{
+        create_flow_group, create_flow_table, delete_fte, set_flow_table_root, set_fte,
+    };
+    use crate::object::flow_table::NIC_TRANSMIT;
+    use crate::options::Options;
     use crate::port::Traffic;
 
     const DROP: u64 = 2;
@@ -96,7 +100,7 @@ mod tests {
         let counter = device.objects.flow_counters.insert_owned(USER, Traffic::default()).unwrap();
         let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
         input.set(create_flow_table_in::table_type, NIC_TRANSMIT);
-        let out = device.create_flow_table(USER, &input.into_inner()).unwrap();
+        let out = create_flow_table(&mut device, USER, &input.into_inner()).unwrap();
         let table =
             Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
         let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
@@ -106,13 +110,13 @@ mod tests {
             .sub_mut(create_flow_group_in::match_criteria)
             .sub_mut(fte_match_param::outer_headers)
             .set(fte_match_set_lyr_2_4::udp_dport, 0xffff);
-        device.create_flow_group(USER, &input.into_inner()).unwrap();
-        device.set_fte(USER, &entry(table, &[counter])).unwrap();
+        create_flow_group(&mut device, USER, &input.into_inner()).unwrap();
+        set_fte(&mut device, USER, &entry(table, &[counter])).unwrap();
         let mut input =
             Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
         input.set(set_flow_table_root_in::table_type, NIC_TRANSMIT);
         input.set(set_flow_table_root_in::table_id, table.into());
-        device.set_flow_table_root(USER, &input.into_inner()).unwrap();
+        set_flow_table_root(&mut device, USER, &input.into_inner()).unwrap();
         (device, table, counter)
     }
 
@@ -174,7 +178,7 @@ mod tests {
             input.set(query_flow_counter_in::flow_counter_id, counter.into());
             input.set(query_flow_counter_in::num_of_counters, count);
             input.set(query_flow_counter_in::clear, clear);
-            let out = device.query_flow_counter(USER, &input.into_inner()).ok()?;
+            let out = query_flow_counter(&mut device, USER, &input.into_inner()).ok()?;
             let entry = Bits::<traffic_counter, _>::new(&out[16..]);
             Some(entry.get(traffic_counter::packets))
         };
@@ -188,15 +192,15 @@ mod tests {
         let (mut device, table, counter) = device();
         let mut number = vec![0; 16];
         number[8..12].copy_from_slice(&counter.to_be_bytes());
-        assert!(device.dealloc_flow_counter(USER, &number).is_err(), "held");
-        assert!(device.set_fte(USER + 1, &entry(table, &[counter])).is_err(), "another's");
-        assert!(device.set_fte(USER, &entry(table, &[])).is_err(), "counts by nothing");
+        assert!(dealloc_flow_counter(&mut device, USER, &number).is_err(), "held");
+        assert!(set_fte(&mut device, USER + 1, &entry(table, &[counter])).is_err(), "another's");
+        assert!(set_fte(&mut device, USER, &entry(table, &[])).is_err(), "counts by nothing");
         // The same again replaces the entry, and holds the counter once.
-        device.set_fte(USER, &entry(table, &[counter])).unwrap();
+        set_fte(&mut device, USER, &entry(table, &[counter])).unwrap();
         let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
         input.set(delete_fte_in::table_type, NIC_TRANSMIT);
         input.set(delete_fte_in::table_id, table.into());
-        device.delete_fte(USER, &input.into_inner()).unwrap();
-        device.dealloc_flow_counter(USER, &number).unwrap();
+        delete_fte(&mut device, USER, &input.into_inner()).unwrap();
+        dealloc_flow_counter(&mut device, USER, &number).unwrap();
     }
 }

@@ -10,11 +10,11 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
-use super::message::Syndrome;
-use super::wqe::{Gather, Segments};
 use crate::device::Device;
+use crate::format::syndrome::Syndrome;
+use crate::format::wqe::{Gather, Segments};
 use crate::object::qp::{Qp, Service};
-use crate::table::KERNEL;
+use crate::object::table::KERNEL;
 
 /// Flags of the UMR control segment.
 const INLINE: u8 = 1 << 7;

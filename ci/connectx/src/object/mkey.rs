@@ -3,16 +3,11 @@
 //! Pairs with CREATE_MKEY and, in `data/umr.rs`, with work requests that change keys.
 //! Everything the data path touches goes through `Objects::resolve`.
 
-use uverbs_uapi::mlx5::prm::mkc::{
-    create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,
-};
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 use super::Objects;
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::Device;
 use crate::effort::Effort;
-use crate::table::{KERNEL, SHARED};
 
 /// `qpn` of a key that is not bound to one queue pair.
 const ANY_QP: u64 = 0xff_ffff;
@@ -20,15 +15,13 @@ const ANY_QP: u64 = 0xff_ffff;
 const MAX_DEPTH: u32 = 4;
 /// The most pieces one access may fall into.
 const MAX_PIECES: usize = 1 << 20;
-/// The most bytes that the lists of all keys may have.
-const MAX_LISTS: usize = 2 << 30;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
-const PHYSICAL: u64 = 0;
-const PAGES: u64 = 1;
-const KLMS: u64 = 2;
-const KSM: u64 = 3;
-const DEVICE_MEMORY: u64 = 5;
+pub(crate) const PHYSICAL: u64 = 0;
+pub(crate) const PAGES: u64 = 1;
+pub(crate) const KLMS: u64 = 2;
+pub(crate) const KSM: u64 = 3;
+pub(crate) const DEVICE_MEMORY: u64 = 5;
 
 /// A memory key.
 pub struct Mkey {
@@ -113,7 +106,7 @@ impl Mkey {
     }
 
     /// Entries are octowords: two page addresses, or one key with its range.
-    fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
+    pub(crate) fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
         context.get(mkc::translations_octword_size)
     }
 }
@@ -363,85 +356,6 @@ impl Mkey {
             left -= piece;
         }
         Ok(())
-    }
-}
-
-impl Device {
-    pub(crate) fn create_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<create_mkey_in, _>::new(input);
-        let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
-        let context = Bits::<mkc, _>::new(entry.bytes().to_vec());
-        if input.is_set(create_mkey_in::mkey_umem_valid) {
-            return refuse!(BadParam, "an mkey over a umem is not modelled");
-        }
-        if input.is_set(create_mkey_in::pg_access) {
-            return refuse!(BadParam, "page faults (ODP) are not modelled");
-        }
-        if context.is_set(mkc::bsf_en) {
-            return refuse!(BadParam, "signature mkeys are not modelled");
-        }
-        let mode = context.get(mkc::access_mode_4_2) << 2 | context.get(mkc::access_mode_1_0);
-        if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
-            return refuse!(BadParam, "mkey access mode {mode} is not modelled");
-        }
-        if matches!(mode, PHYSICAL | PAGES) && !matches!(uid, KERNEL | SHARED) {
-            return refuse!(BadParam, "context {uid} may not name physical addresses");
-        }
-        let room = Mkey::octowords(&context);
-        let actual = input.get(create_mkey_in::translations_octword_actual_size);
-        if room > 1 << 22 || actual > room {
-            return refuse!(LimitExceeded, "{actual} of {room} translation octowords");
-        }
-        let list = input.tail(create_mkey_in::klm_pas_mtt);
-        let Some(list) = list.get(..actual as usize * 16) else {
-            return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
-        };
-        if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
-            self.objects.pds.allow(uid, context.get32(mkc::pd))?;
-        }
-        // Work requests replace entries in units of 64 bytes, padded if need be.
-        let bytes = (room as usize * 16).next_multiple_of(64);
-        let all = self.objects.mkey_lists + bytes;
-        if all > MAX_LISTS {
-            return refuse!(NoResources, "the lists of all keys would have {all:#x} bytes");
-        }
-        let mut translation = list.to_vec();
-        translation.resize(bytes, 0);
-        self.objects.mkeys.room()?;
-        if mode == DEVICE_MEMORY {
-            self.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
-        }
-        // One that is free may have none yet.
-        let pd = context.get32(mkc::pd);
-        if pd != 0 {
-            self.objects.pds.hold(pd)?;
-        }
-        self.objects.mkey_lists = all;
-        let number = self.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
-        let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
-        out.set(create_mkey_out::mkey_index, number.into());
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn destroy_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
-        self.objects.mkeys.own(uid, number)?;
-        let mkey = self.objects.mkeys.remove(number)?;
-        self.objects.mkey_lists -= mkey.translation.len();
-        self.objects.pds.release(mkey.context.get32(mkc::pd));
-        if mkey.is_device_memory() {
-            let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
-            self.objects.memic.release(start, len);
-        }
-        Ok(vec![])
-    }
-
-    pub(crate) fn query_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
-        let mkey = self.objects.mkeys.own(uid, number)?;
-        let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
-        out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
-        Ok(out.into_inner())
     }
 }
 

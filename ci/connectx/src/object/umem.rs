@@ -1,21 +1,21 @@
-//! Memory that a user context registers for the queues that it makes itself.
-//!
-//! Pairs with CREATE_UMEM of mlx5_ib's `devx.c`. A command that makes a queue has a list of pages, or
-//! names a place in such memory, for the queue and for its doorbell record each.
+//! Memory that a user context registers for queues (umems), and where the memory of a queue lies: in
+//! such memory, or in pages that the command lists.
 
-use uverbs_uapi::mlx5::prm::object::{
-    create_umem_in, create_umem_out, destroy_umem_in, umem as context,
-};
+use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::srqc::wq;
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use crate::buffer::Buffer;
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::Device;
+use super::Objects;
+use super::buffer::Buffer;
+use super::receive_queue::{Order, ReceiveQueue};
+use crate::refusal::{Refused, refuse};
+
+/// `wq_type` values.
+const WQ_LINKED: u64 = 0;
+const WQ_CYCLIC: u64 = 1;
 
 /// Registered memory.
 pub struct Umem {
-    buffer: Buffer,
+    pub(crate) buffer: Buffer,
 }
 
 /// Where a command says that a queue lies.
@@ -59,39 +59,9 @@ pub(crate) struct QueueMemory {
     pub(crate) umems: Vec<u32>,
 }
 
-impl Device {
-    pub(crate) fn create_umem(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<create_umem_in, _>::new(input);
-        let umem = input.sub(create_umem_in::umem);
-        let pages = umem.get(context::num_of_mtt);
-        let log_page_size = umem.get(context::log_page_size);
-        let offset = umem.get(context::page_offset);
-        let list = input.bytes().get(create_umem_in::SIZE..).unwrap_or_default();
-        if pages > 1 << 24 || pages > (list.len() / 8) as u64 || log_page_size > 20 {
-            return refuse!(BadParam, "umem of {pages} pages of 2^(12+{log_page_size}) bytes");
-        }
-        let len = pages << (12 + log_page_size);
-        let Some(rest) = len.checked_sub(offset) else {
-            return refuse!(BadParam, "umem begins {offset:#x} bytes into {len:#x}");
-        };
-        let buffer =
-            Buffer::new(&self.objects.listed, log_page_size, 0, len, list)?.part(offset, rest)?;
-        let number = self.objects.umems.insert_owned(uid, Umem { buffer })?;
-        let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
-        out.set(create_umem_out::umem_id, number.into());
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn destroy_umem(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<destroy_umem_in, _>::new(input);
-        let number = input.get32(destroy_umem_in::umem_id);
-        self.objects.umems.own(uid, number)?;
-        self.objects.umems.remove(number)?;
-        Ok(vec![])
-    }
-
+impl Objects {
     /// Finds the memory of a queue, and holds the registered part of it. Whoever does not make the
-    /// queue after all gives it back by [`Device::release_umems`].
+    /// queue after all gives it back by [`Objects::release_umems`].
     pub(crate) fn queue_memory(
         &mut self,
         uid: u32,
@@ -100,20 +70,20 @@ impl Device {
         let mut umems = vec![];
         let buffer = match request.queue {
             Some((number, offset)) => {
-                self.objects.umems.allow(uid, number)?;
+                self.umems.allow(uid, number)?;
                 umems.push(number);
-                self.objects.umems.get(number)?.buffer.part(offset, request.len)?
+                self.umems.get(number)?.buffer.part(offset, request.len)?
             }
             None => {
                 let Request { log_page_size, page_offset, len, pages, .. } = *request;
-                Buffer::new(&self.objects.listed, log_page_size, page_offset, len, pages)?
+                Buffer::new(&self.listed, log_page_size, page_offset, len, pages)?
             }
         };
         let record = match request.record {
             Some(number) => {
-                self.objects.umems.allow(uid, number)?;
+                self.umems.allow(uid, number)?;
                 umems.push(number);
-                self.objects.umems.get(number)?.buffer.address(request.record_address, 8)?
+                self.umems.get(number)?.buffer.address(request.record_address, 8)?
             }
             None => request.record_address,
         };
@@ -121,7 +91,7 @@ impl Device {
             return refuse!(BadParam, "doorbell record at {record:#x}");
         }
         for number in &umems {
-            self.objects.umems.hold(*number)?;
+            self.umems.hold(*number)?;
         }
         Ok(QueueMemory { buffer, record, umems })
     }
@@ -129,7 +99,30 @@ impl Device {
     /// Lets go of the memory of a queue.
     pub(crate) fn release_umems(&mut self, umems: &[u32]) {
         for number in umems {
-            self.objects.umems.release(*number);
+            self.umems.release(*number);
         }
+    }
+
+    /// Reads a work queue's buffer, order and place of its doorbell record; holds what it answers
+    /// besides.
+    pub(crate) fn receive_queue_of(
+        &mut self,
+        uid: u32,
+        context: &Bits<wq, &[u8]>,
+        pages: &[u8],
+    ) -> Result<(ReceiveQueue, Vec<u32>), Refused> {
+        let log_size = context.get32(wq::log_wq_sz);
+        let log_stride = context.get32(wq::log_wq_stride);
+        if log_size > 15 || !(4..=10).contains(&log_stride) {
+            return refuse!(BadParam, "log_wq_sz {log_size}, log_wq_stride {log_stride}");
+        }
+        let order = match context.get(wq::wq_type) {
+            WQ_LINKED => Order::Linked,
+            WQ_CYCLIC => Order::Cyclic,
+            other => return refuse!(BadParam, "wq_type {other} is not modelled"),
+        };
+        let request = Request::of_work_queue(context, 1 << (log_size + log_stride), pages);
+        let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
+        Ok((ReceiveQueue::new(buffer, log_size, log_stride, order, record), umems))
     }
 }

@@ -7,8 +7,10 @@
 use std::os::unix::net::UnixStream;
 
 use super::wire::{Broken, Request, Wire, command};
-use crate::bar;
-use crate::function::{BAR0_SIZE, CONFIG_SIZE, Function, Region, VECTORS};
+use crate::function::{Function, Region};
+use crate::interrupt::VECTORS;
+use crate::pci::CONFIG_SIZE;
+use crate::{bar, bar0};
 
 const EINVAL: u32 = 22;
 const EOPNOTSUPP: u32 = 95;
@@ -156,7 +158,7 @@ fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
 
 fn region(index: u32) -> Option<(Region, u64)> {
     match index {
-        BAR0_REGION => Some((Region::Bar0, BAR0_SIZE)),
+        BAR0_REGION => Some((Region::Bar0, bar0::SIZE)),
         CONFIG_REGION => Some((Region::Config, CONFIG_SIZE as u64)),
         _ => None,
     }
@@ -297,7 +299,7 @@ fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Options;
+    use crate::options::Options;
 
     fn ask(mapped: bool, index: u32, room: u32) -> Answer {
         let request = Request {
@@ -327,7 +329,7 @@ mod tests {
             (body.len(), word(&body, 4)),
             (80, REGION_READ_WRITE | REGION_MMAP | REGION_CAPS)
         );
-        assert_eq!((word(&body, 12), long(&body, 16)), (32, BAR0_SIZE));
+        assert_eq!((word(&body, 12), long(&body, 16)), (32, bar0::SIZE));
         assert_eq!((word(&body, 32), word(&body, 36), word(&body, 40)), (SPARSE_MMAP, 0, 2));
         for (at, (offset, len)) in [48, 64].into_iter().zip(bar::AREAS) {
             assert_eq!((long(&body, at), long(&body, at + 8)), (offset, len));

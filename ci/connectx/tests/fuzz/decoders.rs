@@ -1,7 +1,7 @@
 //! Decoders by themselves: deeper than a whole guest gets.
 
 use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
-use connectx::data::wqe::{Control, Gather, Segments};
+use connectx::format::wqe::{Control, Gather, Segments};
 use connectx::guest::GuestMemory;
 use connectx::record::{MAGIC, VERSION};
 use connectx::{decode, golden};

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cmd::refusal::{Refused, refuse};
 use crate::guest::{Fault, GuestMemory};
+use crate::refusal::{Refused, refuse};
 
 /// The most pages that the buffers of a function may list together; a guest that lists the same ones
 /// again and again could take all memory of the host.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::cmd::refusal::{Refused, refuse};
+use crate::refusal::{Refused, refuse};
 
 /// The objects of one kind.
 pub struct Table<T> {
@@ -217,7 +217,7 @@ impl<T> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cmd::refusal::Status;
+    use crate::refusal::Status;
 
     #[test]
     fn numbers_are_reused_late_and_run_out() {

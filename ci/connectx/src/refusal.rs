@@ -53,8 +53,8 @@ impl fmt::Display for Refused {
 /// `Err` of a refusal with a formatted reason.
 macro_rules! refuse {
     ($status:ident, $($why:tt)*) => {
-        Err($crate::cmd::refusal::Refused {
-            status: $crate::cmd::refusal::Status::$status,
+        Err($crate::refusal::Refused {
+            status: $crate::refusal::Status::$status,
             why: format!($($why)*),
         })
     };

@@ -3,8 +3,6 @@
 //! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then what the service and the
 //! opcode call for, then the data. All of it is the guest's, and may be nonsense.
 
-use super::receive::Scatter;
-
 /// Opcodes, `MLX5_OPCODE_*`.
 #[allow(missing_docs, reason = "the driver's names")]
 pub mod op {
@@ -118,6 +116,32 @@ pub struct Remote {
     pub address: u64,
     /// Key.
     pub key: u32,
+}
+
+/// In the length of a receive's segment: padding may be put before the data, which is not done.
+pub(crate) const START_PADDING: u32 = 1 << 31;
+
+/// The key that ends a scatter list early.
+pub(crate) const INVALID_KEY: u32 = 0x100;
+
+/// One entry of a scatter or gather list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scatter {
+    /// Bytes.
+    pub len: u32,
+    /// Memory key.
+    pub key: u32,
+    /// Address within it.
+    pub address: u64,
+}
+
+impl Scatter {
+    /// Reads a data segment.
+    pub fn parse(bytes: &[u8; 16]) -> Self {
+        let value = u128::from_be_bytes(*bytes);
+        let len = (value >> 96) as u32 & !START_PADDING;
+        Self { len, key: (value >> 64) as u32, address: value as u64 }
+    }
 }
 
 /// What an atomic does to the eight bytes.

@@ -2,8 +2,8 @@
 //!
 //! Pairs with the send doorbell record, and with the doorbell register that says to look at it.
 
-use super::wqe::Control;
-use crate::buffer::Buffer;
+use super::buffer::Buffer;
+use crate::format::wqe::Control;
 use crate::guest::GuestMemory;
 
 /// Bytes of a basic block, the unit in which a ring counts.

@@ -3,7 +3,8 @@
 //! Pairs with the receive doorbell record. There is no doorbell register for receives: the record
 //! is read when a message needs one.
 
-use crate::buffer::Buffer;
+use super::buffer::Buffer;
+use crate::format::wqe::{INVALID_KEY, Scatter};
 use crate::guest::GuestMemory;
 use crate::record::{Counter, Entry, Recorder, Source};
 
@@ -57,32 +58,6 @@ impl Receive {
         recorder.saw(now, counter, number, self.posted.into());
         let (linked, index, bytes) = (self.linked, self.index, &self.bytes[..]);
         recorder.add(now, &Entry::Receive { source, linked, index, number, bytes });
-    }
-}
-
-/// One entry of a scatter or gather list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scatter {
-    /// Bytes.
-    pub len: u32,
-    /// Memory key.
-    pub key: u32,
-    /// Address within it.
-    pub address: u64,
-}
-
-/// In the length of a receive's segment: padding may be put before the data, which is not done.
-const START_PADDING: u32 = 1 << 31;
-
-/// The key that ends a scatter list early.
-const INVALID_KEY: u32 = 0x100;
-
-impl Scatter {
-    /// Reads a data segment.
-    pub fn parse(bytes: &[u8; 16]) -> Self {
-        let value = u128::from_be_bytes(*bytes);
-        let len = (value >> 96) as u32 & !START_PADDING;
-        Self { len, key: (value >> 64) as u32, address: value as u64 }
     }
 }
 
@@ -150,8 +125,9 @@ impl ReceiveQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::buffer::Listed;
     use super::*;
-    use crate::buffer::Listed;
+    use crate::format::wqe::START_PADDING;
 
     fn queue(order: Order) -> (GuestMemory, ReceiveQueue) {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();

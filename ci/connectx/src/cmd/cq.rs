@@ -1,0 +1,183 @@
+//! Commands of completion queues.
+
+use uverbs_uapi::mlx5::prm::cqc::{
+    cqc, create_cq_in, create_cq_out, destroy_cq_in, modify_cq_in, query_cq_in, query_cq_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
+
+use crate::device::Device;
+use crate::format::cqe::RESIZED;
+use crate::object::buffer::Buffer;
+use crate::object::cq::{Arm, Cq, PADDED, PRODUCER_MASK};
+use crate::object::umem::{QueueMemory, Request};
+use crate::refusal::{Refused, refuse};
+
+/// Where in CREATE_CQ the memory of the queue and of its record are named, which the kernel's
+/// description leaves out: only user contexts use it.
+const CQ_UMEM_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
+const CQ_UMEM: Field<create_cq_in> = Field::new(0x2c0, 0x20);
+const RECORD_UMEM: Field<cqc> = Field::new(0x20, 0x20);
+
+/// `modify_field_select` bits of MODIFY_CQ.
+const MODIFY_PERIOD: u64 = 1;
+const MODIFY_COUNT: u64 = 2;
+
+/// Modifier of MODIFY_CQ that gives the queue another buffer.
+const RESIZE: u64 = 1;
+
+pub(crate) fn create_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<create_cq_in, _>::new(input);
+    let context = Bits::<cqc, _>::new(input.sub(create_cq_in::cq_context).bytes().to_vec());
+    if context.is_set(cqc::cqe_comp_en) {
+        return refuse!(BadParam, "CQE compression is not modelled");
+    }
+    let log_size = context.get32(cqc::log_cq_size);
+    if log_size > 22 {
+        return refuse!(BadParam, "log_cq_size {log_size} is above 22");
+    }
+    let entry = match context.get(cqc::cqe_sz) {
+        0 => 64,
+        1 | PADDED => 128,
+        other => return refuse!(BadParam, "cqe_sz {other}"),
+    };
+    let eqn = context.get32(cqc::c_eqn_or_apu_element) & 0xff;
+    let uar = context.get32(cqc::uar_page);
+    device.objects.cqs.room()?;
+    device.objects.eqs.get(eqn)?;
+    device.objects.uars.allow(uid, uar)?;
+    let QueueMemory { buffer, record, umems } = device.objects.queue_memory(
+        uid,
+        &Request {
+            queue: input
+                .is_set(create_cq_in::cq_umem_valid)
+                .then(|| (input.get32(CQ_UMEM), input.get(CQ_UMEM_OFFSET))),
+            record: context.is_set(cqc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
+            record_address: context.get(cqc::dbr_addr),
+            log_page_size: context.get(cqc::log_page_size),
+            page_offset: context.get(cqc::page_offset),
+            len: entry << log_size,
+            pages: input.tail(create_cq_in::pas),
+        },
+    )?;
+    device.objects.uars.hold(uar)?;
+    device.objects.eqs.hold(eqn)?;
+    let number = device.objects.cqs.insert_owned(
+        uid,
+        Cq {
+            context,
+            buffer,
+            record,
+            umems,
+            log_size,
+            entry,
+            written: 0,
+            solicited: 0,
+            notified: 0,
+            armed: Arm::No,
+            unreported: 0,
+            reported: 0,
+            due: None,
+            uar,
+            eqn,
+            failed: false,
+        },
+    )?;
+    let mut out = Bits::<create_cq_out, _>::new(vec![0; create_cq_out::SIZE]);
+    out.set(create_cq_out::cqn, number.into());
+    Ok(out.into_inner())
+}
+
+pub(crate) fn destroy_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let number = Bits::<destroy_cq_in, _>::new(input).get32(destroy_cq_in::cqn);
+    device.objects.cqs.own(uid, number)?;
+    let cq = device.objects.cqs.remove(number)?;
+    if let Some(due) = cq.due {
+        device.cq_timers.remove(&(due, number));
+    }
+    device.objects.uars.release(cq.uar);
+    device.objects.eqs.release(cq.eqn);
+    device.objects.release_umems(&cq.umems);
+    Ok(vec![])
+}
+
+pub(crate) fn query_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let number = Bits::<query_cq_in, _>::new(input).get32(query_cq_in::cqn);
+    let cq = device.objects.cqs.own(uid, number)?;
+    let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
+    out.set_sub(query_cq_out::cq_context, cq.context.bytes());
+    let mut context = out.sub_mut(query_cq_out::cq_context);
+    context.set(cqc::producer_counter, cq.producer().into());
+    let index = |count: u64| count & u64::from(PRODUCER_MASK);
+    context.set(cqc::last_notified_index, index(cq.notified));
+    context.set(cqc::last_solicit_index, index(cq.solicited));
+    context.set(cqc::status, if cq.failed { 0xa } else { 0 });
+    Ok(out.into_inner())
+}
+
+pub(crate) fn modify_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<modify_cq_in, _>::new(input);
+    let number = input.get32(modify_cq_in::cqn);
+    device.objects.cqs.own(uid, number)?;
+    match input.get(modify_cq_in::op_mod) {
+        0 => {}
+        RESIZE => return resize_cq(device, number, &input),
+        other => return refuse!(BadParam, "MODIFY_CQ with modifier {other:#x}"),
+    }
+    let select = input.get(modify_cq_in::modify_field_select_resize_field_select);
+    if select & !(MODIFY_PERIOD | MODIFY_COUNT) != 0 {
+        return refuse!(BadParam, "MODIFY_CQ of fields {select:#x} is not modelled");
+    }
+    let new = input.sub(modify_cq_in::cq_context);
+    let cq = device.objects.cqs.get_mut(number)?;
+    if select & MODIFY_PERIOD != 0 {
+        cq.context.set(cqc::cq_period, new.get(cqc::cq_period));
+    }
+    if select & MODIFY_COUNT != 0 {
+        cq.context.set(cqc::cq_max_count, new.get(cqc::cq_max_count));
+    }
+    Ok(vec![])
+}
+
+/// Ends the old buffer with a marker and goes on in the new one, at the index after the
+/// marker's: there the driver copies what it has not seen yet.
+fn resize_cq(
+    device: &mut Device,
+    number: u32,
+    input: &Bits<modify_cq_in, &[u8]>,
+) -> Result<Vec<u8>, Refused> {
+    let new = input.sub(modify_cq_in::cq_context);
+    let log_size = new.get32(cqc::log_cq_size);
+    let cq = device.objects.cqs.get(number)?;
+    if log_size > 22 || cq.failed {
+        return refuse!(BadParam, "CQ {number:#x} cannot get 2^{log_size} entries");
+    }
+    if (new.get(cqc::cqe_sz) == 0) != (cq.entry == 64) {
+        return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.entry);
+    }
+    let buffer = Buffer::new(
+        &device.objects.listed,
+        new.get(cqc::log_page_size),
+        new.get(cqc::page_offset),
+        cq.entry << log_size,
+        input.tail(modify_cq_in::pas),
+    )?;
+    let consumer = device.memory.read_be32(cq.record);
+    let waiting = consumer.map(|consumer| cq.producer().wrapping_sub(consumer) & PRODUCER_MASK);
+    // The marker comes after what waits, and both have to fit the new buffer.
+    let least = log_size.min(cq.log_size);
+    if waiting.is_ok_and(|waiting| waiting >= 1 << least) {
+        return refuse!(BadParam, "more completions wait than 2^{least} entries hold");
+    }
+    let mut marker = [0; 64];
+    marker[63] = RESIZED << 4;
+    if !device.complete(number, marker, false) {
+        return refuse!(BadResourceState, "CQ {number:#x} has no room for the marker");
+    }
+    let cq = device.objects.cqs.get_mut(number)?;
+    cq.buffer = buffer;
+    cq.log_size = log_size;
+    for field in [cqc::log_cq_size, cqc::log_page_size, cqc::page_offset] {
+        cq.context.set(field, new.get(field));
+    }
+    Ok(vec![])
+}

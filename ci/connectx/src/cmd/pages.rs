@@ -1,0 +1,160 @@
+//! QUERY_PAGES and MANAGE_PAGES, and the events that ask for pages.
+
+use std::collections::BTreeSet;
+
+use uverbs_uapi::mlx5::prm::cmd::{
+    manage_pages_in, manage_pages_out, query_pages_in, query_pages_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::device::Device;
+use crate::format::event;
+use crate::pages::{BOOT_PAGES, INIT_PAGES, Pages};
+use crate::refusal::{Refused, refuse};
+
+const BOOT: u64 = 1;
+const INIT: u64 = 2;
+const REGULAR: u64 = 3;
+
+const CANNOT_GIVE: u64 = 0;
+const GIVE: u64 = 1;
+const TAKE: u64 = 2;
+
+/// The most pages that are taken: far more than all objects need.
+const MOST_PAGES: usize = 1 << 18;
+
+/// Answers QUERY_PAGES.
+///
+/// # Errors
+/// For a phase that does not exist.
+pub(crate) fn query_pages(pages: &Pages, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<query_pages_in, _>::new(input);
+    let wanted = match input.get(query_pages_in::op_mod) {
+        BOOT => BOOT_PAGES,
+        INIT => BOOT_PAGES + INIT_PAGES,
+        // More is asked for by events.
+        REGULAR => pages.held.len(),
+        other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
+    };
+    let mut out = Bits::<query_pages_out, _>::new(vec![0; query_pages_out::SIZE]);
+    out.set(query_pages_out::num_pages, wanted.saturating_sub(pages.held.len()) as u64);
+    Ok(out.into_inner())
+}
+
+/// Carries out MANAGE_PAGES; `room` is the length of the output that the driver expects.
+///
+/// # Errors
+/// For pages that are given twice, listed short, or no page addresses.
+pub(crate) fn manage_pages(
+    pages: &mut Pages,
+    input: &[u8],
+    room: usize,
+) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<manage_pages_in, _>::new(input);
+    let count = input.get(manage_pages_in::input_num_entries) as usize;
+    let mut out = Bits::<manage_pages_out, _>::new(vec![0; manage_pages_out::SIZE]);
+    pages.asked = false;
+    match input.get(manage_pages_in::op_mod) {
+        CANNOT_GIVE => log::warn!("the driver cannot give pages"),
+        GIVE => {
+            let (list, _) = input.tail(manage_pages_in::pas).as_chunks::<8>();
+            let Some(list) = list.get(..count) else {
+                return refuse!(BadInputLength, "{count} pages given, {} listed", list.len());
+            };
+            let mut given = BTreeSet::new();
+            for page in list.iter().map(|page| u64::from_be_bytes(*page)) {
+                if page & 0xfff != 0 || pages.held.contains(&page) || !given.insert(page) {
+                    return refuse!(BadParam, "page {page:#x} given twice or not aligned");
+                }
+            }
+            if pages.held.len() + given.len() > MOST_PAGES {
+                return refuse!(LimitExceeded, "more than {MOST_PAGES} pages");
+            }
+            pages.held.append(&mut given);
+        }
+        TAKE => {
+            let count = count.min(pages.held.len()).min(room.saturating_sub(16) / 8);
+            out.set(manage_pages_out::output_num_entries, count as u64);
+            let mut out = out.into_inner();
+            for page in std::iter::from_fn(|| pages.held.pop_last()).take(count) {
+                out.extend(page.to_be_bytes());
+            }
+            return Ok(out);
+        }
+        other => return refuse!(BadParam, "MANAGE_PAGES {other}"),
+    }
+    Ok(out.into_inner())
+}
+
+/// Asks for host pages, or offers some back, as the number of objects calls for.
+pub(crate) fn balance_pages(device: &mut Device) {
+    if !device.objects.eqs.iter().any(|(_, eq)| eq.wants(event::PAGE_REQUEST)) {
+        return;
+    }
+    let objects = device.objects.counts().iter().map(|(_, count)| count).sum();
+    if let Some(change) = device.pages.change(objects) {
+        log::debug!("{change} host pages, for {objects} objects");
+        let mut data = [0; 28];
+        data[4..8].copy_from_slice(&change.to_be_bytes());
+        device.raise_event(event::PAGE_REQUEST, 0, &data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(op_mod: u64, pages: &[u64], count: u64) -> Vec<u8> {
+        let mut input = Bits::<manage_pages_in, _>::new(vec![0; 16]);
+        input.set(manage_pages_in::op_mod, op_mod);
+        input.set(manage_pages_in::input_num_entries, count);
+        let mut input = input.into_inner();
+        input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
+        input
+    }
+
+    #[test]
+    fn pages_follow_objects() {
+        let mut pages =
+            Pages { held: (0..80).map(|page| page << 12).collect(), ..Pages::default() };
+        assert_eq!(pages.change(100), None, "not running");
+        pages.run(true);
+        assert_eq!(pages.change(8), Some(1 + 16));
+        assert_eq!(pages.change(800), None, "the driver has not answered");
+        let more: Vec<u64> = (100..117).map(|page| page << 12).collect();
+        manage_pages(&mut pages, &command(GIVE, &more, 17), 16).unwrap();
+        assert_eq!(pages.change(80), None);
+        assert_eq!(pages.change(8 * 14), Some(13));
+        let more: Vec<u64> = (200..250).map(|page| page << 12).collect();
+        manage_pages(&mut pages, &command(GIVE, &more, 50), 16).unwrap();
+        assert_eq!(pages.change(0), Some(16 - 67));
+        manage_pages(&mut pages, &command(TAKE, &[], 51), 16 + 51 * 8).unwrap();
+        assert_eq!(pages.change(0), None);
+    }
+
+    #[test]
+    fn pages_come_back_once() {
+        let mut pages = Pages::default();
+        manage_pages(&mut pages, &command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
+        assert!(manage_pages(&mut pages, &command(GIVE, &[0x2000], 1), 16).is_err());
+        assert!(
+            manage_pages(&mut pages, &command(GIVE, &[0x5000, 0x6000, 0x5000], 3), 16).is_err()
+        );
+        assert_eq!(pages.held(), 3, "none of a list that is refused");
+        assert!(manage_pages(&mut pages, &command(GIVE, &[0x4000], 2), 16).is_err());
+        let out = manage_pages(&mut pages, &command(TAKE, &[], 9), 16 + 2 * 8).unwrap();
+        assert_eq!(out[11], 2);
+        assert_eq!(&out[16..24], &0x3000u64.to_be_bytes());
+        assert_eq!(pages.held(), 1);
+    }
+
+    #[test]
+    fn a_long_list_takes_no_longer_for_each_page() {
+        let mut pages = Pages::default();
+        let many: Vec<u64> = (1..=MOST_PAGES as u64).map(|page| page << 12).collect();
+        let count = many.len() as u64;
+        manage_pages(&mut pages, &command(GIVE, &many, count), 16).unwrap();
+        assert_eq!(pages.held(), MOST_PAGES);
+        assert!(manage_pages(&mut pages, &command(GIVE, &[0xffff_f000], 1), 16).is_err());
+    }
+}

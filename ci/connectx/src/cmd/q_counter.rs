@@ -1,0 +1,45 @@
+//! Commands of Q counters.
+
+use uverbs_uapi::mlx5::prm::vport::{
+    alloc_q_counter_out, dealloc_q_counter_in, query_q_counter_in, query_q_counter_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::device::Device;
+use crate::object::q_counter::CounterSet;
+use crate::refusal::Refused;
+
+pub(crate) fn alloc_q_counter(device: &mut Device, uid: u32) -> Result<Vec<u8>, Refused> {
+    let number = device.objects.counters.insert_owned(uid, CounterSet::default())?;
+    let mut out = Bits::<alloc_q_counter_out, _>::new(vec![0; alloc_q_counter_out::SIZE]);
+    out.set(alloc_q_counter_out::counter_set_id, number.into());
+    Ok(out.into_inner())
+}
+
+pub(crate) fn dealloc_q_counter(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<dealloc_q_counter_in, _>::new(input);
+    let number = input.get32(dealloc_q_counter_in::counter_set_id);
+    device.objects.counters.own(uid, number)?;
+    device.objects.counters.remove(number)?;
+    Ok(vec![])
+}
+
+pub(crate) fn query_q_counter(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<query_q_counter_in, _>::new(input);
+    let number = input.get32(query_q_counter_in::counter_set_id);
+    let set = device.objects.counters.own(uid, number)?;
+    let mut out = Bits::<query_q_counter_out, _>::new(vec![0; query_q_counter_out::SIZE]);
+    set.fill(&mut out);
+    if input.is_set(query_q_counter_in::clear) {
+        *set = CounterSet::default();
+    }
+    Ok(out.into_inner())
+}

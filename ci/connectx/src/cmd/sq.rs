@@ -1,0 +1,103 @@
+//! Commands of send queues of Ethernet frames.
+
+use uverbs_uapi::mlx5::prm::rqc::{
+    create_sq_in, create_sq_out, destroy_sq_in, modify_sq_in, query_sq_in, query_sq_out, sqc,
+};
+use uverbs_uapi::mlx5::prm::srqc::wq;
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::device::Device;
+use crate::object::rq::State;
+use crate::object::send_queue::SendRing;
+use crate::object::sq::Sq;
+use crate::object::umem::{QueueMemory, Request};
+use crate::refusal::{Refused, refuse};
+
+pub(crate) fn create_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<create_sq_in, _>::new(input);
+    let context = Bits::<sqc, _>::new(input.sub(create_sq_in::ctx).bytes().to_vec());
+    let pas = input.bytes().get(create_sq_in::SIZE..).unwrap_or_default();
+    let queue = context.sub(sqc::wq);
+    let log_size = queue.get32(wq::log_wq_sz);
+    let log_stride = queue.get32(wq::log_wq_stride);
+    if log_size > 15 || log_stride != 6 || context.is_set(sqc::hairpin) {
+        return refuse!(BadParam, "SQ of 2^{log_size} strides of 2^{log_stride} bytes");
+    }
+    let uar = queue.get32(wq::uar_page);
+    let pd = queue.get32(wq::pd);
+    let cqn = context.get32(sqc::cqn);
+    let tisn = context.get32(sqc::tis_num_0);
+    device.objects.uars.allow(uid, uar)?;
+    // A queue that never touches memory is made without.
+    if pd != 0 {
+        device.objects.pds.allow(uid, pd)?;
+    }
+    if context.is_set(sqc::tis_lst_sz) {
+        device.objects.tises.allow_lent(uid, tisn)?;
+    }
+    device.objects.cqs.allow_lent(uid, cqn)?;
+    device.objects.sqs.room()?;
+    let request = Request::of_work_queue(&queue, 64 << log_size, pas);
+    let QueueMemory { buffer, record, umems } = device.objects.queue_memory(uid, &request)?;
+    let ring = SendRing::new(buffer, 0, log_size, record + 4);
+    device.objects.cqs.hold(cqn)?;
+    device.objects.uars.hold(uar)?;
+    if pd != 0 {
+        device.objects.pds.hold(pd)?;
+    }
+    if context.is_set(sqc::tis_lst_sz) {
+        device.objects.tises.hold(tisn)?;
+    }
+    let number = device
+        .objects
+        .sqs
+        .insert_owned(uid, Sq { state: State::Reset, ring, umems, context, uar, pd })?;
+    let mut out = Bits::<create_sq_out, _>::new(vec![0; create_sq_out::SIZE]);
+    out.set(create_sq_out::sqn, number.into());
+    Ok(out.into_inner())
+}
+
+pub(crate) fn modify_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let input = Bits::<modify_sq_in, _>::new(input);
+    let number = input.get32(modify_sq_in::sqn);
+    let from = State::new(input.get(modify_sq_in::sq_state))?;
+    let to = State::new(input.sub(modify_sq_in::ctx).get(sqc::state))?;
+    let select = input.get(modify_sq_in::modify_bitmask);
+    if select != 0 {
+        return refuse!(BadParam, "MODIFY_SQ of fields {select:#x} is not modelled");
+    }
+    let sq = device.objects.sqs.own(uid, number)?;
+    if sq.state != from {
+        return refuse!(BadResourceState, "SQ {number:#x} is in {:?}, not {from:?}", sq.state);
+    }
+    from.becomes(to)?;
+    sq.state = to;
+    if to == State::Reset {
+        sq.ring.reset();
+    }
+    device.wake(number);
+    Ok(vec![])
+}
+
+pub(crate) fn query_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let number = Bits::<query_sq_in, _>::new(input).get32(query_sq_in::sqn);
+    let sq = device.objects.sqs.own(uid, number)?;
+    let mut out = Bits::<query_sq_out, _>::new(vec![0; query_sq_out::SIZE]);
+    out.set_sub(query_sq_out::sq_context, sq.context.bytes());
+    out.sub_mut(query_sq_out::sq_context).set(sqc::state, sq.state as u64);
+    Ok(out.into_inner())
+}
+
+pub(crate) fn destroy_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let number = Bits::<destroy_sq_in, _>::new(input).get32(destroy_sq_in::sqn);
+    device.objects.sqs.own(uid, number)?;
+    let sq = device.objects.sqs.remove(number)?;
+    device.objects.release_umems(&sq.umems);
+    device.objects.pds.release(sq.pd);
+    device.objects.cqs.release(sq.context.get32(sqc::cqn));
+    device.objects.uars.release(sq.uar);
+    if sq.context.is_set(sqc::tis_lst_sz) {
+        device.objects.tises.release(sq.context.get32(sqc::tis_num_0));
+    }
+    Ok(vec![])
+}

@@ -1,0 +1,187 @@
+//! CQEs: how they are written, and when an event reports them.
+//!
+//! Pairs with the CQ doorbell of a UAR page, and with the doorbell record of the completion queue.
+
+use uverbs_uapi::mlx5::prm::cqc::cqc;
+
+use crate::device::Device;
+use crate::format::event;
+use crate::object::cq::{Arm, PADDED, PRODUCER_MASK, is_behind};
+use crate::record::{Counter, Entry};
+use crate::segment::NS_PER_TICK;
+
+const OVERRUN: u8 = 1;
+const WRITE_FAULT: u8 = 2;
+
+impl Device {
+    /// How much data an entry of a queue can hold besides the completion: 32 bytes in place of what
+    /// only datagrams need, 64 where entries are longer.
+    pub(crate) fn inline_room(&self, number: u32) -> usize {
+        self.objects.cqs.get(number).map_or(0, |cq| if cq.entry == 64 { 32 } else { 64 })
+    }
+
+    /// Writes a completion; see [`Device::complete_with`].
+    pub(crate) fn complete(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
+        self.complete_with(number, cqe, &[], solicited)
+    }
+
+    /// Writes a completion. `data` is for the first half of a 128-byte entry; ownership and
+    /// timestamp are filled in here. False if the queue has failed, now or before.
+    pub(crate) fn complete_with(
+        &mut self,
+        number: u32,
+        mut cqe: [u8; 64],
+        data: &[u8],
+        solicited: bool,
+    ) -> bool {
+        let now = self.now;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return false };
+        if cq.failed {
+            return false;
+        }
+        let record = self.memory.read_be32(cq.record);
+        let consumer = match record {
+            Ok(word) => word & PRODUCER_MASK,
+            Err(_) => return self.fail_cq(number, WRITE_FAULT),
+        };
+        self.recorder.saw(now, Counter::Consumer, number, consumer);
+        let waiting = cq.producer().wrapping_sub(consumer) & PRODUCER_MASK;
+        if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
+            return self.fail_cq(number, OVERRUN);
+        }
+        // An error has its syndrome where others have the time.
+        if !matches!(cqe[63] >> 4, 0xd | 0xe) {
+            cqe[48..56].copy_from_slice(&(now / NS_PER_TICK).to_be_bytes());
+        }
+        cqe[63] = cqe[63] & 0xfe | (cq.producer() >> cq.log_size) as u8 & 1;
+        let index = u64::from(cq.producer() & ((1 << cq.log_size) - 1));
+        let at = index * cq.entry;
+        // Whoever asked for padding has whole entries written, so that none is read back first.
+        let mut first = [0; 64];
+        let padded = cq.context.get(cqc::cqe_sz) == PADDED;
+        let len = if padded { first.len() } else { data.len().min(first.len()) };
+        first[..data.len().min(64)].copy_from_slice(&data[..data.len().min(64)]);
+        let written = match cq.entry {
+            64 => Ok(()),
+            _ => cq.buffer.write(&self.memory, at, &first[..len]),
+        };
+        let written =
+            written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.entry - 64), &cqe));
+        if written.is_err() {
+            return self.fail_cq(number, WRITE_FAULT);
+        }
+        let index = cq.producer();
+        if self.recorder.on() {
+            let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
+            self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
+        }
+        cq.written += 1;
+        if solicited {
+            cq.solicited = cq.written;
+        }
+        if cq.armed == Arm::Any || cq.armed == Arm::Solicited && solicited {
+            self.moderate(number, 1);
+        }
+        true
+    }
+
+    /// Raises the event that reports completions, now or when moderation says so: at a number of
+    /// them, or a time after the first, whichever is sooner. A condition of zero is none.
+    fn moderate(&mut self, number: u32, more: u32) {
+        const MICROSECOND: u64 = 1000;
+        let now = self.now;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
+        let count = cq.context.get32(cqc::cq_max_count);
+        let period = cq.context.get(cqc::cq_period) * MICROSECOND;
+        cq.unreported = cq.unreported.saturating_add(more);
+        let enough = count != 0 && cq.unreported >= count;
+        // The clock runs since the last completion, or since the last event.
+        let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.reported };
+        let due = since.saturating_add(period);
+        if enough || count == 0 && period == 0 || period != 0 && due <= now {
+            return self.notify(number);
+        }
+        if period != 0 {
+            let old = cq.due.replace(due);
+            if let Some(old) = old {
+                self.cq_timers.remove(&(old, number));
+            }
+            self.cq_timers.insert((due, number));
+        }
+    }
+
+    /// Raises the events whose time has come.
+    pub(crate) fn run_cq_timers(&mut self) {
+        while let Some(&(due, number)) = self.cq_timers.first()
+            && due <= self.now
+        {
+            self.cq_timers.pop_first();
+            if self.objects.cqs.get(number).is_ok_and(|cq| cq.due == Some(due)) {
+                self.notify(number);
+            }
+        }
+    }
+
+    fn notify(&mut self, number: u32) {
+        let now = self.now;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
+        cq.armed = Arm::No;
+        cq.unreported = 0;
+        cq.notified = cq.written;
+        cq.reported = now;
+        if let Some(due) = cq.due.take() {
+            self.cq_timers.remove(&(due, number));
+        }
+        let eqn = cq.eqn;
+        let mut data = [0; 28];
+        data[24..].copy_from_slice(&number.to_be_bytes());
+        self.post_event(eqn, event::COMPLETION, 0, &data);
+    }
+
+    fn fail_cq(&mut self, number: u32, syndrome: u8) -> bool {
+        log::warn!("CQ {number:#x} failed, syndrome {syndrome}");
+        if let Ok(cq) = self.objects.cqs.get_mut(number) {
+            cq.failed = true;
+        }
+        let mut data = [0; 28];
+        data[..4].copy_from_slice(&number.to_be_bytes());
+        data[11] = syndrome;
+        self.raise_event(event::CQ_ERROR, 0, &data);
+        false
+    }
+
+    /// The CQ doorbell: command and consumer index, then the CQ's number.
+    pub(crate) fn cq_doorbell(&mut self, uar: u32, command: u32, number: u32) {
+        let number = number & 0xff_ffff;
+        let Ok(cq) = self.objects.cqs.get_mut(number) else {
+            log::debug!("doorbell of CQ {number:#x} which does not exist");
+            self.doorbells.faults.stray += 1;
+            return;
+        };
+        if cq.uar != uar {
+            log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
+            self.doorbells.faults.stray += 1;
+            return;
+        }
+        if let Ok(seen) = self.memory.read_be32(cq.record)
+            && let Ok(armed) = self.memory.read_be32(cq.record.wrapping_add(4))
+        {
+            self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
+            self.recorder.saw(self.now, Counter::Arm, number, armed);
+            self.doorbells.faults.record_behind += u64::from(is_behind(armed, command));
+        }
+        let consumer = command & PRODUCER_MASK;
+        let solicited_only = command >> 24 & 1 != 0;
+        cq.armed = if solicited_only { Arm::Solicited } else { Arm::Any };
+        // What waits to be reported is counted anew from what the driver has not seen.
+        cq.unreported = 0;
+        let waited = cq.due.take();
+        let unseen = cq.unseen(consumer, solicited_only);
+        if let Some(due) = waited {
+            self.cq_timers.remove(&(due, number));
+        }
+        if unseen != 0 {
+            self.moderate(number, unseen);
+        }
+    }
+}

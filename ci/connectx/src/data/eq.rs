@@ -1,0 +1,83 @@
+//! EQEs: how they are written, and when they raise an interrupt.
+//!
+//! Pairs with `eq.c` of mlx5_core. One doorbell arms all event queues of a function: it lies in a UAR
+//! page that the driver keeps for itself.
+
+use crate::device::Device;
+use crate::format::event::QueueType;
+use crate::object::eq::EQE;
+use crate::record::Entry;
+
+impl Device {
+    /// Reports an asynchronous event to every EQ that asked for its type.
+    pub(crate) fn raise_event(&mut self, kind: u8, sub_type: u8, data: &[u8; 28]) {
+        let wanting: Vec<u32> = self
+            .objects
+            .eqs
+            .iter()
+            .filter(|(_, eq)| eq.wants(kind))
+            .map(|(number, _)| number)
+            .collect();
+        for number in wanting {
+            self.post_event(number, kind, sub_type, data);
+        }
+    }
+
+    /// Writes one event to one EQ.
+    pub(crate) fn post_event(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
+        if !self.bus_master {
+            log::debug!("event {kind:#x} while the function may not reach memory");
+            return;
+        }
+        let Ok(eq) = self.objects.eqs.get_mut(number) else { return };
+        let waiting = eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff;
+        if waiting >= 1 << eq.log_size {
+            eq.lost += 1;
+            log::error!("EQ {number} is full, {} events lost", eq.lost);
+            return;
+        }
+        let mut eqe = [0; EQE as usize];
+        eqe[1] = kind;
+        eqe[3] = sub_type;
+        eqe[32..60].copy_from_slice(data);
+        // The driver takes an entry whose owner bit equals the parity of its own passes.
+        eqe[63] = (eq.producer >> eq.log_size) as u8 & 1;
+        let at = u64::from(eq.producer & ((1 << eq.log_size) - 1)) * EQE;
+        if let Err(fault) = eq.buffer.write(&self.memory, at, &eqe) {
+            log::error!("EQ {number}: {fault:?}");
+            return;
+        }
+        let index = eq.producer;
+        self.recorder.add(self.now, &Entry::Event { number, index, bytes: &eqe });
+        eq.producer = eq.producer.wrapping_add(1) & 0xff_ffff;
+        if std::mem::take(&mut eq.armed) {
+            self.interrupts.raise(eq.vector);
+        }
+    }
+
+    /// The EQ doorbell: number in the upper byte, consumer index below.
+    pub(crate) fn eq_doorbell(&mut self, uar: u32, value: u32, arm: bool) {
+        let Ok(eq) = self.objects.eqs.get_mut(value >> 24) else {
+            log::debug!("doorbell of EQ {} which does not exist", value >> 24);
+            return;
+        };
+        if eq.uar != uar {
+            log::warn!("doorbell of EQ {} on UAR {uar}, not {}", value >> 24, eq.uar);
+            return;
+        }
+        eq.consumer = value & 0xff_ffff;
+        eq.armed = arm;
+        if arm && eq.producer != eq.consumer {
+            eq.armed = false;
+            self.interrupts.raise(eq.vector);
+        }
+    }
+
+    /// Tells of something that befell a queue.
+    pub(crate) fn queue_event(&mut self, queue: QueueType, number: u32, kind: u8) {
+        let mut data = [0; 28];
+        data[20] = queue as u8;
+        data[24..].copy_from_slice(&number.to_be_bytes());
+        self.raise_event(kind, 0, &data);
+    }
+}

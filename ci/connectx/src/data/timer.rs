@@ -1,0 +1,22 @@
+//! What is due at a time.
+
+use crate::device::Device;
+
+impl Device {
+    /// Wakes the queues whose time has come.
+    pub(crate) fn run_timers(&mut self) {
+        if !self.bus_master {
+            return;
+        }
+        while let Some((&(due, number), ())) = self.timers.first_key_value()
+            && due <= self.now
+        {
+            self.timers.pop_first();
+            self.wake(number);
+        }
+        self.run_cq_timers();
+        while let Some(up) = self.faults.link(self.now) {
+            self.set_link(up);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Counters of queue pairs and receive queues (Q counters), which mlx5_ib shows as `hw_counters`.
+
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+use uverbs_uapi::mlx5::prm::vport::query_q_counter_out;
+
+use super::Objects;
+use crate::format::syndrome::Syndrome;
+use crate::refusal::Refused;
+
+macro_rules! counter_set {
+    ($($field:ident,)*) => {
+        /// What happened to the queue pairs of a set, by the names of QUERY_Q_COUNTER.
+        #[derive(Debug, Default, Clone, PartialEq, Eq)]
+        pub struct CounterSet {
+            $(pub(crate) $field: u32,)*
+        }
+
+        impl CounterSet {
+            pub(crate) fn fill(&self, out: &mut Bits<query_q_counter_out, Vec<u8>>) {
+                $(out.set(query_q_counter_out::$field, self.$field.into());)*
+            }
+        }
+    };
+}
+
+counter_set! {
+    rx_write_requests,
+    rx_read_requests,
+    rx_atomic_requests,
+    out_of_buffer,
+    out_of_sequence,
+    duplicate_request,
+    rnr_nak_retry_err,
+    local_ack_timeout_err,
+    req_rnr_retries_exceeded,
+    req_transport_retries_exceeded,
+    req_remote_invalid_request,
+    req_remote_access_errors,
+    req_cqe_error,
+    req_cqe_flush_error,
+    resp_local_length_error,
+    resp_remote_access_errors,
+    resp_cqe_error,
+    resp_cqe_flush_error,
+}
+
+const FLUSHED: u8 = Syndrome::Flushed as u8;
+const RECEIVER_NOT_READY: u8 = Syndrome::ReceiverNotReady as u8;
+const RETRIES_EXCEEDED: u8 = Syndrome::RetriesExceeded as u8;
+const REMOTE_INVALID_REQUEST: u8 = Syndrome::RemoteInvalidRequest as u8;
+const REMOTE_ACCESS: u8 = Syndrome::RemoteAccess as u8;
+const LOCAL_LENGTH: u8 = Syndrome::LocalLength as u8;
+
+impl CounterSet {
+    /// A send that ended with an error.
+    pub(crate) fn count_send_error(&mut self, syndrome: u8) {
+        self.req_cqe_error = self.req_cqe_error.wrapping_add(1);
+        match syndrome {
+            FLUSHED => self.req_cqe_flush_error = self.req_cqe_flush_error.wrapping_add(1),
+            RECEIVER_NOT_READY => {
+                self.req_rnr_retries_exceeded = self.req_rnr_retries_exceeded.wrapping_add(1)
+            }
+            RETRIES_EXCEEDED => {
+                self.req_transport_retries_exceeded =
+                    self.req_transport_retries_exceeded.wrapping_add(1)
+            }
+            REMOTE_INVALID_REQUEST => {
+                self.req_remote_invalid_request = self.req_remote_invalid_request.wrapping_add(1)
+            }
+            REMOTE_ACCESS => {
+                self.req_remote_access_errors = self.req_remote_access_errors.wrapping_add(1)
+            }
+            _ => {}
+        }
+    }
+
+    /// A receive that ended with an error.
+    pub(crate) fn count_receive_error(&mut self, syndrome: u8) {
+        self.resp_cqe_error = self.resp_cqe_error.wrapping_add(1);
+        match syndrome {
+            FLUSHED => self.resp_cqe_flush_error = self.resp_cqe_flush_error.wrapping_add(1),
+            LOCAL_LENGTH => {
+                self.resp_local_length_error = self.resp_local_length_error.wrapping_add(1)
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Objects {
+    /// Has a queue that counted in one set, or none, count in another from now on.
+    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), Refused> {
+        if old == new {
+            return Ok(());
+        }
+        if new != 0 {
+            self.counters.allow_lent(uid, new)?;
+            self.counters.hold(new)?;
+        }
+        self.counters.release(old);
+        Ok(())
+    }
+
+    /// Counts something in the set of a queue pair.
+    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
+        let Ok(qp) = self.qps.get(qpn) else { return };
+        let set = qp.context.get32(qpc::counter_set_id);
+        if let Ok(set) = self.counters.get_mut(set) {
+            change(set);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Receive queues of Ethernet frames, of mlx5e and of raw packet queue pairs.
+
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::rqc::rqc;
+
+use super::receive_queue::ReceiveQueue;
+use crate::refusal::{Refused, refuse};
+
+/// States of raw queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// After creation.
+    Reset = 0,
+    /// Carries traffic.
+    Ready = 1,
+    /// Stopped.
+    Error = 3,
+}
+
+impl State {
+    pub(crate) fn new(value: u64) -> Result<Self, Refused> {
+        match value {
+            0 => Ok(Self::Reset),
+            1 => Ok(Self::Ready),
+            3 => Ok(Self::Error),
+            other => refuse!(BadParam, "raw queue state {other}"),
+        }
+    }
+
+    /// Whether a command may take a queue from here to there. One that failed begins anew. One that
+    /// has not begun may fail: a raw packet queue pair that is not ready to send yet has such a one.
+    pub(crate) fn becomes(self, to: Self) -> Result<(), Refused> {
+        match (self, to) {
+            (Self::Error, Self::Ready) => {
+                refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A raw receive queue.
+pub struct Rq {
+    pub(crate) state: State,
+    pub(crate) queue: ReceiveQueue,
+    pub(crate) umems: Vec<u32>,
+    pub(crate) context: Bits<rqc, Vec<u8>>,
+    pub(crate) pd: u32,
+}
