@@ -1,8 +1,8 @@
 //! The part of BAR0 that is memory: VAR pages and device memory.
 //!
-//! Pairs with the region description of [`crate::vfio::session`], which lends the memory to QEMU, so
-//! that a guest's accesses reach it without a message. Where QEMU does not map it, they come as reads
-//! and writes of the region like others.
+//! Pairs with the region description of [`crate::vfio::session`], which passes the file to QEMU.
+//! With `--map` QEMU maps it, and the guest's accesses need no message. Without, they arrive as
+//! reads and writes of BAR0.
 
 use std::fs::File;
 
@@ -12,18 +12,18 @@ use crate::guest::Shared;
 /// Where the memory ends in BAR0. It begins with the VAR pages.
 pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
 
-/// What a guest may map, by place in BAR0 and length.
+/// The areas that a guest may map: offset in BAR0 and length.
 pub const AREAS: [(u64, u64); 2] =
     [(VAR_OFFSET, VAR_BYTES + TLP_PAGES * PAGE), (MEMIC_OFFSET, MEMIC_BYTES)];
 
-/// The memory of a function.
+/// The memory in a function's BAR0.
 pub struct BarMemory {
-    /// Absent if the host has no memory for it: then it reads zero.
+    /// `None` if the host has no memory left: reads then return zero.
     memory: Option<(File, Shared)>,
 }
 
 impl BarMemory {
-    /// Zeros that nobody has mapped yet.
+    /// Creates the memory, filled with zeros.
     pub fn new() -> Self {
         let memory = Shared::create("connectx-bar0", END as usize);
         if let Err(error) = &memory {
@@ -32,19 +32,19 @@ impl BarMemory {
         Self { memory: memory.ok() }
     }
 
-    /// What to map, from the place in BAR0 that is to be reached.
+    /// The file to map; offsets in it are offsets in BAR0.
     pub fn file(&self) -> Option<&File> {
         self.memory.as_ref().map(|(file, _)| file)
     }
 
-    /// Zeros again, for those who have it mapped too.
+    /// Fills all areas with zeros, also for processes that have them mapped.
     pub fn clear(&self) {
         for (offset, len) in AREAS {
             self.fill(offset, len);
         }
     }
 
-    /// Zeros in a range.
+    /// Fills a range with zeros.
     pub fn fill(&self, offset: u64, len: u64) {
         let zeros = [0; 4096];
         for at in (offset..offset + len).step_by(zeros.len()) {
@@ -53,7 +53,7 @@ impl BarMemory {
         }
     }
 
-    /// The memory, if a range of it is there.
+    /// The memory, if the whole range is inside one area.
     pub(crate) fn shared(&self, offset: u64, len: usize) -> Option<&Shared> {
         let end = offset.checked_add(len as u64)?;
         let inside = |(start, len): &(u64, u64)| *start <= offset && end <= start + len;
@@ -61,7 +61,7 @@ impl BarMemory {
         AREAS.iter().any(inside).then_some(memory)
     }
 
-    /// Reads from `offset` of BAR0; what is not memory reads zero.
+    /// Reads from `offset` of BAR0; a range that is not memory reads zero.
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         let read =
             self.shared(offset, to.len()).and_then(|memory| memory.read(offset as usize, to));
@@ -70,7 +70,7 @@ impl BarMemory {
         }
     }
 
-    /// Writes to `offset` of BAR0; false if that is not memory.
+    /// Writes to `offset` of BAR0; returns false if the range is not memory.
     pub fn write(&self, offset: u64, from: &[u8]) -> bool {
         self.shared(offset, from.len())
             .and_then(|memory| memory.write(offset as usize, from))

@@ -1,7 +1,7 @@
-//! What the function can do, in one table.
+//! The capabilities of the function, in one table.
 //!
-//! Pairs with QUERY_HCA_CAP and SET_HCA_CAP. A capability is here only if what it promises is
-//! carried out.
+//! Pairs with QUERY_HCA_CAP and SET_HCA_CAP. A capability stands here only if the device does what
+//! it promises.
 
 use std::collections::BTreeMap;
 
@@ -31,14 +31,14 @@ const DEVICE_MEMORY: u16 = 0xf;
 const VIRTIO_EMULATION: u16 = 0x13;
 const TLP_EMULATION: u16 = 0x2a;
 
-/// Groups that are known and in which nothing is offered: page faults, IPoIB, switching between
-/// virtual functions and its flow tables, vectors, quality of service, debugging.
+/// Groups that the driver queries and in which the device offers nothing: page faults, IPoIB,
+/// eswitch and its flow tables, vectors, quality of service, debugging.
 const EMPTY: [u16; 7] = [0x2, 0x5, 0x8, 0x9, 0xa, 0xc, 0xd];
 
-/// `general_obj_types` bit of virtio network queues, without which VAR pages are not offered.
+/// `general_obj_types` bit of virtio network queues; mlx5_ib offers no VAR pages without it.
 const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
 
-/// The unit of the size of all VAR pages.
+/// The unit of `log_doorbell_bar_size`.
 const VAR_UNIT: u64 = 4096;
 
 pub(crate) struct Group {
@@ -166,7 +166,7 @@ fn ethernet() -> Vec<u8> {
         (ethernet::max_lso_cap, 16),
         (ethernet::rss_ind_tbl_cap, 9),
         (ethernet::self_lb_en_modifiable, 1),
-        // No headers need be inline.
+        // The driver need not put headers inline.
         (ethernet::wqe_inline_mode, 2),
     ] {
         cap.set(field, value);
@@ -176,7 +176,8 @@ fn ethernet() -> Vec<u8> {
 
 fn atomic() -> Vec<u8> {
     let mut cap = Bits::<atomic_caps, _>::new(vec![0; GROUP]);
-    // Compare-and-swap, fetch-and-add, and both masked; eight bytes, masked four too.
+    // Compare-and-swap, fetch-and-add, and both masked; operands of eight bytes, masked ones also
+    // of four.
     cap.set(atomic_caps::atomic_operations, 0xf);
     cap.set(atomic_caps::atomic_size_qp, 8 | 4);
     cap.set(atomic_caps::atomic_size_dc, 8 | 4);
@@ -255,7 +256,7 @@ fn tlp() -> Vec<u8> {
 }
 
 impl Caps {
-    /// What the function can do, nothing restricted yet.
+    /// All capabilities at their maximum.
     pub fn new(options: &Options) -> Self {
         let mut groups = BTreeMap::new();
         let mut add = |kind, max: Vec<u8>| {
@@ -277,7 +278,7 @@ impl Caps {
         Self { groups }
     }
 
-    /// Whether the driver asked for the old values of atomics in the host's order.
+    /// Whether the driver asked for old values of atomics in host order.
     pub(crate) fn host_order_atomics(&self) -> bool {
         self.groups.get(&ATOMIC).is_some_and(|group| {
             Bits::<atomic_caps, _>::new(&group.current[..])
@@ -290,7 +291,7 @@ impl Caps {
 mod tests {
     use super::*;
 
-    /// As the driver computes how many there are, and where the last one ends.
+    /// Repeats the driver's computation of how many pages there are and where the last one ends.
     #[test]
     fn var_pages_lie_where_the_capability_says() {
         let cap = Bits::<virtio_emulation_cap, _>::new(virtio());

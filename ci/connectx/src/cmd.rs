@@ -1,7 +1,8 @@
-//! The command queue: how the driver asks firmware for something.
+//! The command interface: how the driver asks firmware for something.
 //!
-//! Pairs with mlx5_core's `cmd.c`. [`queue`] takes commands out of guest memory, [`mailbox`] walks
-//! the chains behind them, [`dispatch`] finds who carries one out, and [`refusal`] says no.
+//! Pairs with mlx5_core's `cmd.c`. [`queue`] reads commands from guest memory, [`mailbox`] walks
+//! their mailbox chains, and [`dispatch`] calls the function of the opcode. Each other file has the
+//! commands of one kind of object.
 
 pub(crate) mod cq;
 pub(crate) mod dispatch;

@@ -1,7 +1,7 @@
-//! The control socket: what tests ask of the emulator behind the driver's back.
+//! The control socket: tests use it to inspect the emulator and to inject faults.
 //!
-//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each answer a line with a
-//! [`Reply`]; [`Client`] speaks it for tests. For example:
+//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each reply a line with a
+//! [`Reply`]; [`Client`] is the client for tests. For example:
 //!
 //! ```text
 //! {"do":"objects","function":0}
@@ -20,162 +20,162 @@ use crate::fabric::Fabric;
 use crate::fault::{Delay, Failure, Side};
 use crate::format::syndrome::Syndromes;
 
-/// The longest line taken.
+/// The longest line that the server accepts.
 const MAX_LINE: usize = 4096;
-/// The most of a VAR page that is read at once: all of it.
+/// The most bytes of a VAR page in one reply: the whole page.
 const MAX_VAR: u32 = 4096;
 
-/// What can be asked. `function` is the place of its `--socket` on the command line.
+/// A request. `function` is the position of the function's `--socket` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// How many objects of each kind live.
+    /// Counts the objects by kind.
     Objects {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// How many host pages firmware holds.
+    /// Counts the host pages that firmware holds.
     Pages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// What was seen at doorbells that a correct driver does not do.
+    /// Counts what a correct driver does not do at doorbells.
     Doorbells {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// What is in a VAR page.
+    /// Reads a VAR page.
     Var {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// Number of the page.
         page: u32,
-        /// How many bytes, from its start.
+        /// Bytes to read, from the start of the page.
         len: u32,
     },
-    /// Plugs the cable in or out.
+    /// Takes the link up or down.
     Link {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// In or out.
+        /// Whether the link is up.
         up: bool,
     },
-    /// Has commands with this opcode fail.
+    /// Makes a command with this opcode fail.
     FailCommand {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many succeed before.
+        /// How many commands succeed before.
         after: u32,
-        /// The status to answer.
+        /// The error status.
         status: u8,
     },
-    /// Leaves a command with this opcode without an answer.
+    /// Makes a command with this opcode get no completion.
     SilenceCommand {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many are answered before.
+        /// How many commands complete before.
         after: u32,
     },
-    /// Has a work request or a receive end with an error completion, and do nothing.
+    /// Makes a send or receive WQE fail with an error CQE, without any other effect.
     FailRequest {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// Which queue pair; if none, any that a user context made.
+        /// Number of the queue pair; if none, every queue pair of a user context.
         qpn: Option<u32>,
-        /// Which of its queues.
+        /// The queue of the queue pair.
         side: Side,
-        /// How many go well before.
+        /// How many WQEs succeed before.
         after: u32,
-        /// The syndrome in the completion.
+        /// The syndrome in the CQE.
         syndrome: u8,
-        /// The vendor's syndrome beside it.
+        /// The vendor syndrome in the CQE.
         vendor: u8,
     },
-    /// Plugs the cable out and in again.
+    /// Takes the link down and up again.
     FlapLink {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// How often.
+        /// How many times.
         times: u32,
-        /// Nanoseconds out each time.
+        /// Nanoseconds down each time.
         down: u64,
-        /// Nanoseconds in each time.
+        /// Nanoseconds up each time.
         up: u64,
     },
     /// Delays each of the next messages that a function sends.
     DelayMessages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
-        /// What ends the delay of each.
+        /// What ends the delay of each message.
         by: Delay,
     },
-    /// Takes the function away, as if it were pulled out of its slot: reads answer ones, nothing
-    /// happens any more.
+    /// Removes the function, as if it were pulled out of its slot: reads return ones, and the
+    /// device does nothing.
     Remove {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// Puts it back, as after power on. It is back for the next who connects, too.
+    /// Inserts the function again, as after power on. A new client inserts it, too.
     Insert {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
     /// Loses the next messages that a function sends.
     LoseMessages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
     },
     /// Loses the next interrupts of a function.
     LoseInterrupts {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
     },
-    /// Reports sickness, or health again with 0.
+    /// Reports a health syndrome; 0 is healthy.
     Health {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The syndrome.
         syndrome: u8,
-        /// Whether firmware asks to be reset, so that the driver begins to recover.
+        /// Whether firmware requests a reset, which makes the driver recover.
         #[serde(default)]
         fatal: bool,
     },
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// It cannot be done.
+    /// The request was refused.
     Error {
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Living objects.
+    /// Objects.
     Objects {
         /// By kind.
         counts: BTreeMap<String, usize>,
     },
     /// Host pages.
     Pages {
-        /// How many are held.
+        /// How many pages firmware holds.
         held: usize,
     },
     /// Doorbells.
     Doorbells {
-        /// See [`crate::doorbell::Faults`].
+        /// See [`crate::doorbell::DoorbellErrors`].
         torn: u64,
         /// Likewise.
         record_behind: u64,
@@ -188,7 +188,7 @@ pub enum Reply {
     },
     /// A VAR page.
     Var {
-        /// What is in it.
+        /// The bytes of the page.
         bytes: Vec<u8>,
     },
 }
@@ -197,7 +197,7 @@ fn error(why: impl Into<String>) -> Reply {
     Reply::Error { why: why.into() }
 }
 
-/// Does what was asked.
+/// Carries out a request.
 pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
     let number = match *request {
         Request::Objects { function }
@@ -295,7 +295,7 @@ impl Server {
         &self.stream
     }
 
-    /// Answers what has arrived; false when the client is gone.
+    /// Answers the requests that have arrived; returns false when the client is gone.
     pub fn serve(&mut self, fabric: &mut Fabric) -> bool {
         let mut bytes = [0; MAX_LINE];
         match self.stream.read(&mut bytes) {
@@ -320,7 +320,7 @@ impl Server {
     }
 }
 
-/// The other end.
+/// The client's end of the connection.
 pub struct Client {
     stream: BufReader<UnixStream>,
 }
@@ -329,15 +329,15 @@ impl Client {
     /// Connects to a control socket.
     ///
     /// # Errors
-    /// What connecting answers.
+    /// The error of the connection.
     pub fn connect(path: &Path) -> io::Result<Self> {
         Ok(Self { stream: BufReader::new(UnixStream::connect(path)?) })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// What the socket answers, or `InvalidData` for an answer that is none.
+    /// An error of the socket, or `InvalidData` for a reply that cannot be parsed.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');

@@ -1,9 +1,11 @@
-//! The data path: what work requests do.
+//! The data path: what doorbells, WQEs, messages and frames do.
 //!
-//! [`doorbell`] hears of new work, [`ring`] finds it and [`wqe`] reads it; `send` carries it out on
-//! the requester's side as a [`message`], `respond` on the other side, with [`receive`] for the
-//! receives that it uses; `complete` says how it ended. `ethernet` does the same for frames, with
-//! `frame` for what is in one and `steer` for where it goes. `memory` is what their keys lead to.
+//! [`doorbell`] takes writes to UAR pages and schedules queues. [`requester`] executes the WQEs of
+//! a queue pair and makes a [`message`]; [`responder`] executes the message at its destination;
+//! [`completion`] writes the CQEs of both. [`raw`] does the same for Ethernet frames, with
+//! [`steering`] for flow tables, and [`umr`] changes mkeys. [`dma`] accesses memory by mkey. [`cq`]
+//! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
+//! [`timer`] runs what is due.
 
 pub(crate) mod complete;
 pub(crate) mod cq;

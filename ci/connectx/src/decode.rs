@@ -1,7 +1,7 @@
-//! Recordings in words: `connectx decode FILE`.
+//! Prints recordings: `connectx decode FILE`.
 //!
-//! Pairs with [`crate::record`]. Names of fields are those of the kernel's headers, from the
-//! descriptions in `uverbs-uapi`; a field that is zero is not printed.
+//! Pairs with [`crate::recording`]. Field names are those of the kernel's headers, from
+//! `uverbs-uapi`. A field that is zero is not printed.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use crate::format::event;
 use crate::format::wqe::{Control, op};
 use crate::record::{Counter, Entry, RAW, Recording, Source};
 
-/// Writes a whole recording in words.
+/// Prints a whole recording.
 ///
 /// # Errors
-/// What reading and writing answer, and `InvalidData` for what is no recording.
+/// An error of reading or writing, or `InvalidData` for a file that is no recording.
 pub fn print(from: impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut recording = Recording::new(from)?;
     writeln!(to, "function {}", recording.function)?;
@@ -31,7 +31,7 @@ pub fn print(from: impl Read, to: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// One entry in lines. `running` has the opcode of the command in each slot, for its answer.
+/// Describes one entry. `running` holds the opcode of the command in each slot, for its output.
 fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -135,7 +135,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
     text
 }
 
-/// What stands before the fields of an entry.
+/// Indentation of the fields of an entry.
 const INDENT: &str = "                 ";
 
 /// Bytes as hexadecimal digits.
@@ -161,7 +161,7 @@ pub fn service_name(service: u8) -> &'static str {
     }
 }
 
-/// The name of a request's opcode, without what all of them begin with.
+/// The name of a WQE opcode, without the common prefix.
 pub fn operation(opcode: u8) -> String {
     match mlx5_wqe_opcode(opcode).name() {
         Some(name) => name.trim_start_matches("MLX5_OPCODE_").into(),
@@ -185,7 +185,7 @@ fn event_name(kind: u8) -> &'static str {
     }
 }
 
-/// What a write to BAR0 means.
+/// Describes a write to BAR0.
 fn register(offset: u64, bytes: &[u8]) -> String {
     let word = |at: usize| {
         bytes.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
@@ -226,11 +226,11 @@ fn register(offset: u64, bytes: &[u8]) -> String {
     }
 }
 
-/// Prints the fields of a command that are not zero, as far as they are described.
+/// Prints the fields of a command that are not zero.
 fn fields(text: &mut String, op: u16, way: &str, bytes: &[u8]) {
     let name = opcode::name(op).unwrap_or_default();
     let own = format!("{}_{way}", name.to_lowercase());
-    // All moves of a queue pair have the layout of the first.
+    // All QP transitions have the layout of the first.
     let shared = format!("rst2init_qp_{way}");
     let found = layout(&own).or_else(|| name.ends_with("_QP").then(|| layout(&shared)).flatten());
     match found {
@@ -274,7 +274,7 @@ fn layout_fields(text: &mut String, info: &Info, prefix: &str, bytes: &[u8]) {
     }
 }
 
-/// `width` bits from bit `bit`; what is not there is zero.
+/// `width` bits from bit `bit` on; bits past the end are zero.
 fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
     (bit..bit + width).fold(0, |value, bit| {
         let byte = bytes.get(bit / 8).copied().unwrap_or(0);
@@ -282,10 +282,10 @@ fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
     })
 }
 
-/// A part of a work request: the kernel's name for what it is, and its bytes.
+/// A segment of a WQE: the kernel's name of its struct, and its bytes.
 pub type Segment<'a> = (&'static str, &'a [u8]);
 
-/// What is cut off and what is left of a request.
+/// The segments split off so far, and the rest of the WQE.
 struct Cut<'a> {
     list: Vec<Segment<'a>>,
     rest: &'a [u8],
@@ -301,7 +301,7 @@ impl Cut<'_> {
     }
 }
 
-/// Cuts a request into its segments. What follows a segment that is cut off is left out.
+/// Splits a WQE into its segments, and stops at a truncated one.
 pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
     let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return vec![] };
     let end = (usize::from(control.units) * 16).min(bytes.len());
@@ -312,7 +312,7 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
         0x2 | 0x7 | 0x8 => cut.take("mlx5_av", 48),
         RAW if control.opcode != op::NOP => {
             let inline = cut.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
-            // The upper bit stands for a VLAN tag in place of headers.
+            // The upper bit means that the segment holds a VLAN tag instead of headers.
             let len = if inline >> 15 != 0 { 0 } else { usize::from(inline) };
             cut.take("mlx5_wqe_eth_seg", (14 + len).next_multiple_of(16).max(16));
         }
@@ -326,7 +326,7 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
         }
         op::ATOMIC_MASKED_CS => {
             cut.take("mlx5_wqe_raddr_seg", 16);
-            // Of four bytes, all operands fit one segment.
+            // All four operands of 4-byte atomics fit one segment.
             match control.atomic_len() {
                 Some(4) => cut.take("mlx5_wqe_atomic_seg", 16),
                 _ => cut.take("mlx5_wqe_masked_atomic_seg", 32),
@@ -358,7 +358,7 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
     cut.list
 }
 
-/// Cuts a receive into its segments, to the one that ends the list.
+/// Splits a receive WQE into its segments, up to the one that ends the list.
 pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<Segment<'_>> {
     const END: u32 = 0x100;
     let (mut list, mut rest) = (Vec::new(), bytes);
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(names(0, op::ATOMIC_FA, 4, 0), atomic);
         let umr = ["wqe_ctrl_seg", "wqe_umr_ctrl_seg", "mkey_seg", "klm", "klm"];
         assert_eq!(names(0xc, op::UMR, 10, 0x80), umr);
-        // Cut off in the middle, as a hostile driver may leave it.
+        // Truncated, as a hostile driver may leave it.
         assert_eq!(names(2, op::SEND, 2, 0), ["wqe_ctrl_seg", "av"]);
         assert!(segments(0, &[0; 8]).is_empty());
     }

@@ -1,7 +1,7 @@
-//! Firmware and hardware of one function, behind BAR0.
+//! The state of one function behind BAR0.
 //!
-//! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
-//! work requests do in [`crate::data`].
+//! The layers above add what it does: [`crate::data`] executes WQEs and doorbells, [`crate::cmd`]
+//! commands, [`crate::mmio`] accesses to BAR0.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,14 +19,14 @@ use crate::port::{Casts, Port};
 use crate::record::Recorder;
 use crate::segment::Segment;
 
-/// Firmware and hardware of a function.
+/// The state of one function behind BAR0.
 pub struct Device {
     pub(crate) options: Options,
     pub(crate) memory: GuestMemory,
     pub(crate) interrupts: Interrupts,
     pub(crate) segment: Segment,
     pub(crate) caps: Caps,
-    /// The interface revision that the driver chose.
+    /// The interface revision (ISSI) that the driver chose.
     pub(crate) issi: u64,
     pub(crate) pages: Pages,
     pub(crate) objects: Objects,
@@ -36,23 +36,23 @@ pub struct Device {
     pub(crate) bar: BarMemory,
     pub(crate) rdma_sent: Casts,
     pub(crate) rdma_received: Casts,
-    /// Queues with something to send.
+    /// Queues with work.
     pub(crate) awake: VecDeque<u32>,
-    /// Queues that try again at a time.
+    /// Queue pairs that retry at a time.
     pub(crate) timers: BTreeMap<(u64, u32), ()>,
-    /// Completion queues whose event is due at a time.
+    /// CQs whose event is due at a time.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
-    /// Whether the driver has initialised it.
+    /// Whether the driver has sent INIT_HCA.
     pub(crate) running: bool,
-    /// Whether it may reach memory and raise interrupts.
+    /// Whether the function may access memory and raise interrupts.
     pub(crate) bus_master: bool,
-    /// What tests asked for.
+    /// Faults that tests asked for.
     pub(crate) faults: Faults,
     /// What is seen and done, for later.
     pub(crate) recorder: Recorder,
-    /// Refusals that were logged.
+    /// Refused commands in the log: opcode and syndrome.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
 
@@ -86,8 +86,8 @@ impl Device {
         }
     }
 
-    /// A reset of the function or of its firmware: only guest memory, interrupts, the time, the recording and what tests
-    /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
+    /// Resets the function or its firmware. Guest memory, interrupts, the time, the recording and
+    /// injected faults stay. The memory in BAR0 stays mapped and is cleared.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -107,7 +107,7 @@ impl Device {
         *self = fresh;
     }
 
-    /// Forgets every object: the driver is done with it. Host pages stay until it takes them.
+    /// Destroys every object. Host pages stay until the driver takes them back.
     pub(crate) fn tear_down(&mut self) {
         let left: Vec<_> =
             self.objects.counts().into_iter().filter(|(_, count)| *count > 0).collect();
@@ -122,34 +122,34 @@ impl Device {
         self.timers.clear();
         self.cq_timers.clear();
         self.faults.reset();
-        // What another function may have by now.
+        // Another function may have these addresses by now.
         self.port.forget_gids();
     }
 
-    /// Lets it reach memory and raise interrupts, or not.
+    /// Enables or disables access to memory and interrupts.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
         self.interrupts.enable(on);
     }
 
-    /// What the request at hand has cost so far; the next one begins at nothing.
+    /// The cost since the last call.
     pub(crate) fn cost(&self) -> u64 {
         self.objects.effort.take()
     }
 
-    /// Has a queue looked at.
+    /// Appends a queue to the ready queues.
     pub(crate) fn wake(&mut self, number: u32) {
         if !self.awake.contains(&number) {
             self.awake.push_back(number);
         }
     }
 
-    /// Has a queue looked at after a while.
+    /// Schedules a queue after a while.
     pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
         self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
     }
 
-    /// Has a queue pair send nothing for a while, and then try again.
+    /// Stops a queue pair for a while, after which it retries.
     pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
@@ -157,7 +157,7 @@ impl Device {
         self.timers.insert((due, qpn), ());
     }
 
-    /// Ends a queue pair's waiting, whatever it waits for.
+    /// Cancels the retry timer of a queue pair.
     pub(crate) fn stop_waiting(&mut self, qpn: u32) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if let Some(Wait::Until(due)) = qp.waits.take() {
@@ -165,7 +165,7 @@ impl Device {
         }
     }
 
-    /// When something is due next.
+    /// When the next timer is due.
     pub(crate) fn deadline(&self) -> Option<u64> {
         if !self.bus_master {
             return None;
@@ -180,17 +180,17 @@ impl Device {
         &mut self.memory
     }
 
-    /// Interrupt vectors, to connect.
+    /// MSI-X vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         &mut self.interrupts
     }
 
-    /// Where what is seen and done is recorded.
+    /// The recorder of this function.
     pub fn recorder_mut(&mut self) -> &mut Recorder {
         &mut self.recorder
     }
 
-    /// Whether the cable is plugged in.
+    /// Whether the link is up.
     pub fn link_up(&self) -> bool {
         self.port.link_up
     }

@@ -1,10 +1,10 @@
-//! Writes to the registers of send queues in UAR pages: which are doorbells, and which BlueFlame copies.
+//! Tells doorbells from BlueFlame copies in the registers of send queues.
 //!
-//! The first eight bytes of a WQE, written to such a register, are a doorbell; a whole WQE, written there
-//! in ascending order, is a BlueFlame copy. The two look alike until the second write. So writes are
-//! gathered until the WQE is complete, another write comes to the same register, or no write comes for
-//! a while. Processors write to registers of their own at the same time, so each register is gathered
-//! by itself.
+//! The first eight bytes of a WQE, written to such a register, are a doorbell; a whole WQE, written
+//! there in ascending order, is a BlueFlame copy. The two look alike until the second write. So the
+//! device gathers writes until the WQE is complete, another write comes to the same register, or no
+//! write comes for a while. Each processor writes to registers of its own, so each register is
+//! gathered apart.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,30 @@ use std::collections::BTreeMap;
 pub(crate) const BUFFER: u64 = 0x100;
 /// Bytes of a register: two buffers, used in turn.
 pub(crate) const REGISTER: u64 = 0x200;
-/// The most registers that are gathered at once.
+/// The most registers gathered at once.
 const MAX_BURSTS: usize = 64;
 
-/// A register: page, and number within.
+/// A register: its UAR page, and its number in the page.
 type Place = (u32, u64);
 
-/// What was seen that a correct driver does not do.
+/// Counts of what a correct driver does not do at doorbells.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Faults {
-    /// Pieces of BlueFlame copies that never came to their end: another write to the register cut
-    /// in.
+    /// Parts of BlueFlame copies that stayed incomplete: another write to the register came
+    /// between.
     pub torn: u64,
-    /// Doorbells whose doorbell record does not cover the request they name, or was not armed as
-    /// they say.
+    /// Doorbells whose doorbell record does not cover their WQE, or does not hold their arm word.
     pub record_behind: u64,
-    /// BlueFlame data, or the eight bytes of a doorbell, that are not what the ring holds.
+    /// BlueFlame copies, or first eight bytes in a doorbell, that differ from the WQE in memory.
     pub differs: u64,
-    /// Writes of a copy that came after a pause too long to wait for, so that it counted as a
-    /// doorbell. This is the host's doing, not the driver's.
+    /// Writes of a BlueFlame copy that came too late, so that the copy counted as a doorbell. The
+    /// host causes this, not the driver.
     pub late: u64,
-    /// Doorbells of queues that do not exist, or not on this page.
+    /// Doorbells of queues that do not exist, or are on another UAR page.
     pub stray: u64,
 }
 
-/// What is still to come of a copy, if it is one.
+/// The missing part of a copy, if it was one.
 struct Rest {
     start: u64,
     next: u64,
@@ -49,11 +48,11 @@ struct Burst {
     bytes: Vec<u8>,
 }
 
-/// The gathering of writes.
+/// Writes to the registers of send queues that are not complete yet.
 pub struct Doorbells {
     write_combining: bool,
     bursts: BTreeMap<Place, Burst>,
-    /// Where the rest of a copy would go on that was taken for a doorbell.
+    /// Where a copy would continue that was treated as a doorbell.
     given_up: BTreeMap<Place, Rest>,
     pub(crate) faults: Faults,
 }
@@ -68,7 +67,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbells {
-    /// Takes data by BlueFlame, or only doorbells.
+    /// Accepts BlueFlame copies, or only doorbells.
     pub fn new(write_combining: bool) -> Self {
         Self {
             write_combining,
@@ -78,23 +77,23 @@ impl Doorbells {
         }
     }
 
-    /// Drops what is being gathered. What was counted stays.
+    /// Drops the gathered writes, and keeps the counts.
     pub(crate) fn forget(&mut self) {
         self.bursts.clear();
         self.given_up.clear();
     }
 
-    /// Whether a write is being gathered.
+    /// Whether a write may still be continued.
     pub(crate) fn gathering(&self) -> bool {
         !self.bursts.is_empty()
     }
 
-    /// Takes a write to a register of a send queue, `offset` bytes into its UAR page. Answers the
-    /// doorbells that are complete with it.
+    /// Takes a write to a register of a send queue, `offset` bytes into its UAR page. Returns the
+    /// doorbells that are complete.
     pub(crate) fn write(&mut self, uar: u32, offset: u64, from: &[u8]) -> Vec<Doorbell> {
         let mut complete = Vec::new();
         if !self.write_combining {
-            // The rest of a copy that nobody takes.
+            // Later words of a BlueFlame copy are ignored.
             if offset.is_multiple_of(BUFFER)
                 && let Some(first) = from.first_chunk::<8>().filter(|_| from.len() == 8)
             {
@@ -112,7 +111,7 @@ impl Doorbells {
                 }
                 return complete;
             }
-            // One word alone was a doorbell after all.
+            // A single word was a doorbell after all.
             self.faults.torn += u64::from(rest.next != rest.start + 8);
         }
         match self.bursts.get_mut(&place) {
@@ -141,7 +140,7 @@ impl Doorbells {
         complete
     }
 
-    /// Decides what the gathered writes are: there is no continuation for now.
+    /// Treats the gathered writes as complete: no continuation has come.
     pub(crate) fn settle(&mut self) -> Vec<Doorbell> {
         let mut complete = Vec::new();
         while let Some((place, _)) = self.bursts.first_key_value() {
@@ -156,7 +155,8 @@ impl Doorbells {
         let first = burst.bytes.first_chunk::<8>().map(words);
         let Some(words) = first.filter(|_| burst.start.is_multiple_of(BUFFER)) else {
             log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
-            // What does not begin with a buffer is the rest of a copy that another one cut.
+            // Writes that do not begin at a buffer are the rest of a copy that another one
+            // interrupted.
             match burst.start.is_multiple_of(BUFFER) {
                 true => self.faults.stray += 1,
                 false => self.faults.torn += 1,
@@ -179,12 +179,12 @@ fn words(bytes: &[u8; 8]) -> [u32; 2] {
 }
 
 impl Burst {
-    /// Bytes that the work request has, whole blocks.
+    /// Bytes of the WQE, in whole WQEBBs.
     fn wanted(&self) -> usize {
         (usize::from(self.bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
     }
 
-    /// Whether it is a whole work request.
+    /// Whether this is a whole WQE.
     fn whole(&self) -> bool {
         self.bytes.len() > 8 && self.bytes.len() >= self.wanted()
     }

@@ -1,16 +1,16 @@
-//! What work costs: entries of lists that are looked at, and bytes that are moved.
+//! The cost of work: list entries that the device looks at, and bytes that it moves.
 //!
-//! Pairs with [`crate::fabric`], which ends a turn when it has cost too much. A guest chooses how long
-//! its lists are, and how often one leads to the other; others wait meanwhile.
+//! Pairs with [`crate::fabric`], which ends a poll when it has cost too much. A guest chooses the
+//! length and the nesting of its lists, and other guests wait while the device walks them.
 
 use std::cell::Cell;
 
-/// The most entries that are looked at for one request.
+/// The most list entries that one WQE may look at.
 const MAX_STEPS: u64 = 1 << 22;
-/// Bytes that take about as long to move as a step takes.
+/// Bytes that take as long to move as one step.
 const STEP_BYTES: u64 = 64;
 
-/// What a request has cost one function so far.
+/// The cost of a WQE so far.
 #[derive(Debug, Default)]
 pub(crate) struct Effort {
     steps: Cell<u64>,
@@ -18,7 +18,7 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    /// Notes `count` steps; false if the request has taken too many.
+    /// Adds `count` steps; returns false if the WQE has taken too many.
     #[must_use]
     pub(crate) fn step(&self, count: u64) -> bool {
         let steps = self.steps.get().saturating_add(count);
@@ -26,12 +26,12 @@ impl Effort {
         steps <= MAX_STEPS
     }
 
-    /// Notes bytes that are moved.
+    /// Adds bytes that were moved.
     pub(crate) fn moved(&self, count: u64) {
         self.bytes.set(self.bytes.get().saturating_add(count));
     }
 
-    /// What it comes to, in steps. The next request begins at nothing.
+    /// The cost in steps since the last call.
     pub(crate) fn take(&self) -> u64 {
         self.steps.take().saturating_add(self.bytes.take() / STEP_BYTES)
     }

@@ -1,7 +1,7 @@
-//! The switch: functions, and what travels between them.
+//! The switch that connects functions.
 //!
-//! Pairs with the requester and responder of [`crate::data`]. Nothing is under way between calls: a
-//! message is carried out at its destination while its sender waits.
+//! Pairs with the requester and responder of [`crate::data`]. No message is in flight between
+//! calls: the destination executes a message while its sender waits.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
@@ -14,27 +14,27 @@ use crate::function::Function;
 use crate::options::{Options, PortType};
 use crate::port::GIDS;
 
-/// Requests that one queue may have carried out before another gets its turn.
+/// WQEs that one queue may execute before the next queue has its turn.
 const TURN: usize = 32;
-/// What a turn may cost, in steps of about ten nanoseconds: then whoever is connected is heard, and the
-/// rest goes on in the next one.
+/// What one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
+/// clients before it polls again.
 const TURN_COST: u64 = 1 << 20;
-/// What a request costs whatever it does.
+/// What every WQE costs.
 const REQUEST_COST: u64 = 64;
 
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
     functions: Vec<Function>,
-    /// The function whose queues are looked at first, so that a turn that ends early does not
-    /// always end before the same ones.
+    /// The function whose queues come first. It changes when a poll ends early, so that no queue
+    /// waits for ever.
     first: usize,
-    /// What the turn may still cost.
+    /// What the current poll may still cost.
     left: u64,
 }
 
 impl Fabric {
-    /// Adds a function with these options; its number is its place.
+    /// Adds a function and returns its number.
     pub fn add(&mut self, mut options: Options) -> usize {
         let number = self.functions.len();
         options.number = number as u32;
@@ -60,15 +60,15 @@ impl Fabric {
         &mut self.functions[number]
     }
 
-    /// Lets it be `now`, in nanoseconds: what a guest reads of the devices' clocks from here on.
+    /// Sets the time in nanoseconds since the start, which guests read from the device's clock.
     pub fn set_time(&mut self, now: u64) {
         for function in &mut self.functions {
             function.device_mut().now = now;
         }
     }
 
-    /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
-    /// whether there is more to do right away.
+    /// Sets the time in nanoseconds since the start, and does the work that is due. Returns whether
+    /// there is more work now.
     pub fn turn(&mut self, now: u64) -> bool {
         self.set_time(now);
         for function in &mut self.functions {
@@ -95,14 +95,14 @@ impl Fabric {
         self.functions.iter().any(|function| busy(function.device()))
     }
 
-    /// Notes what a request has cost; false if the turn ends with it.
+    /// Charges a WQE to the poll; returns false if the poll ends with it.
     fn pay(&mut self) -> bool {
         let cost: u64 = self.functions.iter().map(|function| function.device().cost()).sum();
         self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
         self.left > 0
     }
 
-    /// When something is due next, in nanoseconds since the start.
+    /// When the next timer is due, in nanoseconds since the start.
     pub fn deadline(&self) -> Option<u64> {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
@@ -131,7 +131,7 @@ impl Fabric {
                         _ => self.carry(number, &message, target),
                     };
                     let sender = self.functions[number].device_mut();
-                    // Who is told nothing waits for nothing.
+                    // An unreliable queue pair gets no response, so it does not wait.
                     let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
                         && sender.is_reliable(queue);
                     sender.finish(queue, &job, &message, answer);
@@ -162,7 +162,7 @@ impl Fabric {
         self.functions[number].device_mut().wake(queue);
     }
 
-    /// Brings a frame to every port; each takes what is for it.
+    /// Sends a frame to every port; each port takes frames that are for it.
     fn flood(&mut self, from: usize, frame: &[u8], domain: u32) {
         for to in 0..self.functions.len() {
             if self.reaches(from, to) {
@@ -172,7 +172,7 @@ impl Fabric {
         }
     }
 
-    /// Brings a message to where it is addressed.
+    /// Delivers a message to its destination.
     fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
         if let Target::Group(group) = target {
             let sender = self.functions[from].device();
@@ -187,7 +187,8 @@ impl Fabric {
                 }
                 let device = self.functions[number].device_mut();
                 for qpn in device.objects.groups.members(&group) {
-                    // A sender that is a member hears itself, unless it asked not to.
+                    // A sender that is a member of the group receives its own message, unless
+                    // `block_lb_mc` is set.
                     if deaf && number == from && qpn == message.source_qpn {
                         continue;
                     }
@@ -205,7 +206,7 @@ impl Fabric {
                     Target::Group(_) => false,
                 }
         };
-        // A function's own address is its own even if another one claims it too.
+        // A function finds its own address first, even if another function has the same.
         let to = std::iter::once(from).chain(0..self.functions.len()).find(is_target);
         match to {
             Some(to) => self.functions[to].device_mut().respond(message),
@@ -213,8 +214,8 @@ impl Fabric {
         }
     }
 
-    /// Whether two ports can talk: both up and of one kind, or one and the same; and whether what is
-    /// brought there can be put into memory.
+    /// Whether a message from one port can reach another: both links are up and of one type, or it
+    /// is the same port, and the destination may access memory.
     fn reaches(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
         let kind = |device: &Device| -> PortType { device.options.port_type };

@@ -1,8 +1,7 @@
-//! Faults that tests ask for, and when each is due.
+//! Faults that tests inject, and when each is due.
 //!
-//! Pairs with [`crate::control`], which takes the wishes, and with the places where commands, work
-//! requests and messages are carried out, which ask here first. What was asked for outlives resets
-//! of the function.
+//! Pairs with [`crate::control`], which takes the requests. Commands, WQEs and messages ask here
+//! before they are carried out. Injected faults survive resets of the function.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,24 +12,24 @@ use crate::format::syndrome::Syndromes;
 /// How a command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// It is answered with this status.
+    /// It completes with this status.
     Status(u8),
-    /// It is never answered.
+    /// It never completes.
     Silence,
 }
 
-/// Which queue of a queue pair.
+/// A queue of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// Where requests are posted.
+    /// The send queue.
     Send,
-    /// Where receives are posted.
+    /// The receive queue.
     Receive,
 }
 
 struct Request {
-    /// Any queue pair of a user context if there is none.
+    /// `None` stands for every queue pair of a user context.
     qpn: Option<u32>,
     side: Side,
     after: u32,
@@ -41,55 +40,55 @@ struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delay {
-    /// So many nanoseconds.
+    /// This many nanoseconds.
     Time(u64),
-    /// So many other messages of the same function, or [`PATIENCE`].
+    /// This many other messages of the same function, or [`MAX_DELAY`].
     Messages(u32),
 }
 
-/// How long a message waits for others that do not come, in nanoseconds.
+/// How many nanoseconds a message waits for other messages at most.
 pub const PATIENCE: u64 = 1_000_000_000;
 
-/// A message that waits.
+/// A delayed message.
 struct Held {
-    /// When it goes on anyway.
+    /// When it goes on in any case.
     due: u64,
-    /// How many messages it still lets pass.
+    /// How many other messages it still waits for.
     passes: Option<u32>,
 }
 
-/// What becomes of a message.
+/// What happens to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It goes its way.
+    /// It is delivered.
     Carried,
-    /// It never arrives.
+    /// It is lost.
     Lost,
-    /// It is to be tried again in so many nanoseconds, or when its queue is woken.
+    /// The sender retries after this many nanoseconds, or when its queue is scheduled.
     Held(u64),
 }
 
-/// What was asked for and has not happened yet.
+/// The faults that have not happened yet.
 #[derive(Default)]
 pub struct Faults {
     commands: BTreeMap<u16, (u32, Failure)>,
     requests: Vec<Request>,
     losing: u32,
     delaying: Option<(u32, Delay)>,
-    /// By their queue, messages that wait.
+    /// Delayed messages by their queue.
     held: BTreeMap<u32, Held>,
-    /// Changes of the link that are to come: when, and whether it is up then.
+    /// Future changes of the link: when, and whether it is up then.
     link: VecDeque<(u64, bool)>,
 }
 
 impl Faults {
-    /// Has the command with this opcode fail, after `after` that do not.
+    /// Makes a command with this opcode fail, after `after` successful ones.
     pub fn fail_command(&mut self, opcode: u16, after: u32, failure: Failure) {
         self.commands.insert(opcode, (after, failure));
     }
 
-    /// Has a work request fail, after `after` that do not, of a queue pair or of any that a user
-    /// context made.
+    /// Makes a WQE fail, after `after` successful ones, of one queue pair or of every queue pair of
+    /// a user context.
     pub fn fail_request(&mut self, qpn: Option<u32>, side: Side, after: u32, syndromes: Syndromes) {
         self.requests.push(Request { qpn, side, after, syndromes });
     }
@@ -104,7 +103,8 @@ impl Faults {
         self.delaying = (count > 0).then_some((count, by));
     }
 
-    /// Takes the link down and up again `times` times from `now` on, for so many nanoseconds each.
+    /// Takes the link down and up again `times` times, from `now` on, for this many nanoseconds
+    /// each.
     pub fn flap_link(&mut self, now: u64, times: u32, down: u64, up: u64) {
         self.link.clear();
         let mut at = now;
@@ -116,7 +116,7 @@ impl Faults {
         }
     }
 
-    /// What a command that has arrived comes to, if it is to fail.
+    /// How the command that has arrived fails, if it does.
     pub(crate) fn command(&mut self, opcode: u16) -> Option<Failure> {
         let (after, failure) = self.commands.get_mut(&opcode)?;
         if *after > 0 {
@@ -128,8 +128,8 @@ impl Faults {
         Some(failure)
     }
 
-    /// What a request or receive that is taken comes to, if it is to fail. `user` is whether the
-    /// queue pair is that of a user context.
+    /// How the send or receive WQE that the device takes fails, if it does. `user` tells whether
+    /// the queue pair is one of a user context.
     pub(crate) fn request(&mut self, qpn: u32, user: bool, side: Side) -> Option<Syndromes> {
         let due = self.requests.iter_mut().position(|request| {
             let its = request.side == side && request.qpn.map_or(user, |its| its == qpn);
@@ -142,7 +142,8 @@ impl Faults {
         Some(self.requests.remove(due).syndromes)
     }
 
-    /// What becomes of a message of a queue, and the queues whose messages waited for this one.
+    /// What happens to the next message of a queue, and the queues whose delayed messages may go
+    /// on.
     pub(crate) fn message(&mut self, now: u64, queue: u32) -> (Fate, Vec<u32>) {
         if let Some(held) = self.held.get(&queue) {
             if now < held.due && held.passes != Some(0) {
@@ -168,7 +169,7 @@ impl Faults {
         (Fate::Held(wait), vec![])
     }
 
-    /// Counts a message that goes its way; answers the queues whose messages have waited for it.
+    /// Counts a message that is delivered; returns the queues whose delayed messages waited for it.
     fn passed(&mut self) -> Vec<u32> {
         let mut ready = Vec::new();
         for (queue, held) in &mut self.held {
@@ -182,7 +183,7 @@ impl Faults {
         ready
     }
 
-    /// What the link has to become by now, change by change.
+    /// The next change of the link that is due.
     pub(crate) fn link(&mut self, now: u64) -> Option<bool> {
         let (due, up) = *self.link.front()?;
         if due > now {
@@ -197,7 +198,7 @@ impl Faults {
         self.link.front().map(|(due, _)| *due)
     }
 
-    /// Forgets the messages that wait: their queues are gone.
+    /// Forgets delayed messages, because their queues are gone.
     pub(crate) fn reset(&mut self) {
         self.held.clear();
     }
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(faults.request(7, false, Side::Send), None);
         assert_eq!(faults.request(7, false, Side::Send), Some(SYNDROMES));
         assert_eq!(faults.request(7, false, Side::Send), None);
-        // The kernel's own queue pairs are left alone unless they are named.
+        // The kernel's own queue pairs fail only if they are named.
         assert_eq!(faults.request(1, false, Side::Receive), None);
         assert_eq!(faults.request(1, true, Side::Receive), Some(SYNDROMES));
         assert_eq!(faults.request(1, true, Side::Receive), None);

@@ -1,4 +1,5 @@
-//! What lies in guest memory and in Ethernet frames, byte by byte: no state of the device.
+//! Formats of what lies in guest memory and in Ethernet frames. These files hold no state of the
+//! device.
 
 pub(crate) mod cqe;
 pub mod event;

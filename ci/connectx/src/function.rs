@@ -12,13 +12,13 @@ use crate::options::Options;
 use crate::pci::{Config, Effect};
 use crate::segment::Segment;
 
-/// Which interrupt line, in configuration space: none.
+/// Offset of the interrupt pin in configuration space; 0 means none.
 const INTERRUPT_PIN: u64 = 0x3d;
 
-/// The parts of a function that can be read and written.
+/// The regions of a function that can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
-    /// Registers, doorbells, VAR pages.
+    /// BAR0: registers, doorbells, VAR pages, device memory.
     Bar0,
     /// Configuration space.
     Config,
@@ -41,7 +41,7 @@ impl Function {
         }
     }
 
-    /// As after power on, for another guest.
+    /// Restores the state after power on, for another guest.
     pub fn restart(&mut self) {
         self.gone = false;
         self.config.reset();
@@ -54,19 +54,19 @@ impl Function {
         self.device.segment = Segment::new();
     }
 
-    /// Puts it back into its slot, as after power on.
+    /// Inserts the function into its slot, as after power on.
     pub fn insert(&mut self) {
         self.gone = false;
         self.reset();
         self.device.segment = Segment::new();
     }
 
-    /// Takes it out of its slot: reads answer ones, and nothing happens any more, until
+    /// Removes the function from its slot: reads return ones and writes have no effect, until
     /// [`Function::insert`] or [`Function::restart`].
     pub fn remove(&mut self) {
         log::info!("function {} is pulled out", self.device.options.number);
         self.reset();
-        // Others may still have it mapped, and see zeros where a bus would answer ones.
+        // A guest that still has it mapped reads zeros, where a bus would return ones.
         self.device.bar.clear();
         self.gone = true;
     }
@@ -86,7 +86,7 @@ impl Function {
         match region {
             Region::Config if self.gone => {
                 to.fill(0xff);
-                // For QEMU, which takes the function apart and trips over such a pin.
+                // QEMU fails when it removes a function with an interrupt pin of 0xff.
                 if let Some(pin) = INTERRUPT_PIN.checked_sub(offset)
                     && let Some(pin) = to.get_mut(pin as usize)
                 {
@@ -111,17 +111,17 @@ impl Function {
         }
     }
 
-    /// What is behind BAR0.
+    /// The device behind BAR0.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What is behind BAR0, to change.
+    /// The device behind BAR0, to change.
     pub fn device_mut(&mut self) -> &mut Device {
         &mut self.device
     }
 
-    /// The memory in BAR0, if the guest is to map it.
+    /// The file of the memory in BAR0, if the guest may map it.
     pub fn bar_file(&self) -> Option<&std::fs::File> {
         self.device.bar.file().filter(|_| self.device.options.mapped)
     }
@@ -131,7 +131,7 @@ impl Function {
         self.device.memory_mut()
     }
 
-    /// Interrupt vectors, to connect.
+    /// MSI-X vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         self.device.interrupts_mut()
     }

@@ -1,9 +1,10 @@
-//! Test vectors from a recording: what a user-space driver wrote, one of each kind.
+//! Makes test vectors from recordings: one of each kind of WQE, CQE and doorbell of user-space
+//! queues.
 //!
-//! Pairs with [`crate::record`] and with the tests of whoever writes the same formats. Queues that
-//! user contexts made are looked at and no others. The text has sections of lines `name: value`;
-//! bytes are hexadecimal digits in the order of memory, or of the register, and lines that begin
-//! with `#` are remarks.
+//! Pairs with [`crate::recording`], and with the tests of encoders for the same formats. Only
+//! queues of user contexts count. The text has sections of lines `name: value`. Bytes are
+//! hexadecimal digits in the order of memory or of the register. Lines that begin with `#` are
+//! comments.
 //!
 //! - `[request]`: a work request with the service and number of its queue, its block, its segments,
 //!   the doorbell record after it was posted and the write that rang for it: `doorbell` (which of
@@ -30,48 +31,48 @@ use crate::decode::{self, hex, service_name};
 use crate::format::wqe::Control;
 use crate::record::{Counter, Entry, RAW, Recording, Source};
 
-/// What was written to one buffer of a register, from its first byte on.
+/// Writes to one buffer of a register, from its first byte on.
 struct Burst {
-    /// Place of the first write in the recording.
+    /// Position of the first write in the recording.
     place: usize,
     offset: u64,
     bytes: Vec<u8>,
 }
 
-/// Doorbells and copies by their first eight bytes.
+/// Doorbells and BlueFlame copies by the first eight bytes of their WQE.
 type Bursts = BTreeMap<[u8; 8], Vec<Burst>>;
 
 /// A queue of a user context.
 #[derive(Clone, Copy)]
 struct Owned {
-    /// Which user context, in the order in which they were made.
+    /// The user context, numbered in the order of creation.
     program: usize,
-    /// Service type, of a queue pair.
+    /// Service type of a queue pair.
     service: u8,
 }
 
-/// What is known of one function while its recording is read.
+/// The state of a function at a position of its recording.
 #[derive(Default)]
 struct Reader {
     /// Input of the command in each slot.
     commands: BTreeMap<u8, Vec<u8>>,
-    /// User contexts by their number, in the order in which they were made.
+    /// User contexts by uid, numbered in the order of creation.
     programs: BTreeMap<u16, usize>,
     pairs: BTreeMap<u32, Owned>,
     shared: BTreeMap<u32, Owned>,
-    /// Queues of raw packets: those of sends, and those of receives.
+    /// Raw send queues and raw receive queues.
     raw: [BTreeMap<u32, Owned>; 2],
     completions: BTreeMap<u32, Owned>,
     records: BTreeMap<(Counter, u32), u32>,
     rung: Bursts,
-    /// A doorbell of a completion queue whose record is still to come.
+    /// A CQ doorbell whose doorbell record has not been seen yet.
     armed: Option<[u8; 8]>,
-    /// User contexts of programs so far.
+    /// How many user contexts programs have created.
     count: usize,
     driver_has_its_own: bool,
 }
 
-/// Vectors, each under what makes it different from the others, and the program that made it.
+/// The test vectors by what distinguishes them, each with the program that made it.
 #[derive(Default)]
 pub struct Vectors {
     found: BTreeMap<String, (usize, Vec<String>)>,
@@ -79,18 +80,18 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// Adds what a recording has. Each program is taken to open the device once, and the programs
-    /// to run one after the other, so the first user context is that of the first program.
+    /// Adds the vectors of a recording. Each program opens the device once, and programs run one
+    /// after the other, so the first user context belongs to the first program.
     ///
     /// # Errors
-    /// What reading answers, and `InvalidData` for what is no recording.
+    /// An error of reading, or `InvalidData` for a file that is no recording.
     pub fn add(&mut self, from: impl Read) -> io::Result<()> {
         let mut recording = Recording::new(from)?;
         let mut entries = Vec::new();
         while let Some((_, entry)) = recording.next_entry()? {
             entries.push(entry);
         }
-        // The end of a copy may come after the device has looked at the request.
+        // A copy may end after the device has read the WQE.
         let mut reader = Reader { rung: bursts(&entries), ..Reader::default() };
         for (place, entry) in entries.into_iter().enumerate() {
             self.look(&mut reader, place, entry);
@@ -99,10 +100,11 @@ impl Vectors {
         Ok(())
     }
 
-    /// Writes the vectors, each below the name of the first program that made it.
+    /// Prints the vectors, each below the name of the first program that made it.
     ///
     /// # Errors
-    /// `InvalidInput` if there are more or fewer programs than names, or what writing answers.
+    /// `InvalidInput` if the number of programs differs from the number of names, or an error of
+    /// writing.
     pub fn print(&self, by: &[String], to: &mut impl Write) -> io::Result<()> {
         if by.len() != self.programs {
             let why = format!("{} programs opened the device, not {}", self.programs, by.len());
@@ -110,7 +112,7 @@ impl Vectors {
         }
         for (program, name) in by.iter().enumerate() {
             let mut own = self.found.values().filter(|(its, _)| *its == program).peekable();
-            // Nothing that another program had not done before.
+            // Earlier programs made all vectors of this one.
             if own.peek().is_none() {
                 continue;
             }
@@ -173,7 +175,8 @@ impl Vectors {
             }
             Entry::Event { .. } => {}
         }
-        // The record is looked at when the doorbell rings, and written down if it has changed.
+        // The device reads the doorbell record when the doorbell rings, and records it if it has
+        // changed.
         if let Some(doorbell) = reader.armed {
             let number = word(&doorbell, 4) & 0xff_ffff;
             let arm = reader.records.get(&(Counter::Arm, number)).copied();
@@ -203,7 +206,7 @@ impl Vectors {
             .skip(1)
             .map(|(name, bytes)| match *name {
                 "mlx5_wqe_inline_seg" => format!("inline {}", word(bytes, 0) & 0x7fff_ffff),
-                // What it changes is what it is.
+                // The mask of a UMR WQE is part of its kind.
                 "mlx5_wqe_umr_ctrl_seg" => {
                     format!("umr_ctrl_seg {}", hex(&bytes[..bytes.len().min(16)]))
                 }
@@ -286,7 +289,7 @@ impl Vectors {
             format!("queue: {number:#x}"),
             format!("bytes: {}", hex(bytes)),
         ];
-        // What was done is in the upper byte for requests; flags and kind of header before it.
+        // Byte 56 holds the opcode of the WQE; byte 24 holds flags and header type.
         let key = format!(
             "3 {service} {last:02x} {} {:02x} {:02x} {:x}",
             bytes.len(),
@@ -312,21 +315,21 @@ impl Vectors {
 }
 
 impl Reader {
-    /// Remembers a queue that a user context made.
+    /// Remembers a queue of a user context.
     fn created(&mut self, input: &[u8], output: &[u8]) {
         let half = |at: usize| {
             input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
         };
         if half(0) == opcode::CREATE_UCTX {
             let number = Bits::<create_uctx_out, _>::new(output).get32(create_uctx_out::uid);
-            // mlx5_ib makes the first one for itself.
+            // mlx5_ib creates the first user context for itself.
             if std::mem::replace(&mut self.driver_has_its_own, true) {
                 self.programs.insert(number as u16, self.count);
                 self.count += 1;
             }
         }
         let program = self.programs.get(&half(2)).copied().or_else(|| {
-            // mlx5_ib makes initiators of extended connections in a domain of its own.
+            // mlx5_ib creates XRC initiators without a user context.
             (half(0) == opcode::CREATE_QP && service(input) == XRC && half(2) == 0)
                 .then(|| self.count.checked_sub(1))?
         });
@@ -363,15 +366,15 @@ impl Reader {
     }
 }
 
-/// The service that a queue pair is made for.
+/// The service type in the input of CREATE_QP.
 fn service(input: &[u8]) -> u8 {
     Bits::<create_qp_in, _>::new(input).sub(create_qp_in::qpc).get(qpc::st) as u8
 }
 
-/// Extended connections.
+/// Service type XRC.
 const XRC: u8 = 3;
 
-/// Joins the writes to registers of send queues into doorbells and copies.
+/// Joins writes to the registers of send queues into doorbells and BlueFlame copies.
 fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {
     let mut writing: BTreeMap<u64, Burst> = BTreeMap::new();
     let mut done = Bursts::new();
@@ -400,16 +403,16 @@ fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {
     done
 }
 
-/// Doorbells of completion queues, in a UAR page.
+/// Offset of the CQ doorbell in a UAR page.
 const ARM: u64 = 0x20;
-/// Where the registers of send queues begin.
+/// Offset of the registers of send queues.
 const SEND: u64 = 0x800;
 /// Bytes of one of the two buffers of a register.
 const BUFFER: u64 = 0x100;
-/// Bytes of a register, which has two that are used in turn.
+/// Bytes of a register: two buffers, used in turn.
 const BUFFERS: u64 = 2 * BUFFER;
 
-/// The UAR page in which an offset lies.
+/// The UAR page of an offset in BAR0.
 fn page(offset: u64) -> Option<u64> {
     let page = offset / bar0::PAGE;
     (page >= u64::from(*bar0::UARS.start()) && offset < bar0::VAR_OFFSET).then_some(page)
@@ -438,8 +441,8 @@ mod tests {
         recorder.add(0, &Entry::Answer { slot: 1, delivery: 0, output: &output });
     }
 
-    /// What a program does that sends once by BlueFlame and arms its queue once, with the index of
-    /// its request and the user context that it says it has.
+    /// The recording of a program that posts one WQE by BlueFlame and arms its CQ once, as user
+    /// context `uid`.
     fn tape(uid: u16) -> Tape {
         let tape = Tape::default();
         let mut recorder = Recorder::new(tape.clone(), 0).unwrap();

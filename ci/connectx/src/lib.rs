@@ -1,12 +1,11 @@
-//! An emulated ConnectX PCI function that the unmodified mlx5 drivers accept.
+//! An emulated ConnectX PCI function for the unmodified mlx5 drivers.
 //!
-//! A [`fabric::Fabric`] holds functions behind one switch. Each [`function::Function`] is what a PCI
-//! bus sees; the [`device::Device`] in it is the firmware and the hardware behind BAR0. [`vfio`]
-//! serves functions to QEMU, and nothing below it knows of QEMU: tests drive a device in plain
-//! memory.
+//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is what a PCI bus sees, and
+//! its [`device::Device`] is the state behind BAR0. [`vfio`] serves functions to QEMU. Nothing
+//! below [`vfio`] depends on QEMU: tests drive a device in plain memory.
 //!
-//! Time is handed in, and nothing runs in the background: a device does the same again when it is
-//! given the same again.
+//! The caller passes the time in, and nothing runs in the background: the same calls have the same
+//! result.
 #![deny(unsafe_code)]
 
 pub mod bar;

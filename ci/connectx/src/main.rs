@@ -22,51 +22,53 @@ use connectx::{control, decode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
 
-/// An emulated ConnectX-5 PCI function for each socket, all behind one switch.
+/// Emulates a ConnectX-5 PCI function for each socket, all behind one switch.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Arguments {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Where QEMU's vfio-user-pci connects; each path is one function.
+    /// Socket to which QEMU's vfio-user-pci connects; each one is a function.
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
-    /// What the ports are.
+    /// Type of the ports.
     #[arg(long, value_enum, default_value_t = Port::Eth)]
     port_type: Port,
-    /// Offers no BlueFlame registers.
+    /// Refuses data in BlueFlame registers.
     #[arg(long)]
     no_wc: bool,
-    /// Has memory registered by commands alone.
+    /// Makes the driver register memory with commands instead of UMR.
     #[arg(long)]
     minimal: bool,
-    /// Has the guest map VAR pages and device memory: an access to them costs no message, but every
-    /// doorbell waits for an answer.
+    /// Lets the guest map VAR pages and device memory: accesses to them need no message, but every
+    /// doorbell waits for a reply.
     #[arg(long)]
     map: bool,
-    /// Where tests ask about the functions, and for faults: JSON lines, see `control.rs`.
+    /// Control socket, where tests inspect functions and inject faults: JSON lines, see
+    /// `control.rs`.
     #[arg(long)]
     control: Option<PathBuf>,
     /// Records what each function sees and does, in `functionN.record` of this directory.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
-    /// What is written to standard error.
+    /// Least severe level that is logged to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
 }
 
-/// What is done with recordings.
+/// What to do with recordings.
 #[derive(Subcommand)]
 enum Verb {
-    /// Prints recordings in words
+    /// Prints recordings
     Decode {
         /// Files that `--record` made.
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Prints what user-space queues posted and got, one of each kind, as test vectors
+    /// Prints one of each kind of WQE, CQE and doorbell of user-space queues, as test vectors
     Golden {
-        /// A program that ran while they were made, with its options; once for each, in order.
+        /// A program that ran during the recording, with its options; once for each program, in
+        /// order.
         #[arg(long, required = true)]
         by: Vec<String>,
         /// Files that `--record` made.
@@ -83,8 +85,7 @@ enum Port {
     Ib,
 }
 
-/// Prints what is logged. Warnings and errors that repeat become rare; whoever asks for more than
-/// those gets it all.
+/// Prints the log. Repeated warnings and errors become rare, unless a lower level is logged too.
 struct Log(Mutex<Repetitions>);
 
 impl log::Log for Log {
@@ -109,16 +110,16 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// How often the rest of a BlueFlame copy is looked for before a write was a doorbell alone, and how
-/// long after the last look. In all this has to be longer than the writer may have to wait for a
-/// processor, or the driver finds at its trial that nothing is combined.
+/// How many times the loop looks for the rest of a BlueFlame copy before it treats the first write
+/// as a doorbell, and how long it sleeps before each look. Together this must exceed the time for
+/// which the writer may wait for a processor; otherwise the driver's write-combining test fails.
 const LOOKS: u32 = 5;
 const GATHER: Duration = Duration::from_micros(20);
 
-/// After what time of work without a pause new guests and tests are heard.
+/// Busy time after which the loop serves new guests and tests.
 const HEARING: Duration = Duration::from_millis(5);
 
-/// A function's socket, and who is connected to it.
+/// The socket of a function, and its client.
 struct Place {
     listener: UnixListener,
     session: Option<Session>,
@@ -136,7 +137,7 @@ fn main() -> io::Result<()> {
     if let Some(directory) = &arguments.record {
         std::fs::create_dir_all(directory)?;
     }
-    // Without this a short sleep lasts 50 microseconds longer. Where it is refused, it does.
+    // Without this, a short sleep lasts 50 microseconds longer.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
         log::info!("timer slack: {error}");
     }
@@ -168,7 +169,7 @@ fn main() -> io::Result<()> {
     serve(&mut fabric, &mut places, &mut tests)
 }
 
-/// Reads recordings.
+/// Prints or converts recordings.
 fn read(verb: Verb) -> io::Result<()> {
     let open = |path: &Path| -> io::Result<_> {
         let file = File::open(path).map_err(|error| {
@@ -195,7 +196,7 @@ fn read(verb: Verb) -> io::Result<()> {
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    // A socket that a killed predecessor left behind.
+    // Remove the socket of a killed process.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -203,7 +204,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// The control socket, and who is connected to it.
+/// The control socket, and its clients.
 struct Tests {
     listener: Option<UnixListener>,
     clients: Vec<control::Server>,
@@ -216,8 +217,8 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
     loop {
         let (mut busy, gathering) = serve_places(fabric, places);
         if gathering && !busy {
-            // Asleep, not looking: the processor that writes the rest may need this very core, and
-            // each look would take it away.
+            // Sleep instead of spinning: the processor that writes the rest may need this very
+            // core.
             let came = (0..LOOKS).any(|_| {
                 thread::sleep(GATHER);
                 serve_places(fabric, places).0
@@ -230,7 +231,7 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
             busy = true;
         }
         busy |= fabric.turn(now());
-        // Even a guest that never pauses leaves room for others now and then.
+        // A guest that never pauses must not keep out others.
         if busy && heard.elapsed() < HEARING {
             continue;
         }
@@ -245,15 +246,17 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
             if busy { Some(0) } else { fabric.deadline().map(|due| due.saturating_sub(now())) },
         )?;
         heard = Instant::now();
-        // What woke it may be a look at the clock.
+        // The guest may have woken the process by reading the clock.
         fabric.set_time(now());
-        // A test that was told what the guest wrote asks about that: writes are not waited for.
+        // A test may ask about what a guest has just written: writes have no reply, so read them
+        // first.
         serve_places(fabric, places);
         tests.clients.retain_mut(|client| client.serve(fabric));
     }
 }
 
-/// Answers what all clients sent: whether that was anything, and whether a copy has begun and not ended.
+/// Serves all clients: returns whether there was anything to do, and whether a BlueFlame copy is
+/// incomplete.
 fn serve_places(fabric: &mut Fabric, places: &mut [Place]) -> (bool, bool) {
     let (mut busy, mut gathering) = (false, false);
     for (number, place) in places.iter_mut().enumerate() {
@@ -263,7 +266,7 @@ fn serve_places(fabric: &mut Fabric, places: &mut [Place]) -> (bool, bool) {
     (busy, gathering)
 }
 
-/// Answers what one function's client sent; false if it was nothing.
+/// Serves the client of one function; returns false if there was nothing to do.
 fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
     let Some(session) = &mut place.session else { return false };
     match session.serve(fabric.function(number)) {
@@ -280,7 +283,7 @@ fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
     }
 }
 
-/// Sleeps until a client or the clock wants something.
+/// Sleeps until a client writes or a timer is due.
 fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io::Result<()> {
     let mut fds: Vec<_> = places
         .iter()
@@ -313,7 +316,7 @@ fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io
                     log::info!("client connected");
                     place.session = Some(Session::new(stream));
                 }
-                // It is gone already, or comes again.
+                // The client is gone, or connects again.
                 Err(error) => log::warn!("a client did not connect: {error}"),
             }
         }

@@ -1,4 +1,4 @@
-//! The objects that commands make: one kind per file, all of them in [`Objects`].
+//! The objects that commands create: each file has one kind, [`Objects`] has them all.
 
 pub mod buffer;
 pub mod cq;
@@ -29,7 +29,7 @@ use crate::bar0;
 use crate::effort::Effort;
 use crate::port::Traffic;
 
-/// Everything that lives in a function.
+/// All objects of a function.
 pub struct Objects {
     pub(crate) uars: Table<uar::Uar>,
     pub(crate) uctxs: Table<uctx::Uctx>,
@@ -40,11 +40,11 @@ pub struct Objects {
     pub(crate) counters: Table<q_counter::CounterSet>,
     pub(crate) flow_counters: Table<Traffic>,
     pub(crate) mkeys: Table<mkey::Mkey>,
-    /// Pages of all queues, and of memory registered for them.
+    /// Pages of all queues and umems.
     pub(crate) listed: Listed,
-    /// Bytes of the lists of all keys.
+    /// Bytes of the translation lists of all mkeys.
     pub(crate) mkey_lists: usize,
-    /// What is done for the request at hand.
+    /// Cost of the current WQE.
     pub(crate) effort: Effort,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
@@ -62,7 +62,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// None of any kind.
+    /// A function without objects.
     pub fn new() -> Self {
         Self {
             uars: Table::new("UAR", bar0::UARS),
@@ -79,7 +79,7 @@ impl Objects {
             effort: Effort::default(),
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
-            // Queue pairs and send queues share the space of numbers that doorbells name.
+            // Doorbells name queue pairs and raw send queues by numbers of one space.
             qps: Table::new("QP", 0x40..=0xffff),
             sqs: Table::new("SQ", 0x1_0000..=0x1_ffff),
             srqs: Table::new("SRQ", 1..=0xffff),
@@ -94,7 +94,7 @@ impl Objects {
         }
     }
 
-    /// A kind of which a user context still has one. UAR pages are not held against it.
+    /// A kind of object that a user context still owns. UAR pages do not count.
     pub(crate) fn left_by(&self, uid: u32) -> Option<&'static str> {
         macro_rules! first {
             ($($table:ident)*) => {
@@ -106,7 +106,7 @@ impl Objects {
         None
     }
 
-    /// How many there are of each kind.
+    /// How many objects there are, by kind.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         vec![
             (self.uars.kind(), self.uars.len()),

@@ -1,29 +1,29 @@
-//! What a function is made with, from the command line.
+//! Options of a function, from the command line.
 
-/// What a port is.
+/// Type of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PortType {
-    /// RoCE and a network interface.
+    /// RoCE and Ethernet.
     #[default]
     Ethernet,
     /// InfiniBand.
     InfiniBand,
 }
 
-/// How a function is made.
+/// Options of a function.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What its port is.
+    /// Type of the port.
     pub port_type: PortType,
     /// Whether BlueFlame registers take data.
     pub write_combining: bool,
-    /// Whether keys are only made and destroyed by commands, as on a function with the smallest
-    /// set of capabilities.
+    /// Whether the driver registers memory only with commands, as on a device with the smallest set
+    /// of capabilities.
     pub minimal: bool,
-    /// Whether the guest maps VAR pages and device memory. Each other write then waits for its
-    /// answer.
+    /// Whether the guest may map VAR pages and device memory. Other writes to BAR0 then wait for a
+    /// reply.
     pub mapped: bool,
-    /// Its number on the switch, from which addresses are made.
+    /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
 }
 

@@ -1,9 +1,9 @@
 //! Host pages that the driver lends to firmware.
 //!
-//! Pairs with mlx5_core's `pagealloc.c`: QUERY_PAGES says how many are wanted to boot, events ask for
-//! more and offer some back as objects come and go, MANAGE_PAGES gives them or takes them back. This
-//! firmware keeps nothing in them; it counts them, so that a page that the driver does not get back
-//! shows.
+//! Pairs with mlx5_core's `pagealloc.c`. QUERY_PAGES tells how many pages firmware needs to boot,
+//! events ask for more or offer some back, and MANAGE_PAGES gives or takes them. This firmware
+//! stores nothing in the pages. It counts them, so that a page that the driver does not get back is
+//! noticed.
 
 use std::collections::BTreeSet;
 
@@ -12,33 +12,33 @@ pub(crate) const INIT_PAGES: usize = 64;
 
 /// Objects whose contexts share a page.
 const OBJECTS: usize = 8;
-/// Pages beyond what objects need: below the first more are asked for, above the last some are
-/// offered back, either way up to the one between.
+/// Spare pages. Below the first number firmware asks for more, above the last it offers some back,
+/// in both cases up to the middle one.
 const SPARE: [usize; 3] = [4, 16, 32];
 
-/// The pages held.
+/// The pages that firmware holds.
 #[derive(Default)]
 pub struct Pages {
     pub(crate) held: BTreeSet<u64>,
-    /// Whether objects may come and go.
+    /// Whether the driver may create objects.
     pub(crate) running: bool,
-    /// Whether the driver has yet to answer an event.
+    /// Whether the driver has not answered the last event yet.
     pub(crate) asked: bool,
 }
 
 impl Pages {
-    /// How many pages are held.
+    /// How many pages firmware holds.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The driver begins, or ends, to make objects.
+    /// Records INIT_HCA or TEARDOWN_HCA.
     pub fn run(&mut self, running: bool) {
         self.running = running;
         self.asked = false;
     }
 
-    /// How many pages to ask for, or below zero to offer, now that there are this many objects.
+    /// How many pages to ask for with this number of objects; a negative number offers pages back.
     pub fn change(&mut self, objects: usize) -> Option<i32> {
         if !self.running || self.asked {
             return None;

@@ -1,11 +1,11 @@
 //! PCI configuration space of one function.
 //!
-//! Pairs with the guest's PCI core. QEMU keeps the MSI-X table and the BAR's address to itself and
-//! passes the rest on.
+//! Pairs with the guest's PCI core. QEMU handles the MSI-X table and the address of the BAR itself
+//! and passes on other accesses.
 
 use crate::bar0::{MSIX_PBA, MSIX_TABLE};
 
-/// Size of the configuration space, extended part included.
+/// Size of the configuration space, including the extended part.
 pub const CONFIG_SIZE: usize = 4096;
 
 const COMMAND: usize = 0x04;
@@ -44,7 +44,7 @@ impl Config {
         config
     }
 
-    /// Everything as after power on.
+    /// Restores the values after power on.
     pub fn reset(&mut self) {
         self.bytes = vec![0; CONFIG_SIZE];
         let (vectors, bar0_size) = (self.vectors, self.bar0_size);
@@ -87,7 +87,7 @@ impl Config {
         allow(MSIX + 3, &[0xc0]);
     }
 
-    /// Whether the function may reach memory and raise interrupts.
+    /// Whether bus mastering is enabled: the function may access memory and raise interrupts.
     pub fn bus_master(&self) -> bool {
         self.bytes[COMMAND] & BUS_MASTER != 0
     }
@@ -99,7 +99,7 @@ impl Config {
         }
     }
 
-    /// Writes what may be written.
+    /// Writes the writable bits.
     #[must_use]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Effect {
         let mut effect = Effect::None;

@@ -1,7 +1,6 @@
 //! The port of a function: link, addresses, counters.
 //!
-//! Pairs with the virtual port commands, and with [`crate::register`] for what is behind
-//! ACCESS_REGISTER.
+//! Pairs with the vport commands and with the registers behind ACCESS_REG.
 
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
@@ -11,12 +10,12 @@ pub const GIDS: usize = 16;
 /// The default partition.
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Largest Ethernet frame payload, and what it is at first.
+/// Largest MTU, which is also the default.
 pub const MAX_MTU: u16 = 9978;
 
 const ADDRESS_LIST_UC: u64 = 0;
 
-/// Packets and bytes one way.
+/// Packets and bytes in one direction.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Traffic {
     pub(crate) packets: u64,
@@ -30,7 +29,7 @@ impl Traffic {
     }
 }
 
-/// Traffic one way by kind of destination.
+/// Traffic in one direction, by type of destination.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Casts {
     pub(crate) unicast: Traffic,
@@ -55,7 +54,7 @@ impl Casts {
         cast.add(packets.into(), payload);
     }
 
-    /// All of it.
+    /// The sum.
     pub(crate) fn total(&self) -> Traffic {
         let all = [self.unicast, self.multicast, self.broadcast];
         Traffic {
@@ -67,10 +66,10 @@ impl Casts {
 
 /// The port.
 pub struct Port {
-    /// Number of the function, from which its addresses are made.
+    /// Number of the function; the addresses derive from it.
     pub(crate) number: u32,
     pub(crate) context: Bits<nic_vport_context, Vec<u8>>,
-    /// Lists of unicast and multicast addresses, as written.
+    /// Lists of unicast addresses, multicast addresses and VLANs, as the driver wrote them.
     pub(crate) lists: [Vec<u8>; 3],
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
     pub(crate) link_up: bool,
@@ -81,7 +80,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// The port of function `number`, link up.
+    /// The port of function `number`, with the link up.
     pub fn new(number: u32) -> Self {
         let mut context = Bits::<nic_vport_context, _>::new(vec![0; nic_vport_context::SIZE]);
         let guid = 0x0c42_a103_0000_0000 | u64::from(number);
@@ -103,12 +102,12 @@ impl Port {
         }
     }
 
-    /// Whether the port carries traffic.
+    /// Whether the port sends and receives.
     pub fn active(&self) -> bool {
         self.link_up && self.admin_up
     }
 
-    /// Local identifier of an InfiniBand port.
+    /// LID of an InfiniBand port.
     pub fn lid(&self) -> u16 {
         self.number as u16 + 1
     }
@@ -126,20 +125,20 @@ impl Port {
         (gid != [0; 16]).then_some(gid)
     }
 
-    /// Has the addresses that the driver set be nobody's.
+    /// Clears the RoCE addresses.
     pub(crate) fn forget_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
     }
 
-    /// Counts a datagram that brought another queue key than that of the queue pair it was for.
+    /// Counts a datagram with a wrong Q_Key.
     pub(crate) fn count_wrong_qkey(&mut self) {
         let counter = nic_vport_context::qkey_violation_counter;
-        // The counter stays at its end.
+        // The counter saturates.
         let count = self.context.get(counter).saturating_add(1).min(0xffff);
         self.context.set(counter, count);
     }
 
-    /// Whether a frame to this address is for this port.
+    /// Whether the port receives frames to this address.
     pub fn accepts(&self, mac: &[u8; 6]) -> bool {
         let own = self.context.get(nic_vport_context::permanent_address).to_be_bytes();
         own[2..] == mac[..]

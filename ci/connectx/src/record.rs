@@ -1,10 +1,11 @@
-//! Recordings: what a driver wrote and what the device answered, in order, one file per function.
+//! Recordings of what a driver wrote and what the device answered, in order, one file for each
+//! function.
 //!
 //! Pairs with `--record DIR` and with [`crate::decode`], which prints a recording. A file begins
-//! with the eight bytes of [`MAGIC`], the version (4 bytes) and the number of the function
-//! (4 bytes). Entries follow; each has the length of its body (4 bytes), its kind (1 byte), three
+//! with the eight bytes of [`MAGIC`], the version (4 bytes) and the number of the function (4
+//! bytes). Entries follow. Each has the length of its body (4 bytes), its kind (1 byte), three
 //! zeros, the time in nanoseconds since the start (8 bytes), and the body. Numbers are
-//! little-endian; what the driver or the device wrote stays as it was.
+//! little-endian; bytes of the driver or the device stay as they were.
 //!
 //! | kind | entry | body |
 //! |---|---|---|
@@ -18,141 +19,140 @@
 //! | 8 | [`Entry::Event`] | number 4, index 4, bytes |
 //! | 9 | [`Entry::Reset`] | nothing |
 //!
-//! A reader skips kinds that it does not know; what changes the meaning of one that exists gets
-//! another version.
+//! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
-/// How a recording begins.
+/// The first bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"connectx";
 /// The version of the format.
 pub const VERSION: u32 = 1;
-/// The longest body that is read.
+/// The longest body that a reader accepts.
 const MAX_BODY: u32 = 64 << 20;
 /// Bytes in front of a body.
 const HEADER: usize = 16;
 
-/// The service of a raw send queue, which has no type of its own as queue pairs do.
+/// The service of a raw send queue, which has no `MLX5_QP_ST_*`.
 pub const RAW: u8 = 0xff;
 
-/// Which counter a doorbell record holds.
+/// What a doorbell record counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Counter {
-    /// Blocks posted to a send queue.
+    /// WQEBBs posted to a send queue.
     Send = 0,
     /// Receives posted to a queue pair.
     Receive = 1,
-    /// Receives posted to a shared receive queue.
+    /// Receives posted to an SRQ.
     Shared = 2,
     /// Receives posted to a raw receive queue.
     Raw = 3,
-    /// Completions consumed.
+    /// Consumer index of a CQ.
     Consumer = 4,
-    /// How a completion queue was armed last.
+    /// Arm word of a CQ.
     Arm = 5,
 }
 
-/// Where a receive was posted.
+/// The type of queue to which a receive was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Source {
-    /// To a queue pair.
+    /// A queue pair.
     Pair = 0,
-    /// To a shared receive queue.
+    /// An SRQ.
     Shared = 1,
-    /// To a raw receive queue.
+    /// A raw receive queue.
     Raw = 2,
 }
 
-/// Something that was seen or done. `B` is borrowed when it is written and owned when it is read.
+/// One entry. `B` is borrowed for writing and owned after reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry<B> {
-    /// A command, its mailboxes joined to it.
+    /// A command with its mailboxes joined.
     Command {
         /// Its slot.
         slot: u8,
-        /// All of its input.
+        /// The whole input.
         input: B,
     },
-    /// What became of a command.
+    /// The output of a command.
     Answer {
         /// Its slot.
         slot: u8,
-        /// Not 0 if it could not be taken at all.
+        /// Delivery status; not 0 if the command could not be read.
         delivery: u8,
-        /// All of its output.
+        /// The whole output.
         output: B,
     },
-    /// A write to BAR0, as it came.
+    /// A write to BAR0.
     Write {
         /// Where.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: B,
     },
-    /// A doorbell record that has another value than when it was last looked at.
+    /// A doorbell record whose value has changed since the device last read it.
     DoorbellRecord {
         /// What it counts.
         counter: Counter,
-        /// Of which queue.
+        /// Number of the queue.
         number: u32,
         /// The value.
         value: u32,
     },
-    /// A work request, as it was read.
+    /// A WQE as the device read it.
     Request {
-        /// Service type of the queue pair, `MLX5_QP_ST_*`, or [`RAW`].
+        /// Service type of the queue pair, `MLX5_QP_ST_*`, or [`SERVICE_RAW_SQ`].
         service: u8,
-        /// Whether it was taken from the register rather than from the ring.
+        /// Whether the device read it from the BlueFlame register instead of memory.
         blue_flame: bool,
-        /// Its block.
+        /// Index of its first WQEBB.
         index: u16,
-        /// The queue.
+        /// Number of the queue.
         number: u32,
-        /// Its blocks, whole.
+        /// Its WQEBBs, whole.
         bytes: B,
     },
-    /// A receive, as it was read.
+    /// A receive WQE as the device read it.
     Receive {
-        /// What kind of queue it was posted to.
+        /// Type of the queue.
         source: Source,
-        /// Whether it begins with a link to the next.
+        /// Whether it begins with a link to the next WQE.
         linked: bool,
-        /// What its completion names.
+        /// `wqe_counter` of its CQE.
         index: u16,
-        /// The queue.
+        /// Number of the queue.
         number: u32,
-        /// All of its stride.
+        /// The whole stride.
         bytes: B,
     },
-    /// A completion, as it was written.
+    /// A CQE as the device wrote it.
     Completion {
-        /// The queue.
+        /// Number of the queue.
         number: u32,
-        /// How many came before it, modulo 2^24.
+        /// Producer index before it.
         index: u32,
-        /// All of it.
+        /// The sum.
         bytes: B,
     },
-    /// An event, as it was written.
+    /// An EQE as the device wrote it.
     Event {
-        /// The queue.
+        /// Number of the queue.
         number: u32,
-        /// How many came before it, modulo 2^24.
+        /// Producer index before it.
         index: u32,
-        /// All of it.
+        /// The sum.
         bytes: B,
     },
-    /// A reset: nothing that was there before is there any more.
+    /// A reset: it destroys everything that existed before.
     Reset,
 }
 
 impl<B: AsRef<[u8]>> Entry<B> {
-    /// Kind, the fixed part of the body, and the rest of it.
+    /// Kind, fixed part of the body, and the rest of the body.
     fn parts(&self) -> (u8, Vec<u8>, &[u8]) {
         let head = |pieces: &[&[u8]]| pieces.concat();
         match self {
@@ -185,7 +185,7 @@ impl<B: AsRef<[u8]>> Entry<B> {
 }
 
 impl Entry<Vec<u8>> {
-    /// Reads a body; `None` if its kind is not known, or it is too short.
+    /// Parses a body; `None` if its kind is unknown or it is too short.
     fn parse(kind: u8, body: &[u8]) -> Option<Self> {
         let mut rest = body;
         let byte = |rest: &mut &[u8]| {
@@ -262,7 +262,7 @@ impl Entry<Vec<u8>> {
     }
 }
 
-/// Where a function's recording goes, if anywhere.
+/// The recording of a function, if there is one.
 #[derive(Default)]
 pub struct Recorder {
     to: Option<Box<dyn Write>>,
@@ -273,7 +273,7 @@ impl Recorder {
     /// Records to a new file.
     ///
     /// # Errors
-    /// If it cannot be made or written.
+    /// If the file cannot be created or written.
     pub fn create(path: &Path, function: u32) -> io::Result<Self> {
         Self::new(BufWriter::new(File::create(path)?), function)
     }
@@ -289,12 +289,12 @@ impl Recorder {
         Ok(Self { to: Some(Box::new(to)), seen: BTreeMap::new() })
     }
 
-    /// Whether anything is recorded.
+    /// Whether a recording is made.
     pub fn on(&self) -> bool {
         self.to.is_some()
     }
 
-    /// Adds an entry. A recording that cannot be written ends.
+    /// Adds an entry. After a write error the recording ends.
     pub fn add(&mut self, now: u64, entry: &Entry<&[u8]>) {
         let Some(to) = &mut self.to else { return };
         let (kind, head, rest) = entry.parts();
@@ -311,20 +311,20 @@ impl Recorder {
         }
     }
 
-    /// Adds the value of a doorbell record, if it is another than before.
+    /// Adds the value of a doorbell record, if it has changed.
     pub fn saw(&mut self, now: u64, counter: Counter, number: u32, value: u32) {
         if self.to.is_some() && self.seen.insert((counter, number), value) != Some(value) {
             self.add(now, &Entry::DoorbellRecord { counter, number, value });
         }
     }
 
-    /// Notes a reset.
+    /// Adds a reset.
     pub fn reset(&mut self, now: u64) {
         self.seen.clear();
         self.add(now, &Entry::Reset);
     }
 
-    /// Hands on what is kept back for larger writes.
+    /// Writes buffered entries to the file.
     pub fn flush(&mut self) {
         if let Some(to) = &mut self.to
             && let Err(error) = to.flush()
@@ -335,14 +335,14 @@ impl Recorder {
     }
 }
 
-/// A recording, to read.
+/// A recording to read.
 pub struct Recording<R> {
     from: R,
     /// Number of the function.
     pub function: u32,
 }
 
-/// An entry and when it was made, in nanoseconds since the start.
+/// An entry and its time in nanoseconds since the start.
 pub type Stamped = (u64, Entry<Vec<u8>>);
 
 fn bad(why: String) -> io::Error {
@@ -350,10 +350,10 @@ fn bad(why: String) -> io::Error {
 }
 
 impl<R: Read> Recording<R> {
-    /// Reads the beginning.
+    /// Reads the file header.
     ///
     /// # Errors
-    /// `InvalidData` if it is no recording, or one of another version.
+    /// `InvalidData` if it is no recording, or has another version.
     pub fn new(mut from: R) -> io::Result<Self> {
         let mut head = [0; 16];
         from.read_exact(&mut head)?;
@@ -368,11 +368,11 @@ impl<R: Read> Recording<R> {
         Ok(Self { from, function: word(12) })
     }
 
-    /// The next entry; `None` at the end, which may be in the middle of an entry when the recorder
-    /// was killed.
+    /// The next entry; `None` at the end. A recording of a killed process may end in the middle of
+    /// an entry.
     ///
     /// # Errors
-    /// `InvalidData` for a body of absurd length, or what reading answers.
+    /// `InvalidData` for a body that is too long, or an error of reading.
     pub fn next_entry(&mut self) -> io::Result<Option<Stamped>> {
         loop {
             let mut head = [0; HEADER];

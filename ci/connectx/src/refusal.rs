@@ -1,7 +1,7 @@
-//! How a command is refused: a status that the driver turns into an errno, and a syndrome.
+//! Refused commands: a status, which the driver turns into an errno, and a syndrome.
 //!
-//! Pairs with `cmd_status_to_err` of mlx5_core. Firmware's syndromes are not documented; here the
-//! upper half is the status and the lower half a hash of the cause.
+//! Pairs with `cmd_status_to_err` of mlx5_core. Firmware's syndromes are not documented. Here the
+//! upper half is the status, and the lower half a hash of the reason.
 
 use std::fmt;
 
@@ -27,16 +27,16 @@ pub enum Status {
 /// A refused command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What kind of no.
+    /// The status.
     pub status: Status,
-    /// What exactly, for the log.
+    /// The reason, for the log.
     pub why: String,
 }
 
 impl Refused {
-    /// The number in the driver's log that tells one cause from another.
+    /// A number that tells one reason from another in the driver's log.
     pub fn syndrome(&self) -> u32 {
-        // FNV-1a over the message without its numbers, so that one cause is one syndrome.
+        // FNV-1a over the message without its numbers, so that each reason has one syndrome.
         let words = self.why.bytes().filter(|byte| !byte.is_ascii_hexdigit());
         let hash = words
             .fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -50,7 +50,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// `Err` of a refusal with a formatted reason.
+/// `Err` of a [`CommandError`] with a formatted reason.
 macro_rules! refuse {
     ($status:ident, $($why:tt)*) => {
         Err($crate::refusal::Refused {

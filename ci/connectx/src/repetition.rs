@@ -1,24 +1,24 @@
-//! What is logged again and again is logged ever more rarely.
+//! Limits how often the same line is logged.
 //!
-//! Pairs with the program, which prints what passes. A guest can have the same line written with every
-//! doorbell; a log that grows with it would fill the disk.
+//! A guest can cause the same line with every doorbell. Without a limit the log would fill the
+//! disk.
 
 use std::collections::BTreeMap;
 
-/// How often a line may come before most of it is left out.
+/// How many times a line is printed before most repetitions are left out.
 const ALWAYS: u64 = 16;
-/// The most lines that are told apart; there are far fewer of them in the program.
+/// The most lines that are told apart; the program has far fewer.
 const MAX_LINES: usize = 4096;
 
-/// Counts how often each line was logged. Lines that differ in numbers only are the same.
+/// Counts how often each line was logged. Lines that differ only in numbers are the same.
 #[derive(Debug, Default)]
 pub struct Repetitions {
     seen: BTreeMap<String, u64>,
 }
 
 impl Repetitions {
-    /// How often a line was logged, this time included, if it is to be printed: the first times, and
-    /// then each time the number has doubled.
+    /// How many times a line was logged, including this time, if it is to be printed: the first
+    /// times, and then whenever the count is a power of two.
     pub fn note(&mut self, line: &str) -> Option<u64> {
         let words: String = line.chars().filter(|letter| !letter.is_ascii_hexdigit()).collect();
         if self.seen.len() >= MAX_LINES && !self.seen.contains_key(&words) {

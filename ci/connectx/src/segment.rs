@@ -17,27 +17,27 @@ const DOORBELL: u64 = 0x18;
 const INITIALIZING: u64 = 0x1fc;
 const HEALTH_SEVERITY: u64 = 0x238;
 const HEALTH_SYNDROME: u64 = 0x23c;
-/// In the word of the severity: firmware asks to be reset.
+/// Flag in the word of the severity: firmware requests a reset.
 const REQUIRES_RESET: u32 = 1 << 31;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 const HEALTH_COUNTER: u64 = 0x1010;
 
-/// State of the NIC interface, bits 8 to 10 of the queue's low address word.
+/// NIC interface state, bits 8 to 10 of the low word of the command queue's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interface {
-    /// The driver is in charge.
+    /// The driver uses the interface.
     Full = 0,
-    /// Nothing works: what the driver finds after a reset.
+    /// After a reset: the interface does not work.
     Disabled = 1,
 }
 
-/// Written as the state of the interface, this asks firmware to begin anew.
+/// Written as the NIC interface state, this requests a software reset.
 const SOFTWARE_RESET: u32 = 7;
-/// In the word that says whether firmware is still starting: it can be asked to begin anew.
+/// Flag in the `initializing` word: a software reset is supported.
 const RESET_SUPPORTED: u32 = 1 << 30;
 
-/// The registers.
+/// The registers of the segment.
 pub struct Segment {
     queue: u64,
     interface: Interface,
@@ -50,9 +50,9 @@ pub struct Segment {
 pub enum Effect {
     /// Nothing.
     None,
-    /// Run the commands in these slots.
+    /// Execute the commands in these slots.
     Commands(u32),
-    /// Begin anew: the driver takes firmware for sick.
+    /// Reset: the driver takes firmware for failed.
     Reset,
 }
 
@@ -62,9 +62,9 @@ impl Segment {
         Self { queue: 0, interface: Interface::Full, health: 0, severity: 0 }
     }
 
-    /// As after a function-level reset, or one of the firmware: the driver is not told of the first
-    /// and waits for the second, so it must find the interface disabled, or its commands would time
-    /// out. Writing the queue's address ends that.
+    /// The state after an FLR or a software reset. The driver is not notified of the first and
+    /// waits for the second. It must find the interface disabled, or its commands would time out;
+    /// writing the address of the command queue enables it.
     pub fn after_reset() -> Self {
         Self { queue: 0, interface: Interface::Disabled, health: 0, severity: 0 }
     }
@@ -74,8 +74,8 @@ impl Segment {
         (self.queue != 0 && self.interface == Interface::Full).then_some(self.queue)
     }
 
-    /// Sets the health syndrome that the driver polls; 0 is healthy. If it is `fatal`, firmware asks
-    /// to be reset.
+    /// Sets the health syndrome that the driver polls; 0 is healthy. With `fatal`, firmware
+    /// requests a reset.
     pub fn set_health(&mut self, syndrome: u8, fatal: bool) {
         self.health = u32::from(syndrome) << 16;
         self.severity = if fatal { REQUIRES_RESET } else { 0 };
@@ -93,7 +93,7 @@ impl Segment {
             HEALTH_SEVERITY => self.severity,
             TIMER_HIGH => ((now / NS_PER_TICK) >> 32) as u32,
             TIMER_LOW => (now / NS_PER_TICK) as u32,
-            // Moves with time as long as the device is healthy.
+            // The driver expects the counter to move while the device is healthy.
             HEALTH_COUNTER => (now / 10_000_000) as u32,
             _ => 0,
         }
@@ -126,7 +126,7 @@ impl Default for Segment {
     }
 }
 
-/// The device's clock runs at [`CLOCK_KHZ`].
+/// Nanoseconds per tick of the device's clock, which runs at [`CLOCK_KHZ`].
 pub const NS_PER_TICK: u64 = 1_000_000 / CLOCK_KHZ;
-/// Frequency of timestamps.
+/// Frequency of the device's clock.
 pub const CLOCK_KHZ: u64 = 250_000;

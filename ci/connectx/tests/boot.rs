@@ -1,4 +1,4 @@
-//! The states of a function as a whole: before it is initialised, after, and when it may not reach memory.
+//! States of the whole function: before INIT_HCA, after TEARDOWN_HCA, and without bus mastering.
 
 mod driver;
 
@@ -8,9 +8,9 @@ use driver::pair::{Pair, code};
 use uverbs_uapi::mlx5::prm::opcode;
 
 const BAD_SYSTEM_STATE: u8 = 0x4;
-/// The command register, and the bit of memory space and bus mastering.
+/// The command register, with memory space enabled, and with bus mastering too.
 const COMMAND: u64 = 4;
-/// Where an event queue is armed on a page of doorbells.
+/// Offset of the EQ arm register in a UAR page.
 const EQ_ARM: u64 = 0x40;
 const MEMORY_ONLY: [u8; 2] = [2, 0];
 const MASTER: [u8; 2] = [6, 0];
@@ -30,7 +30,7 @@ fn what_is_torn_down_is_gone_until_it_is_initialised_again() {
         p.driver.simple(op, &[0; 16]).unwrap();
         p.driver.run();
         assert_eq!(living(&mut p.driver), 0);
-        // Nothing that was posted goes on in memory that the driver has back.
+        // The device must not touch queues in memory that the driver has back.
         assert_eq!(p.driver.cqe(p.sent, 0).0, code::NONE);
         let refused = p.driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap_err();
         assert_eq!(refused.0, BAD_SYSTEM_STATE);
@@ -40,7 +40,7 @@ fn what_is_torn_down_is_gone_until_it_is_initialised_again() {
     }
 }
 
-/// What such a command made, nobody could end: its number went nowhere.
+/// The number of a new object would be lost, so nobody could destroy it.
 #[test]
 fn a_command_whose_answer_has_no_place_does_nothing() {
     const ABSENT: u64 = 1 << 40;

@@ -1,4 +1,4 @@
-//! User contexts: what is whose, and queues in memory that a context registered.
+//! User contexts: which objects they may use, and queues in their umems.
 
 mod driver;
 
@@ -117,7 +117,7 @@ fn a_context_that_ends_leaves_no_doorbell_pages() {
     assert_eq!(count(&mut driver), before);
 }
 
-/// Whoever gets its number next would own what is left.
+/// The context that gets this uid next would own the remaining objects.
 #[test]
 fn a_context_ends_after_what_it_made() {
     let mut driver = Driver::new();
@@ -135,7 +135,7 @@ fn a_context_ends_after_what_it_made() {
 
 #[test]
 fn a_queue_lies_where_its_registered_memory_says() {
-    // As in the manual; the kernel, which never uses them, does not describe them.
+    // From the manual; the kernel never uses these fields and does not describe them.
     const QUEUE_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
     const QUEUE: Field<create_cq_in> = Field::new(0x2c0, 0x20);
     const RECORD: Field<cqc> = Field::new(0x20, 0x20);
@@ -179,7 +179,7 @@ fn a_queue_lies_where_its_registered_memory_says() {
         let busy = driver.simple_as(uid, opcode::DESTROY_UMEM, &number(memory));
         assert_eq!(busy.unwrap_err().0, BUSY);
     }
-    // Four entries fit as long as the record says that they were taken.
+    // The CQ holds four CQEs, so the doorbell record has to advance.
     let mut qp = driver.qp(0, cqn);
     let other = driver.qp(0, cqn);
     driver.connect(&qp, &other);

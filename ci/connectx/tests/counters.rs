@@ -1,4 +1,4 @@
-//! What a port and its queue pairs count, in plain memory.
+//! Counters of a port and its queue pairs, in plain memory.
 
 mod driver;
 
@@ -21,7 +21,7 @@ struct Counted {
     b: Queue,
     page: u64,
     key: u32,
-    /// Counter sets of `a` and `b`.
+    /// Q counters of `a` and `b`.
     sets: [u32; 2],
 }
 
@@ -83,7 +83,7 @@ fn requests_are_counted_where_they_arrive() {
 #[test]
 fn what_goes_wrong_is_counted_on_both_sides() {
     let mut c = counted();
-    // Two tries that find no receive, and the one that gives up.
+    // Two retries, and the attempt that exceeds them.
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(8, c.key, c.page));
     assert_eq!(c.count(1, set::out_of_buffer), 3);
     assert_eq!(c.count(0, set::rnr_nak_retry_err), 3);
@@ -107,7 +107,7 @@ fn a_port_counts_packets_and_bytes() {
     let to = c.driver.page();
     let key = c.driver.mkey(to, 4096, &[mkc::lw]);
     c.driver.post_receive(&mut c.b, &Driver::segment(1000, key, to));
-    // A path of 256 bytes: four packets.
+    // A path MTU of 256 bytes makes four packets.
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(1000, c.key, c.page));
     let out = c.driver.simple(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
     let out = Bits::<query_vport_counter_out, _>::new(out);

@@ -1,4 +1,4 @@
-//! Device memory: allocated, reached by keys, and by the processor through BAR0.
+//! Device memory: allocation, access by mkeys, and access by the processor through BAR0.
 
 mod driver;
 
@@ -68,7 +68,7 @@ fn what_a_peer_writes_the_processor_reads() {
     driver.connect(&b, &a);
     let start = allocate(&mut driver, MEMIC_OFFSET + 4096, 4096, 128).unwrap();
     assert_eq!(start, MEMIC_OFFSET + 4096);
-    // The key's own addresses begin at zero.
+    // Addresses in the mkey begin at zero.
     let device = key(&mut driver, start + 64, 64).unwrap();
     let from = driver.page();
     let host = driver.mkey(from, 4096, &[mkc::lr, mkc::lw]);

@@ -1,4 +1,4 @@
-//! Drivers that lost a lock or a barrier: each leaves its mark in the counts of doorbells.
+//! Drivers without a lock or a barrier: the doorbell errors show each of these bugs.
 
 mod driver;
 
@@ -16,7 +16,7 @@ struct Bench {
     consumer: u64,
 }
 
-/// The parts of posting one request, in the order in which each driver does them.
+/// The steps of posting one WQE, in the order of each driver.
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Request,
@@ -32,7 +32,7 @@ impl Bench {
         driver.address();
         let eqn = driver.eq();
         let (cqn, _) = driver.cq(eqn);
-        // Its doorbell record comes last.
+        // `cq` allocates the doorbell record last.
         let consumer = driver.last_page();
         let queue = driver.qp(0, cqn);
         let peer = driver.qp(0, cqn);
@@ -40,7 +40,7 @@ impl Bench {
         Self { driver, queue, cqn, consumer }
     }
 
-    /// A request that does nothing, at a block.
+    /// A NOP at a WQE index.
     fn request(&self, index: u16) -> [u8; 64] {
         let mut bytes = [0; 64];
         bytes[..4].copy_from_slice(&(u32::from(index) << 8).to_be_bytes());
@@ -53,7 +53,7 @@ impl Bench {
         self.driver.fabric.function(0).write(Region::Bar0, page + offset, bytes);
     }
 
-    /// Posts the request of a block step by step; the device looks after each doorbell.
+    /// Posts the NOP of an index step by step; the device handles each doorbell at once.
     fn post(&mut self, index: u16, steps: &[Step]) {
         let request = self.request(index);
         for step in steps {
@@ -119,7 +119,7 @@ fn a_doorbell_before_its_record_is_counted() {
 fn a_doorbell_before_its_request_is_counted() {
     for ring in [Doorbell, BlueFlame] {
         let mut bench = Bench::new();
-        // The ring is empty, and the index of the first request is zero: make it the second.
+        // An empty queue looks like a NOP with index zero, so test with the second WQE.
         bench.post(0, &[Request, Record, Doorbell]);
         bench.driver.run();
         bench.post(1, &[Record, ring, Request]);

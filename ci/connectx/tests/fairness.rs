@@ -1,4 +1,4 @@
-//! What takes long is done in turns, so that nobody else waits for all of it.
+//! Fairness: a poll ends after a certain cost, so that other guests need not wait.
 
 mod driver;
 
@@ -10,10 +10,10 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 const LIST: u64 = 2;
 /// Entries of a list.
 const ENTRIES: usize = 448;
-/// Requests that are posted.
+/// WQEs to post.
 const REQUESTS: u64 = 12;
 
-/// A list whose entries lead one byte of memory each, all but the last `bytes` of them empty.
+/// A KLM list whose last `bytes` entries name one byte each; the other entries are empty.
 fn list(driver: &mut Driver, bytes: usize, key: u32, address: u64) -> u32 {
     let rights: [(Field<mkc>, u64); 3] =
         [(mkc::access_mode_1_0, LIST), (mkc::lr, 1), (mkc::len, bytes as u64)];
@@ -27,7 +27,7 @@ fn costly_requests_do_not_make_a_long_turn() {
     let mut p = Pair::new();
     let inner = list(&mut p.driver, 1, p.key, p.from);
     let outer = list(&mut p.driver, ENTRIES, inner, 0);
-    // 448 times 448 entries each time.
+    // Each WQE looks at 448 times 448 entries.
     let write = [Pair::remote(p.to, p.key), Driver::segment(ENTRIES as u32, outer, 0)].concat();
     for _ in 0..REQUESTS {
         p.driver.queue_send(&mut p.a, code::WRITE, 0, &write);

@@ -1,4 +1,4 @@
-//! Faults that a test asks for over the control socket, in plain memory.
+//! Faults injected over the control socket, in plain memory.
 
 mod driver;
 
@@ -9,7 +9,7 @@ use driver::pair::Pair;
 use driver::pair::code::*;
 use uverbs_uapi::mlx5::prm::opcode;
 
-/// Two connected queue pairs, and a switch that can be asked for faults.
+/// Two connected queue pairs behind a switch with a control socket.
 struct Bench(Pair);
 
 impl Bench {
@@ -21,7 +21,7 @@ impl Bench {
         assert_eq!(answer(&mut self.0.driver.fabric, &request), Reply::Done);
     }
 
-    /// Sends from the first queue pair to the second, and lets time pass until all is done.
+    /// Sends from the first queue pair to the second, and runs the device until it is idle.
     fn send(&mut self) {
         self.0.receive(8);
         self.0.send(8);
@@ -46,7 +46,7 @@ fn the_nth_request_ends_with_the_syndromes_asked_for() {
     assert_eq!(bench.0.driver.cqe(bench.0.sent, 0).0, REQUEST);
     let (code, cqe) = bench.0.driver.cqe(bench.0.sent, 1);
     assert_eq!((code, cqe[54], cqe[55]), (REQUEST_ERROR, 0x99, 0x22));
-    // The queue pair is broken, and the message was never sent.
+    // The queue pair is in error, and the message was never sent.
     let (code, cqe) = bench.0.driver.cqe(bench.0.sent, 2);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
     assert_eq!(bench.0.driver.cqe(bench.0.received, 0).0, RECEIVED);
@@ -155,7 +155,7 @@ fn a_sick_function_is_cured_by_the_reset_it_asks_for() {
     bench.ask(Request::Health { function: 0, syndrome: 0x7, fatal: true });
     assert_eq!((word(&mut bench, 0x238) >> 31, word(&mut bench, 0x23c)), (1, 0x7_0000));
     assert_eq!(word(&mut bench, 0x1fc) >> 30, 1);
-    // The state of the interface beside the queue's address: reset.
+    // The NIC interface state beside the address of the command queue: software reset.
     bench.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
     assert_eq!((word(&mut bench, 0x238), word(&mut bench, 0x23c)), (0, 0));
     assert_eq!(word(&mut bench, 0x14) >> 8 & 7, 1);

@@ -1,4 +1,4 @@
-//! Nothing in use can be destroyed: each kind of user, and what it holds until it is gone.
+//! Objects in use cannot be destroyed: each kind of user, and the objects that it uses.
 
 mod driver;
 
@@ -19,14 +19,14 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 const BUSY: u8 = 0x6;
 const BAD_RESOURCE: u8 = 0x5;
 
-/// An object by the command that destroys it.
+/// An object, with the command that destroys it.
 #[derive(Clone, Copy)]
 struct Object {
     destroy: u16,
     number: u32,
 }
 
-/// A driver with objects to build on.
+/// A driver with a CQ.
 struct Bench {
     driver: Driver,
     cqn: u32,
@@ -41,7 +41,7 @@ impl Bench {
         Self { driver, cqn }
     }
 
-    /// The status of an object's end.
+    /// Destroys an object and returns the status.
     fn end(&mut self, object: Object) -> u8 {
         let number = object.number.to_be_bytes();
         let mut input = [0; 16];
@@ -49,7 +49,7 @@ impl Bench {
         self.driver.simple(object.destroy, &input).map_or_else(|refused| refused.0, |_| 0)
     }
 
-    /// That an object stays as long as its user, and goes after it.
+    /// Asserts that an object can only be destroyed after its user.
     #[track_caller]
     fn held(&mut self, object: Object, user: Object) {
         assert_eq!(self.end(object), BUSY, "{:#x} before its user", object.destroy);
@@ -57,7 +57,7 @@ impl Bench {
         assert_eq!(self.end(object), 0, "{:#x} after its user", object.destroy);
     }
 
-    /// Makes an object; the number is where almost all commands have it.
+    /// Creates an object whose number is where most commands have it.
     fn make(&mut self, create: u16, destroy: u16, input: &[u8]) -> Object {
         let out = self.driver.simple(create, input).unwrap_or_else(|refused| {
             panic!("command {create:#x} is refused: {refused:x?}");
@@ -233,7 +233,7 @@ impl Bench {
         ended.map_or_else(|refused| refused.0, |_| 0)
     }
 
-    /// Sets the first entry of a table: to a destination by kind and number, counted by a counter.
+    /// Sets the first entry of a table, with a destination by type and number, and a flow counter.
     fn flow(&mut self, table: u32, to: (u64, u32), counter: Option<u32>) {
         const FORWARD: u64 = 4;
         const COUNT: u64 = 8;
@@ -406,7 +406,7 @@ fn flows_hold_where_they_go_and_what_counts_them() {
     bench.flow(table, (TO_TIR, tir.number), Some(counter.number));
     assert_eq!((bench.end(tir), bench.end(counter)), (BUSY, BUSY));
     assert_eq!((bench.end_flow_group(table, group), bench.end_flow_table(table)), (BUSY, BUSY));
-    // Another entry in its place lets go of all that.
+    // Another entry in its place releases these objects.
     bench.flow(table, (TO_TABLE, next), None);
     assert_eq!((bench.end(tir), bench.end(counter)), (0, 0));
     assert_eq!(bench.end_flow_table(next), BUSY);
@@ -417,7 +417,7 @@ fn flows_hold_where_they_go_and_what_counts_them() {
     assert_eq!(bench.end_flow_table(table), 0);
 }
 
-/// The driver says which table is the root, and destroys the last one without taking that back.
+/// The driver destroys the last table while it is still the root.
 #[test]
 fn a_root_can_be_destroyed_and_is_none_any_more() {
     let mut bench = Bench::new();
@@ -434,13 +434,13 @@ fn a_root_can_be_destroyed_and_is_none_any_more() {
     assert_eq!(root(&mut bench, table), BAD_RESOURCE);
 }
 
-/// Types of the events at `page`, in order, after a queue pair was stopped and rung for twice.
+/// Types of the events after a queue pair was moved to error and two doorbells were rung.
 fn events_of_stopped(
     service: u64,
     fields: impl Fn(&mut Bench) -> Vec<(Field<qpc>, u64)>,
 ) -> Vec<u8> {
     let mut bench = Bench::new();
-    // The second one is of no interest: its entries tell what the first one's do.
+    // The first EQ gets the same events.
     bench.driver.eq();
     let page = bench.driver.last_page();
     bench.driver.memory().write(page, &[0xff; 4096]).unwrap();
@@ -480,7 +480,7 @@ fn that_shared_receives_end_is_told_once_to_those_who_take_them() {
     assert_eq!(events_of_stopped(XRC, xrc), NOTHING, "who only sends");
 }
 
-/// What lists there are costs the host memory.
+/// Lists use the memory of the host.
 #[test]
 fn there_is_an_end_to_what_a_guest_may_list() {
     const LIMIT: u8 = 0x8;

@@ -1,4 +1,4 @@
-//! Multicast in plain memory: who hears a group.
+//! Multicast in plain memory: which queue pairs receive a message to a group.
 
 mod driver;
 
@@ -16,7 +16,7 @@ const QKEY: u32 = 0x1111_2222;
 const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
 const ROUTE: u32 = 40;
 
-/// A function with a key for two pages.
+/// A function with an mkey for two pages.
 struct Hall {
     driver: Driver,
     eqn: u32,
@@ -25,7 +25,7 @@ struct Hall {
     key: u32,
 }
 
-/// A member of the group, and where its completions are.
+/// A member of the group, and the buffer of its CQ.
 struct Member {
     queue: Queue,
     completions: u64,
@@ -59,7 +59,7 @@ impl Hall {
         self.driver.simple(op, &input.into_inner()).map(|_| ())
     }
 
-    /// Sends eight bytes to the group; both members have room for one datagram more.
+    /// Sends eight bytes to the group; both members post a receive before.
     fn send(&mut self, members: [&mut Member; 2], qkey: u32) {
         let mut vector = qkey.to_be_bytes().to_vec();
         vector.resize(8, 0);
@@ -74,7 +74,7 @@ impl Hall {
         self.driver.post_send(&mut sender.queue, SEND, 0, &[vector, data].concat());
     }
 
-    /// Completions of receives that a member has seen.
+    /// How many messages a member has received.
     fn heard(&mut self, member: &Member) -> usize {
         let entries = (0..64).map(|index| self.driver.cqe(member.completions, index).0);
         entries.filter(|code| *code == RECEIVED).count()
@@ -89,7 +89,7 @@ fn a_group_is_heard_by_its_members() {
         hall.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
         hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
         hall.send([&mut sender, &mut other], QKEY);
-        // The sender is a member as well, and hears itself unless it asked not to.
+        // The sender is a member, too, and receives its own message unless `block_lb_mc` is set.
         assert_eq!((hall.heard(&sender), hall.heard(&other)), (usize::from(!deaf), 1));
         hall.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
         assert!(hall.attach(opcode::DETACH_FROM_MCG, &other).is_err());

@@ -1,4 +1,4 @@
-//! Keys, connections and privileges: what a process without any may not do.
+//! Mkeys, connections and privileges: what an unprivileged process may not do.
 
 mod driver;
 
@@ -14,11 +14,11 @@ const BAD_PARAMETER: u8 = 0x3;
 const BAD_RESOURCE: u8 = 0x5;
 const BUSY: u8 = 0x6;
 
-/// Access modes of keys.
+/// Access modes of mkeys.
 const PAGES: u64 = 1;
 const LIST: u64 = 2;
 
-/// Services of queue pairs that only the kernel has.
+/// Services of queue pairs that only the kernel may create.
 const SUBNET_MANAGEMENT: u64 = 0x7;
 const GENERAL: u64 = 0x8;
 const KEYS: u64 = 0xc;
@@ -31,10 +31,10 @@ const LOCAL_OPERATION: u8 = 0x02;
 const PROTECTION: u8 = 0x04;
 const BINDING: u8 = 0x06;
 
-/// What a key may be used for.
+/// All access rights, and UMR.
 const ALL: [Field<mkc>; 5] = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::umr_en];
 
-/// A request that puts `list` in place of a key's own, and changes what `mask` says.
+/// Segments of a UMR WQE with an inline list and a mask of context fields.
 fn umr(mask: u64, fields: &[(Field<mkc>, u64)], list: &[u8]) -> Vec<u8> {
     let mut segments = vec![0x80, 0, 0, 0];
     segments.extend(((list.len() / 16) as u16).to_be_bytes());
@@ -50,12 +50,12 @@ fn umr(mask: u64, fields: &[(Field<mkc>, u64)], list: &[u8]) -> Vec<u8> {
     segments
 }
 
-/// Addresses of four pages, as a list of a key.
+/// MTTs of eight pages.
 fn pages(first: u64) -> Vec<u8> {
     (0..8).flat_map(|page| (first + page * 4096).to_be_bytes()).collect()
 }
 
-/// Opcode and syndrome of what a request comes to, for the first queue pair.
+/// Opcode and syndrome in the CQE of a WQE of the first queue pair.
 fn outcome(p: &mut Pair, index: u64, op: u8, immediate: u32, segments: &[u8]) -> (u8, u8) {
     p.driver.post_send(&mut p.a, op, immediate, segments);
     let (code, cqe) = p.driver.cqe(p.sent, index);
@@ -80,7 +80,7 @@ fn pages_are_named_by_the_kernel_only() {
             assert_eq!(end, (code::REQUEST_ERROR, LOCAL_OPERATION), "{mask:#x}");
         }
     }
-    // What the kernel said is where it goes.
+    // The new address is used.
     let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
     let (to, elsewhere) = (p.to, p.driver.page());
     let key = p.driver.mkey(to, 4096, &ALL);
@@ -115,7 +115,7 @@ fn lists_are_for_every_queue_to_change() {
     assert_eq!(p.bytes(p.to), [7; 8]);
 }
 
-/// A key of the first queue pair, or of any, as a window of type 2 is.
+/// An mkey bound to a queue pair, or to none, like a memory window of type 2.
 fn window(p: &mut Pair, qpn: Option<u32>) -> u32 {
     let fields = [
         (mkc::access_mode_1_0, LIST),
@@ -172,7 +172,7 @@ fn the_other_side_invalidates_what_is_bound_to_its_connection() {
     }
 }
 
-/// A context's own protection domain and page, as fields of a queue pair.
+/// A PD and a UAR of a user context, as fields of a QP context.
 fn own(driver: &mut Driver, uid: u32) -> [(Field<qpc>, u64); 2] {
     let out = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
     let pd = Bits::<alloc_pd_out, _>::new(out).get(alloc_pd_out::pd);
@@ -240,7 +240,7 @@ fn a_queue_that_changes_keys_names_a_domain_that_exists() {
     driver.simple(opcode::DEALLOC_PD, &number(pd)).unwrap();
 }
 
-/// Numbers of queue pairs are the same on every port.
+/// The same QPN exists on every port.
 #[test]
 fn a_stranger_with_the_right_number_is_not_heard() {
     const RETRIES_EXCEEDED: u8 = 0x15;

@@ -1,4 +1,4 @@
-//! Raw packet queues in plain memory: how they fail, and what becomes of what is posted.
+//! Raw packet queues in plain memory: how they fail and flush.
 
 mod driver;
 
@@ -29,7 +29,7 @@ const FLUSHED: u8 = 0x05;
 const BAD_PARAMETER: u8 = 0x03;
 const BAD_STATE: u8 = 0x09;
 
-/// The event of a queue that cannot go on, and kinds of queues in it.
+/// The event of a failed queue, and the queue types in it.
 const CATASTROPHIC: u8 = 0x05;
 const OF_RECEIVES: u8 = 1;
 const OF_SENDS: u8 = 2;
@@ -37,12 +37,12 @@ const OF_SENDS: u8 = 2;
 const CYCLIC: u64 = 1;
 const FRAME: u32 = 64;
 
-/// A raw send queue and a raw receive queue that gets whatever arrives.
+/// A raw send queue, and a raw receive queue for every frame.
 struct Raw {
     driver: Driver,
     sends: Queue,
     receives: Queue,
-    /// Where the completions of each are written.
+    /// Buffers of the CQs.
     sent: u64,
     received: u64,
     events: u64,
@@ -51,7 +51,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// With the ring of sends in this page, or in a good one.
+    /// The buffer of the send queue is at this address, or in an own page.
     fn with(ring: Option<u64>, log_cq: u64) -> Self {
         let mut driver = Driver::new();
         let eqn = driver.eq();
@@ -90,7 +90,7 @@ impl Raw {
         self.driver.simple(opcode::MODIFY_RQ, &input.into_inner())
     }
 
-    /// Sends a frame to everybody, from memory with this key.
+    /// Sends a broadcast frame from memory with this mkey.
     fn send(&mut self, key: u32) {
         let head = [0; 16];
         let segment = Driver::segment(FRAME, key, self.frame);
@@ -103,13 +103,13 @@ impl Raw {
         self.driver.post_receive(&mut self.receives, &segment);
     }
 
-    /// Opcode and syndrome of a completion.
+    /// Opcode and syndrome of a CQE.
     fn end(&mut self, of: u64, index: u64) -> (u8, u8) {
         let (code, cqe) = self.driver.cqe(of, index);
         (code, if matches!(code, REQUEST_ERROR | RECEIVE_ERROR) { cqe[55] } else { 0 })
     }
 
-    /// Events of queues that cannot go on: the kind of each, and its number.
+    /// Queue type and number in the events of failed queues.
     fn failures(&mut self) -> Vec<(u8, u32)> {
         let mut bytes = [0; 4096];
         let at = self.events;
@@ -119,7 +119,7 @@ impl Raw {
     }
 }
 
-/// A raw send queue of 16 blocks.
+/// A raw send queue of 16 WQEBBs.
 fn send_queue(driver: &mut Driver, cqn: u32, ring: Option<u64>) -> Queue {
     let out = driver.simple(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
     let domain = Bits::<alloc_transport_domain_out, _>::new(out)
@@ -148,7 +148,7 @@ fn send_queue(driver: &mut Driver, cqn: u32, ring: Option<u64>) -> Queue {
     Queue::new(number, 0, page, record)
 }
 
-/// A raw receive queue of 16 receives of one segment.
+/// A raw receive queue of 16 receives with one SGE.
 fn receive_queue(driver: &mut Driver, cqn: u32) -> Queue {
     let (page, record) = (driver.page(), driver.page());
     let mut input = Bits::<create_rq_in, _>::new(vec![0; create_rq_in::SIZE]);
@@ -167,7 +167,7 @@ fn receive_queue(driver: &mut Driver, cqn: u32) -> Queue {
     Queue::new(number, page, 0, record)
 }
 
-/// Has every frame go to a receive queue, and says so twice.
+/// Makes every frame go to a receive queue, with the same destination twice.
 fn catch_all(driver: &mut Driver, rqn: u32) {
     const TO_TIR: u64 = 2;
     const DROP: u64 = 2;
@@ -194,7 +194,7 @@ fn catch_all(driver: &mut Driver, rqn: u32) {
     let to = to.into_inner();
     let mut input = input.into_inner();
     input.extend([&to[..], &to[..]].concat());
-    // What it does with destinations has to be said.
+    // An entry with destinations needs the action that forwards to them.
     let refused = driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap_err();
     assert_eq!(refused.0, BAD_PARAMETER);
     let mut input = Bits::<set_fte_in, _>::new(input);
@@ -213,7 +213,7 @@ fn a_frame_arrives() {
     raw.send(raw.key);
     assert_eq!(raw.end(raw.sent, 0), (REQUEST, 0));
     assert_eq!(raw.end(raw.received, 0), (RECEIVED, 0));
-    // Two ways lead there, one frame came.
+    // Two destinations lead there, but the frame arrives once.
     assert_eq!(raw.end(raw.received, 1).0, NONE);
     assert_eq!(raw.failures(), []);
 }
@@ -228,14 +228,14 @@ fn steering_that_is_not_modelled_is_refused() {
         assert_eq!(result.err().map_or(0, |refused| refused.0) == 0, kind < 2, "type {kind}");
     }
     for kind in 0..2 {
-        // What is compared: destination, then what only tunnels and queues have.
+        // Match fields: the destination MAC, then fields of tunnels and queues.
         for (at, accepted) in [(0x08, true), (0x40, false), (0x80, false), (0x1ff, false)] {
             let mut input =
                 Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
             input.set(create_flow_group_in::table_type, kind);
             input.set(create_flow_group_in::table_id, kind + 1);
             let mut input = input.into_inner();
-            // The mask begins here.
+            // Offset of the mask.
             input[0x40 + at] = 0xff;
             let end = driver.simple(opcode::CREATE_FLOW_GROUP, &input);
             let status = end.err().map_or(0, |refused| refused.0);
@@ -277,7 +277,7 @@ fn a_receive_that_fails_is_reported_and_ends_what_is_posted() {
     assert_eq!(raw.end(raw.received, 0), (RECEIVE_ERROR, PROTECTION));
     assert_eq!(raw.end(raw.received, 1), (RECEIVE_ERROR, FLUSHED));
     assert_eq!(raw.end(raw.received, 2).0, NONE);
-    // It begins anew, and not otherwise.
+    // A failed queue has to be reset first.
     assert_eq!(raw.modify_rq(ERROR, READY).unwrap_err().0, BAD_STATE);
     raw.modify_rq(ERROR, RESET).unwrap();
     raw.modify_rq(RESET, READY).unwrap();

@@ -1,4 +1,4 @@
-//! What a recording holds of a message from one queue pair to another.
+//! The recording of a message from one queue pair to another.
 
 mod driver;
 
@@ -49,7 +49,7 @@ fn a_message_leaves_its_trace_in_order() {
                 assert_eq!(bytes[4..8], [0, (a.number >> 8) as u8, a.number as u8, 2]);
                 "doorbell"
             }
-            // Queues are looked at before anything is posted, too.
+            // The device also reads the records before anything is posted.
             Entry::DoorbellRecord { value: 0, .. } => continue,
             Entry::DoorbellRecord { counter: Counter::Send, number, value } => {
                 assert_eq!((number, value), (a.number, 1));

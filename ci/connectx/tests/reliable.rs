@@ -1,4 +1,4 @@
-//! Reliable connections in plain memory: what arrives, and what is refused.
+//! Reliable connections in plain memory: messages that succeed, and errors.
 
 mod driver;
 
@@ -83,7 +83,7 @@ fn a_connection_has_a_path_mtu() {
     }
 }
 
-/// Syndrome of the first completion of a request that names this memory of the other side.
+/// Syndrome of the CQE of an RDMA write with this remote address and key.
 fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     let mut p = Pair::new();
     let (address, key) = key_of(&mut p);
@@ -95,7 +95,7 @@ fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     assert_eq!(untouched, [0xaa; 8]);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!(code, REQUEST_ERROR);
-    // The connection is dead: what follows is flushed.
+    // The queue pair is in error, so the next WQE is flushed.
     p.send(8);
     let (code, next) = p.driver.cqe(p.sent, 1);
     assert_eq!((code, next[55]), (REQUEST_ERROR, 0x05));
@@ -127,7 +127,7 @@ fn a_receiver_that_is_not_ready_is_asked_again_and_then_given_up() {
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x16));
 }
 
-/// What else is posted meanwhile neither asks again at once nor uses up a try.
+/// Doorbells meanwhile must neither cause a retry nor use one up.
 #[test]
 fn a_queue_that_waits_is_not_hurried_by_doorbells() {
     let mut p = Pair::new();
@@ -146,12 +146,12 @@ fn a_queue_that_waits_is_not_hurried_by_doorbells() {
     assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
     (0..8).for_each(|_| p.receive(100));
     p.driver.run();
-    // Asked again once.
+    // One retry was enough.
     assert_eq!(p.driver.now(), 655_360_000);
     assert!((0..8).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
-/// Nobody says that nothing was taken, so it goes on to the next one.
+/// An unreliable queue pair gets no response, so it continues with the next WQE.
 #[test]
 fn an_unreliable_queue_waits_for_nobody() {
     const UNRELIABLE: u64 = 1;
@@ -165,7 +165,7 @@ fn an_unreliable_queue_waits_for_nobody() {
     assert!((0..3).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
-/// As who drains a queue posts it, without ringing anything.
+/// A program that drains a queue posts such a receive, without ringing a doorbell.
 #[test]
 fn a_receive_that_comes_after_the_error_is_flushed() {
     let mut p = Pair::new();
@@ -180,7 +180,7 @@ fn a_receive_that_comes_after_the_error_is_flushed() {
     assert_eq!(p.driver.fabric.deadline(), None, "it does not look for ever");
 }
 
-/// Each of the two is tried again three times here, and never more often than it may be.
+/// Each kind of retry happens three times here, which is within its own limit.
 #[test]
 fn waiting_for_a_receive_does_not_use_up_the_tries_of_what_is_lost() {
     let mut p = Pair::new();
@@ -215,7 +215,7 @@ fn a_timeout_of_zero_never_comes() {
     p.send(13);
     assert_eq!(p.driver.fabric.deadline(), None);
     assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
-    // It ends when its owner ends it.
+    // Only its owner can end it.
     p.driver.modify(opcode::TO_ERR_QP, &p.a, 0, &[]).unwrap();
     p.driver.run();
     for index in 0..2 {
@@ -250,7 +250,7 @@ fn a_message_that_does_not_fit_ends_both_sides() {
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x12));
 }
 
-/// The old buffer ends with a marker, and the next completion is one index further in the new one.
+/// The old buffer ends with a RESIZED CQE, and the next CQE has the next index in the new one.
 #[test]
 fn a_completion_queue_gets_another_buffer() {
     let mut p = Pair::new();
@@ -295,12 +295,13 @@ fn a_command_fails_when_it_is_asked_to() {
     assert!(driver.simple(opcode, &[0; 16]).is_ok());
 }
 
-/// What something else was made from stays until that is gone.
+/// An object that another one uses cannot be destroyed before that.
 #[test]
 fn what_is_in_use_is_not_destroyed() {
     const BUSY: u8 = 0x06;
     let mut p = Pair::new();
-    // In the order in which they can go, each with how many have to go before it.
+    // In an order in which they can be destroyed, each with the number of objects to destroy before
+    // it.
     let objects = [
         (opcode::DESTROY_MKEY, p.key >> 8, 0),
         (opcode::DESTROY_QP, p.b.number, 0),

@@ -1,4 +1,4 @@
-//! VAR pages in plain memory: what the guest wrote, a test can ask for.
+//! VAR pages in plain memory: the control socket reads what a guest wrote.
 
 mod driver;
 
@@ -7,7 +7,7 @@ use connectx::control::{Reply, Request, answer};
 use connectx::function::Region;
 use driver::Driver;
 
-/// Pages for virtio queues, and those for TLPs behind them.
+/// VAR pages of virtio emulation, and those of TLP emulation behind them.
 #[test]
 fn what_was_written_to_a_page_can_be_asked_for() {
     let mut driver = Driver::new();

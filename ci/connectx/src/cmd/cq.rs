@@ -12,8 +12,8 @@ use crate::object::cq::{Arm, Cq, PADDED, PRODUCER_MASK};
 use crate::object::umem::{QueueMemory, Request};
 use crate::refusal::{Refused, refuse};
 
-/// Where in CREATE_CQ the memory of the queue and of its record are named, which the kernel's
-/// description leaves out: only user contexts use it.
+/// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
+/// description leaves them out, because only user contexts use them.
 const CQ_UMEM_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
 const CQ_UMEM: Field<create_cq_in> = Field::new(0x2c0, 0x20);
 const RECORD_UMEM: Field<cqc> = Field::new(0x20, 0x20);
@@ -22,7 +22,7 @@ const RECORD_UMEM: Field<cqc> = Field::new(0x20, 0x20);
 const MODIFY_PERIOD: u64 = 1;
 const MODIFY_COUNT: u64 = 2;
 
-/// Modifier of MODIFY_CQ that gives the queue another buffer.
+/// `op_mod` of MODIFY_CQ that replaces the buffer.
 const RESIZE: u64 = 1;
 
 pub(crate) fn create_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
@@ -138,8 +138,8 @@ pub(crate) fn modify_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(vec![])
 }
 
-/// Ends the old buffer with a marker and goes on in the new one, at the index after the
-/// marker's: there the driver copies what it has not seen yet.
+/// Ends the old buffer with a RESIZED CQE and continues in the new one, at the index after it. The
+/// driver copies the CQEs that it has not polled.
 fn resize_cq(
     device: &mut Device,
     number: u32,
@@ -163,7 +163,7 @@ fn resize_cq(
     )?;
     let consumer = device.memory.read_be32(cq.record);
     let waiting = consumer.map(|consumer| cq.producer().wrapping_sub(consumer) & PRODUCER_MASK);
-    // The marker comes after what waits, and both have to fit the new buffer.
+    // The RESIZED CQE comes after the unpolled CQEs; all of them have to fit both buffers.
     let least = log_size.min(cq.log_size);
     if waiting.is_ok_and(|waiting| waiting >= 1 << least) {
         return refuse!(BadParam, "more completions wait than 2^{least} entries hold");

@@ -1,7 +1,7 @@
-//! Finds who carries out a command.
+//! Calls the function of a command's opcode.
 //!
-//! Pairs with the opcodes of [`uverbs_uapi::mlx5::prm::opcode`]. A command that has no line here is
-//! refused as firmware refuses what it does not know, and logged by name the first time.
+//! Pairs with the opcodes of [`uverbs_uapi::mlx5::prm::opcode`]. A command without a line here is
+//! refused like one that firmware does not know, and its name is logged the first time.
 
 use uverbs_uapi::mlx5::prm::cmd::{
     query_adapter_out, query_adapter_param_block, query_issi_out, set_issi_in,
@@ -18,7 +18,7 @@ use crate::fault::Failure;
 use crate::object::table::{KERNEL, SHARED};
 use crate::refusal::{Refused, refuse};
 
-/// What the driver may ask before it initialises the function, and after it has torn it down.
+/// Commands that the driver may send before INIT_HCA and after TEARDOWN_HCA.
 const BEFORE_INIT: [u16; 13] = [
     NOP,
     ENABLE_HCA,
@@ -35,15 +35,15 @@ const BEFORE_INIT: [u16; 13] = [
     ACCESS_REG,
 ];
 
-/// Carries out a command and returns the whole output; `room` is the length the driver expects.
-/// `None` is no answer at all, for a test.
+/// Executes a command and returns its whole output. `room` is the length that the driver expects.
+/// `None` leaves the command without a completion, as a test asked for.
 pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
     let half = |at: usize| {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
     match device.faults.command(op) {
-        // The syndrome tells it from refusals in the driver's log.
+        // This syndrome is in the driver's log; no refusal of the device itself has it.
         Some(Failure::Status(status)) => return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]),
         Some(Failure::Silence) => return None,
         None => {}
@@ -99,7 +99,7 @@ fn run(
         QUERY_ISSI => {
             let mut out = Bits::<query_issi_out, _>::new(vec![0; query_issi_out::SIZE]);
             out.set(query_issi_out::current_issi, device.issi);
-            // Interface revisions 0 and 1, as a bit mask at the end.
+            // The last byte is a bit mask of the supported interface revisions, 0 and 1.
             let mut out = out.into_inner();
             if let Some(last) = out.last_mut() {
                 *last = 0b11;

@@ -1,6 +1,6 @@
 //! Domains that only have a number: protection, XRC and transport domains.
 //!
-//! Pairs with their ALLOC and DEALLOC commands.
+//! Commands that allocate and free domains.
 
 use uverbs_uapi::mlx5::prm::object::{
     alloc_pd_out, alloc_transport_domain_out, alloc_xrcd_out, dealloc_pd_in,

@@ -46,7 +46,7 @@ pub(crate) fn query_flow_counter(
     let input = Bits::<query_flow_counter_in, _>::new(input);
     let first = input.get32(query_flow_counter_in::flow_counter_id);
     let count = input.get32(query_flow_counter_in::num_of_counters).max(1);
-    // All or none: what is cleared and not told would be lost.
+    // Check all counters first: a counter that was cleared but not reported would be lost.
     for number in (0..count).map(|step| first.wrapping_add(step)) {
         device.objects.flow_counters.own(uid, number)?;
     }

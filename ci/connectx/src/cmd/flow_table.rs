@@ -19,16 +19,16 @@ use crate::object::flow_table::{
 };
 use crate::refusal::{Refused, refuse};
 
-/// The most groups, and the most entries, that all tables may have together.
+/// The most groups, and the most entries, of all flow tables together.
 const MAX_GROUPS: usize = 1 << 12;
 const MAX_ENTRIES: usize = 1 << 16;
-/// The most destinations and counters of an entry together.
+/// The most destinations and counters of one entry together.
 const MAX_LIST: usize = 64;
-/// Actions of an entry.
+/// Actions of an entry, `MLX5_FLOW_CONTEXT_ACTION_*`.
 const ALLOW: u64 = 1;
 const FORWARD: u64 = 4;
 const COUNT: u64 = 8;
-/// Kinds of destinations.
+/// Types of destinations, `MLX5_FLOW_DESTINATION_TYPE_*`.
 const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 
@@ -122,7 +122,7 @@ pub(crate) fn destroy_flow_table(
     if let Some(miss) = table.miss {
         device.objects.flow_tables.release(miss);
     }
-    // The driver ends the last table of a kind while it is the root.
+    // The driver destroys the last table of a type while it is still the root.
     device.objects.flow_roots.tables.retain(|_, root| *root != number);
     Ok(vec![])
 }
@@ -285,7 +285,7 @@ pub(crate) fn delete_fte(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-/// Holds what an entry sends to, and counts by. All of it has been found before.
+/// Holds the destinations and counters of an entry. The caller has checked that all of them exist.
 fn hold_for_entry(device: &mut Device, number: u32, index: u32) {
     let Ok(table) = device.objects.flow_tables.get(number) else { return };
     let Some(entry) = table.entries.get(&index) else { return };

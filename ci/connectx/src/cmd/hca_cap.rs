@@ -7,8 +7,7 @@ use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 use crate::caps::{ATOMIC, Caps, GENERAL, GROUP, ROCE};
 use crate::refusal::{Refused, refuse};
 
-/// Answers QUERY_HCA_CAP: bit 0 of the modifier asks for current values, the rest is the
-/// group.
+/// QUERY_HCA_CAP: bit 0 of `op_mod` selects current values, the other bits are the group.
 ///
 /// # Errors
 /// If the function has no such group.
@@ -22,7 +21,7 @@ pub(crate) fn query_hca_cap(caps: &Caps, op_mod: u16) -> Result<Vec<u8>, Refused
     Ok(out.into_inner())
 }
 
-/// Carries out SET_HCA_CAP.
+/// SET_HCA_CAP.
 ///
 /// # Errors
 /// If the group cannot be set.
@@ -34,7 +33,7 @@ pub(crate) fn set_hca_cap(caps: &mut Caps, op_mod: u16, input: &[u8]) -> Result<
     };
     let values = input.span(set_hca_cap_in::capability);
     match kind {
-        // The driver sends one field and zeros; the others are not asked to change.
+        // The driver sends one field and zeros. The zeros must not clear the other fields.
         ATOMIC => {
             let field = atomic_caps::atomic_req_8B_endianness_mode;
             let mode = Bits::<atomic_caps, _>::new(values).get(field);

@@ -1,7 +1,8 @@
-//! Mailbox chains: the part of a command's input and output that does not fit its slot.
+//! Mailbox chains: the part of a command's input and output that does not fit the command queue
+//! entry.
 //!
-//! Pairs with `mlx5_alloc_cmd_msg` of mlx5_core. A chain is walked for as many blocks as the length
-//! asks for and no further, so a cycle ends; each block says its number and its token.
+//! Pairs with `mlx5_alloc_cmd_msg` of mlx5_core. The device reads as many blocks as the length
+//! needs, so a cyclic chain ends. Each block repeats its number and the token.
 
 use crate::guest::GuestMemory;
 
@@ -14,10 +15,10 @@ const NUMBER: usize = 568;
 const TOKEN: usize = 573;
 const CONTROL_SIGNATURE: usize = 574;
 const SIGNATURE: usize = 575;
-/// Where the part begins that the control signature covers.
+/// Offset of the part that the control signature covers.
 const CONTROL: usize = 512;
 
-/// What is wrong with the delivery of a command, as opposed to the command.
+/// Delivery status: an error of the command's delivery, not of the command.
 #[allow(missing_docs, reason = "the driver's names, MLX5_CMD_DELIVERY_STAT_*")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -32,7 +33,7 @@ pub enum Delivery {
     Descriptor = 0x10,
 }
 
-/// Which way a chain goes: bad pointers are answered differently.
+/// The direction of a chain: each has its own status for a bad pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Input,
@@ -48,7 +49,7 @@ impl Way {
     }
 }
 
-/// XOR of all bytes; over a signed area it is 0xff.
+/// XOR of all bytes. Over an area with its signature it is 0xff.
 pub fn xor(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum ^ byte)
 }
@@ -84,7 +85,7 @@ fn block(
     Ok(bytes)
 }
 
-/// A driver signs blocks or leaves both signatures zero.
+/// A driver signs blocks, or leaves both signatures zero.
 fn is_signed(bytes: &[u8; BLOCK]) -> bool {
     bytes[CONTROL_SIGNATURE] != 0 || bytes[SIGNATURE] != 0
 }
@@ -98,7 +99,7 @@ fn next(bytes: &[u8; BLOCK]) -> u64 {
 /// Appends `len` bytes of the chain at `address` to `to`.
 ///
 /// # Errors
-/// What is wrong with the chain.
+/// The delivery status of a broken chain.
 pub fn read(
     memory: &GuestMemory,
     mut address: u64,
@@ -115,10 +116,10 @@ pub fn read(
     Ok(())
 }
 
-/// Looks whether a chain at `address` takes `len` bytes.
+/// Checks that a chain at `address` has room for `len` bytes.
 ///
 /// # Errors
-/// What is wrong with the chain.
+/// The delivery status of a broken chain.
 pub fn check(
     memory: &GuestMemory,
     mut address: u64,
@@ -133,10 +134,10 @@ pub fn check(
     Ok(())
 }
 
-/// Writes `data` to the chain at `address`, which the driver has laid out beforehand.
+/// Writes `data` to the chain at `address`, whose blocks the driver has prepared.
 ///
 /// # Errors
-/// What is wrong with the chain; blocks before the fault are written.
+/// The delivery status of a broken chain; blocks before the broken one are written.
 pub fn write(
     memory: &GuestMemory,
     mut address: u64,
@@ -160,7 +161,7 @@ pub fn write(
 pub(crate) mod tests {
     use super::*;
 
-    /// Lays out a chain of blocks at `base`, one per KiB.
+    /// Writes a chain of blocks at `base`, one per KiB.
     pub(crate) fn chain(memory: &GuestMemory, base: u64, data: &[u8], token: u8, signed: bool) {
         let blocks: Vec<_> = data.chunks(DATA).collect();
         for (number, data) in blocks.iter().enumerate() {

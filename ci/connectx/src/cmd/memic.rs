@@ -35,7 +35,7 @@ pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
     if used + len > MEMORY {
         return refuse!(LimitExceeded, "{used:#x} bytes of device memory of {MEMORY:#x} used");
     }
-    // A page is aligned to everything that can be asked for.
+    // A page has every alignment that the driver may ask for.
     taken.insert(start, Allocation { len, range, keys: 0 });
     let mut out = Bits::<alloc_memic_out, _>::new(vec![0; alloc_memic_out::SIZE]);
     out.set(alloc_memic_out::memic_start_addr, start);
@@ -55,7 +55,7 @@ pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>
             refuse!(ResourceBusy, "device memory at {start:#x} has {} keys", allocation.keys)
         }
         Some(allocation) => {
-            // What one owner wrote is not for the next one.
+            // The next owner must not read what this one wrote.
             device.bar.fill(start, allocation.range);
             taken.remove(&start);
             Ok(vec![])

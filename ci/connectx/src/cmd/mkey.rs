@@ -10,7 +10,7 @@ use crate::object::mkey::{DEVICE_MEMORY, KLMS, KSM, Mkey, PAGES, PHYSICAL};
 use crate::object::table::{KERNEL, SHARED};
 use crate::refusal::{Refused, refuse};
 
-/// The most bytes that the lists of all keys may have.
+/// The most bytes of all translation lists together.
 const MAX_LISTS: usize = 2 << 30;
 
 pub(crate) fn create_mkey(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
@@ -45,7 +45,7 @@ pub(crate) fn create_mkey(device: &mut Device, uid: u32, input: &[u8]) -> Result
     if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
         device.objects.pds.allow(uid, context.get32(mkc::pd))?;
     }
-    // Work requests replace entries in units of 64 bytes, padded if need be.
+    // UMR WQEs replace entries in units of 64 bytes, padded if needed.
     let bytes = (room as usize * 16).next_multiple_of(64);
     let all = device.objects.mkey_lists + bytes;
     if all > MAX_LISTS {
@@ -57,7 +57,7 @@ pub(crate) fn create_mkey(device: &mut Device, uid: u32, input: &[u8]) -> Result
     if mode == DEVICE_MEMORY {
         device.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
     }
-    // One that is free may have none yet.
+    // A free mkey may have no PD yet.
     let pd = context.get32(mkc::pd);
     if pd != 0 {
         device.objects.pds.hold(pd)?;

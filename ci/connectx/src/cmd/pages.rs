@@ -20,7 +20,7 @@ const CANNOT_GIVE: u64 = 0;
 const GIVE: u64 = 1;
 const TAKE: u64 = 2;
 
-/// The most pages that are taken: far more than all objects need.
+/// The most pages that firmware takes: far more than all objects need.
 const MOST_PAGES: usize = 1 << 18;
 
 /// Answers QUERY_PAGES.
@@ -32,7 +32,7 @@ pub(crate) fn query_pages(pages: &Pages, input: &[u8]) -> Result<Vec<u8>, Refuse
     let wanted = match input.get(query_pages_in::op_mod) {
         BOOT => BOOT_PAGES,
         INIT => BOOT_PAGES + INIT_PAGES,
-        // More is asked for by events.
+        // Events ask for more.
         REGULAR => pages.held.len(),
         other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
     };
@@ -41,10 +41,10 @@ pub(crate) fn query_pages(pages: &Pages, input: &[u8]) -> Result<Vec<u8>, Refuse
     Ok(out.into_inner())
 }
 
-/// Carries out MANAGE_PAGES; `room` is the length of the output that the driver expects.
+/// MANAGE_PAGES. `room` is the length of the output that the driver expects.
 ///
 /// # Errors
-/// For pages that are given twice, listed short, or no page addresses.
+/// For a page that is given twice, a list that is too short, or an address that is no page.
 pub(crate) fn manage_pages(
     pages: &mut Pages,
     input: &[u8],
@@ -86,7 +86,8 @@ pub(crate) fn manage_pages(
     Ok(out.into_inner())
 }
 
-/// Asks for host pages, or offers some back, as the number of objects calls for.
+/// Raises the event that asks for host pages, or offers some back, if the number of objects calls
+/// for it.
 pub(crate) fn balance_pages(device: &mut Device) {
     if !device.objects.eqs.iter().any(|(_, eq)| eq.wants(event::PAGE_REQUEST)) {
         return;

@@ -1,7 +1,7 @@
-//! Counters of the port, behind the PPCNT register.
+//! Counters of the port in the PPCNT register.
 //!
-//! Pairs with mlx5e's `ethtool -S` and with the performance management of mlx5_ib. Each group is a
-//! different view of the same traffic.
+//! Pairs with `ethtool -S` of mlx5e and with the port counters of mlx5_ib. Each group is another
+//! view of the same traffic.
 
 use uverbs_uapi::mlx5::prm::register::{
     eth_802_3_cntrs_grp_data_layout as ieee, eth_2819_cntrs_grp_data_layout as rmon,
@@ -28,7 +28,7 @@ const DISCARDS: u64 = 0x5;
 const INFINIBAND: u64 = 0x20;
 const INFINIBAND_EXTENDED: u64 = 0x21;
 
-/// A group with these counters, each in two halves.
+/// A group with these counters, each split into two halves.
 fn group<L>(counters: &[(Field<L>, Field<L>, u64)]) -> Vec<u8> {
     let mut group = Bits::<L, _>::new(vec![0; GROUP]);
     for (high, low, value) in counters {
@@ -162,8 +162,8 @@ pub(crate) fn ppcnt(device: &Device, mut ppcnt: Bits<ppcnt_reg, &mut [u8]>) -> R
                 ),
             ])
         }
-        // What these count are errors, pauses, discards and what a cable does, of which there is
-        // nothing; all traffic has one priority that nobody asked to be counted apart.
+        // These groups count errors, pauses, discards and cable statistics, none of which occur.
+        // All traffic has one priority, and nothing counts it by priority.
         RFC_3635 | DISCARDS | PER_PRIORITY | PER_TRAFFIC_CLASS | PHYSICAL | PHYSICAL_STATISTICS
         | INFINIBAND => vec![0; GROUP],
         group => return refuse!(BadParam, "port counter group {group:#x} is not modelled"),

@@ -1,4 +1,4 @@
-//! Commands of queue pairs, and their moves from state to state.
+//! Commands of queue pairs, and their state transitions.
 
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{
@@ -15,10 +15,11 @@ use crate::object::table::{KERNEL, SHARED};
 use crate::object::umem::{QueueMemory, Request};
 use crate::refusal::{Refused, refuse};
 
-/// Where the memory of the doorbell record is named, which the kernel's description leaves out.
+/// The field that names the umem of the doorbell record. The kernel's description leaves it out.
 const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
 
-/// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and what each lets a transition change.
+/// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and the fields that each allows a transition to
+/// change.
 const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
     (1 << 1, &[qpc::rre]),
     (1 << 2, &[qpc::rae, qpc::atomic_mode]),
@@ -38,7 +39,7 @@ const OPTIONAL_PATH: u64 = 1 << 7;
 const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
 const OPTIONAL_PORT: u64 = 1 << 16;
 
-/// In `deth_sqpn`: datagrams say that they come from queue pair 1.
+/// Value of `deth_sqpn`: datagrams carry queue pair 1 as their source.
 const GENERAL_SERVICES: u64 = 1;
 
 /// `rq_type` values.
@@ -49,7 +50,7 @@ const RQ_NONE: u64 = 3;
 pub(crate) fn create_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let input = Bits::<create_qp_in, _>::new(input);
     let mut context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
-    // Chosen when it leaves its first state.
+    // RST2INIT sets the Q counter.
     context.set(qpc::counter_set_id, 0);
     let service = Service::new(context.get(qpc::st))?;
     let kernel = matches!(uid, KERNEL | SHARED);
@@ -78,11 +79,11 @@ pub(crate) fn create_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     };
     let pd = context.get32(qpc::pd);
     let uar = context.get32(qpc::uar_page);
-    // A queue that only changes keys gets its protection domain later.
+    // A UMR QP gets its PD at RST2INIT.
     if service != Service::Umr || pd != 0 {
         device.objects.pds.allow(uid, pd)?;
     }
-    // The driver lends a queue of completions and shared receives to queue pairs without.
+    // The driver lends its own CQ and SRQ to queue pairs that have none.
     for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
         device.objects.cqs.allow_lent(uid, cqn)?;
     }
@@ -94,7 +95,7 @@ pub(crate) fn create_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     }
     if let Some(srqn) = srqn {
         device.objects.srqs.allow_lent(uid, srqn)?;
-        // What completes there goes to a queue that the sender's domain names, not to this one's.
+        // The CQEs of an XRC SRQ go to the CQ of the SRQ, which is not a CQ of this queue pair.
         let is_xrc = matches!(device.objects.srqs.get(srqn)?.kind, Kind::Xrc { .. });
         if is_xrc && service != Service::Xrc {
             return refuse!(BadResource, "SRQ {srqn:#x} is for XRC");
@@ -143,7 +144,8 @@ pub(crate) fn create_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-/// Holds, or lets go of, everything a queue pair uses. All of it has been found before.
+/// Holds or releases every object that a queue pair uses. The caller has checked that all of them
+/// exist.
 fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
     macro_rules! count {
         ($table:ident, $number:expr) => {
@@ -243,7 +245,7 @@ pub(crate) fn modify_qp(
         device.stop_waiting(number);
     }
     match to {
-        // What was posted before is now sent, or flushed.
+        // The device now sends or flushes WQEs that were posted before.
         ReadyToSend | Error => device.wake(number),
         _ => {}
     }
@@ -278,7 +280,7 @@ fn copy_path(
     change(&mut qp.context.sub_mut(qpc::primary_address_path), &new);
 }
 
-/// Takes over the parameters that a transition demands, then the optional ones it names.
+/// Copies the parameters that a transition requires, then the optional ones in its mask.
 fn merge(qp: &mut Qp, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
     match op {
         opcode::RST2INIT_QP => {
@@ -335,7 +337,7 @@ fn merge(qp: &mut Qp, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
     }
 }
 
-/// The address path but for port, partition and timeout, which have transitions of their own.
+/// Copies the address path except port, partition and timeout, which have mask bits of their own.
 fn copy_whole_path(qp: &mut Qp, new: &Bits<qpc, &[u8]>) {
     let keep = [ads::vhca_port_num, ads::pkey_index, ads::ack_timeout];
     let old = qp.context.sub(qpc::primary_address_path).bytes().to_vec();

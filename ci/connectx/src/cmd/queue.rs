@@ -1,4 +1,4 @@
-//! Command slots: takes a command from guest memory, and puts its answer there.
+//! Command queue entries (slots): reads a command from guest memory and writes its output there.
 //!
 //! Pairs with `struct mlx5_cmd_layout` and `cmd_work_handler` of mlx5_core.
 
@@ -10,17 +10,17 @@ use crate::record::Entry;
 
 const SLOT: usize = 64;
 const TRANSPORT_PCI: u8 = 7;
-/// Bytes of input and output that lie in the slot itself.
+/// Bytes of input and output that are in the slot itself.
 const INLINE: usize = 16;
 const OWNER_HARDWARE: u8 = 1;
 const OUTPUT: usize = 32;
 const SIGNATURE: usize = 61;
 const STATUS: usize = 63;
 
-/// The longest input and output taken: the page list of a memory key of 4 GiB.
+/// The longest input and output: the page list of an mkey of 4 GiB.
 const MAX_LEN: usize = 16 << 20;
 
-/// A slot as read.
+/// A slot as read from guest memory.
 struct Slot {
     bytes: [u8; SLOT],
 }
@@ -44,7 +44,7 @@ impl Slot {
     }
 }
 
-/// Runs the commands whose bits are set, in the order of their slots.
+/// Executes the commands whose bits are set, in the order of their slots.
 pub(crate) fn run(device: &mut Device, mut slots: u32) {
     while slots != 0 {
         let index = slots.trailing_zeros();
@@ -68,12 +68,12 @@ fn run_slot(device: &mut Device, index: u32) {
         log::warn!("command slot {index} rung but not handed over");
         return;
     }
-    // The command that makes the command event queue is not reported there: the driver has freed
-    // its slot by the time it looks.
+    // CREATE_EQ of the command EQ is not reported in that EQ: the driver has freed the slot by the
+    // time it handles the event.
     let events = command_eq(device);
     let delivery = match carry_out(device, index as u8, &mut slot) {
         Ok(true) => 0,
-        // The slot stays the device's for ever.
+        // The device keeps the slot for ever.
         Ok(false) => return,
         Err(delivery) => {
             log::warn!("command slot {index}: {delivery:?}");
@@ -87,7 +87,7 @@ fn run_slot(device: &mut Device, index: u32) {
         slot.bytes[SIGNATURE] = 0;
         slot.bytes[SIGNATURE] = !xor(&slot.bytes);
     }
-    // The last word holds the ownership bit, and is written last.
+    // The last word holds the ownership bit, so it is written last.
     if device.memory.write(address, &slot.bytes).is_err() {
         return;
     }
@@ -95,12 +95,12 @@ fn run_slot(device: &mut Device, index: u32) {
         && command_eq(device) == Some(eqn)
     {
         command_done(device, eqn, index);
-        // Whoever hears of commands hears of pages too.
+        // The driver handles page requests as soon as it handles command events.
         pages::balance_pages(device);
     }
 }
 
-/// False if there is to be no answer.
+/// Returns false if the command is to get no completion.
 fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, Delivery> {
     let signed = slot.signed();
     if slot.bytes[0] != TRANSPORT_PCI {
@@ -123,7 +123,8 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, De
         mailbox::read(&device.memory, slot.u64(8), rest, slot.token(), &mut input)?;
     }
     device.recorder.add(device.now, &Entry::Command { slot: index, input: &input });
-    // What a command has made, and nobody hears of, could not be ended.
+    // Check the output mailboxes first: if the output cannot be delivered, the driver never learns
+    // the number of a new object.
     if out_len > INLINE {
         mailbox::check(&device.memory, slot.u64(48), out_len - INLINE, slot.token())?;
     }
@@ -142,7 +143,7 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, De
     Ok(true)
 }
 
-/// The EQ that hears of finished commands, if there is one.
+/// The EQ that reports finished commands, if there is one.
 fn command_eq(device: &Device) -> Option<u32> {
     device.objects.eqs.iter().find(|(_, eq)| eq.wants(event::COMMAND)).map(|(number, _)| number)
 }

@@ -1,7 +1,7 @@
-//! Registers of port and function, behind ACCESS_REGISTER.
+//! Registers of port and function, behind ACCESS_REG.
 //!
-//! Pairs with mlx5_core's `port.c` and mlx5e. A register that is not modelled is refused, and the
-//! driver carries on without it.
+//! Pairs with mlx5_core's `port.c` and mlx5e. The device refuses a register that is not modelled,
+//! and the driver continues without it.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::access_register_in;
@@ -22,7 +22,7 @@ const PVLC: u64 = 0x500f;
 const NODE_DESCRIPTION: u64 = 0x6001;
 const HOST_ENDIANNESS: u64 = 0x7004;
 
-/// Modifier of a write.
+/// `op_mod` of a write.
 const WRITE: u64 = 0;
 
 const ETHERNET_100G_CR4: u64 = 1 << 20;
@@ -34,7 +34,7 @@ const PROTOCOL_ETHERNET: u64 = 4;
 const UP: u64 = 1;
 const DOWN: u64 = 2;
 
-/// Bytes of headers that an Ethernet port's MTU counts in.
+/// Bytes of headers that the MTU of an Ethernet port includes.
 const L2_HEADERS: u16 = 22;
 
 pub(crate) fn access_register(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
@@ -69,7 +69,7 @@ pub(crate) fn access_register(device: &mut Device, input: &[u8]) -> Result<Vec<u
             }
         }
         HOST_ENDIANNESS if write => {
-            // 0 is little endian, the only kind that guests of ours have.
+            // 0 means little endian; the emulator supports no other guests.
             if data.first().is_some_and(|byte| byte & 0x80 != 0) {
                 return refuse!(BadParam, "a big-endian host is not modelled");
             }

@@ -20,7 +20,7 @@ pub(crate) fn create_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     }
     let queue_context = context.sub(rqc::wq);
     let pd = queue_context.get32(wq::pd);
-    // A queue that never touches memory is made without.
+    // A queue without a PD never accesses memory.
     if pd != 0 {
         device.objects.pds.allow(uid, pd)?;
     }

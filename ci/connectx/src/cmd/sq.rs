@@ -28,7 +28,7 @@ pub(crate) fn create_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     let cqn = context.get32(sqc::cqn);
     let tisn = context.get32(sqc::tis_num_0);
     device.objects.uars.allow(uid, uar)?;
-    // A queue that never touches memory is made without.
+    // A queue without a PD never accesses memory.
     if pd != 0 {
         device.objects.pds.allow(uid, pd)?;
     }

@@ -27,7 +27,7 @@ pub(crate) fn create_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     if context.get(tirc::disp_type) == INDIRECT {
         hash_function(context.get(tirc::rx_hash_fn))?;
     }
-    // Without a domain it hears every sender.
+    // Without a transport domain a TIR receives frames of every sender.
     let domain = context.get32(tirc::transport_domain);
     if domain != 0 {
         device.objects.transport_domains.allow_lent(uid, domain)?;

@@ -33,7 +33,7 @@ pub(crate) fn modify_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     if input.get(modify_tis_in::bitmask) & !1 != 0 {
         return refuse!(BadParam, "MODIFY_TIS of {:#x}", input.get(modify_tis_in::bitmask));
     }
-    // Priorities share one link that is never full: there is nothing to remember.
+    // All priorities share one link that is never full, so the device need not store them.
     Ok(vec![])
 }
 

@@ -24,12 +24,12 @@ pub(crate) fn destroy_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>,
     let input = Bits::<destroy_uctx_in, _>::new(input);
     let uid = input.get32(destroy_uctx_in::uid);
     device.objects.uctxs.get(uid)?;
-    // Its number would come round, and whoever gets it would own them.
+    // A later context would get this number, and own these objects.
     if let Some(kind) = device.objects.left_by(uid) {
         return refuse!(ResourceBusy, "user context {uid} has a {kind}");
     }
     device.objects.uctxs.remove(uid)?;
-    // A process may have closed its device before what uses a page of it.
+    // A process may close its device before it frees its UAR pages.
     let left = device.objects.uars.reclaim(uid);
     if left > 0 {
         log::debug!("user context {uid} left {left} UARs behind");

@@ -59,7 +59,7 @@ pub(crate) fn modify_nic_vport_context(
     let chosen = input.sub(modify_nic_vport_context_in::field_select);
     let new = input.sub(modify_nic_vport_context_in::nic_vport_context);
     use nic_vport_context as nic;
-    // Everything is looked at before anything changes.
+    // Check everything before anything changes.
     if chosen.is_set(select::affiliation) {
         return refuse!(BadParam, "affiliation with another function is not modelled");
     }
@@ -167,7 +167,7 @@ pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Re
         (hca::port_guid, guid),
         (hca::node_guid, guid),
         (hca::lid, device.port.lid().into()),
-        // The subnet manager is the switch.
+        // The switch is the subnet manager.
         (hca::sm_lid, 0xbfff),
         (hca::subnet_timeout, 18),
         (hca::qkey_violation_counter, wrong_qkeys),

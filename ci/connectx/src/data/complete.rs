@@ -1,4 +1,4 @@
-//! Completions: how work requests and receives are reported.
+//! CQEs of queue pairs.
 //!
 //! Pairs with `struct mlx5_cqe64`.
 
@@ -16,11 +16,11 @@ use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
 use crate::port::DEFAULT_PKEY;
 
-/// An object that asked for no index of its own.
+/// `user_index` of an object that has none of its own.
 const NO_INDEX: u32 = 0xff_ffff;
 
 impl Device {
-    /// Reports a send that succeeded; `data` is what lies in the completion itself.
+    /// Reports a send that succeeded. `data` is scattered to the CQE.
     pub(crate) fn complete_send(
         &mut self,
         qpn: u32,
@@ -53,19 +53,19 @@ impl Device {
         cqe.put16(60, index);
         let cqn = qp.send_cq();
         self.objects.count(qpn, |set| set.count_send_error(cause.syndrome));
-        // Whoever waits for solicited completions hears of errors too, on either side.
+        // Errors count as solicited, on either side.
         let written = self.complete(cqn, cqe.bytes(), true);
         self.unless_written(qpn, written);
     }
 
-    /// Stops a queue pair whose completions cannot be told any more.
+    /// Moves a queue pair to error if its CQE could not be written.
     fn unless_written(&mut self, qpn: u32, written: bool) {
         if !written {
             self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
         }
     }
 
-    /// The queue and the mark of completions of receives.
+    /// The CQ and the user index of CQEs for receives.
     fn receive_target(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
         if let Some(srqn) = srqn
             && let Ok(srq) = self.objects.srqs.get(srqn)
@@ -77,7 +77,7 @@ impl Device {
         Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))
     }
 
-    /// Reports a receive that succeeded; `data` is what lies in the completion itself.
+    /// Reports a receive that succeeded. `data` is scattered to the CQE.
     pub(crate) fn complete_receive(
         &mut self,
         message: &Message,
@@ -99,7 +99,7 @@ impl Device {
             && datagram.route.is_some()
         {
             flags |= 1 << 28;
-            // On Ethernet there is no service level here, but the kind of header.
+            // On Ethernet these bits hold the type of the L3 header instead of the service level.
             if message.source_lid == 0 {
                 flags = flags & !(0xf << 24) | u32::from(datagram.l3) << 24;
             }
@@ -109,7 +109,7 @@ impl Device {
         cqe.put(32, mark);
         let immediate = match message.action {
             Action::Send { invalidate: Some(key) } => key,
-            // Where there is no immediate data, datagrams have their partition key.
+            // A datagram without immediate data has its P_Key here.
             _ => message.immediate.unwrap_or(match message.datagram {
                 Some(_) => DEFAULT_PKEY.into(),
                 None => 0,
@@ -147,7 +147,7 @@ impl Device {
         self.unless_written(qpn, written);
     }
 
-    /// Puts a queue pair into its error state, and has what is posted flushed.
+    /// Moves a queue pair to the error state and schedules it, so that its WQEs are flushed.
     pub(crate) fn qp_error(&mut self, qpn: u32, kind: Option<u8>) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if qp.state == State::Error {
@@ -164,19 +164,19 @@ impl Device {
         self.queue_event(QueueType::Pair, qpn, kind);
     }
 
-    /// Flushes the receives of a queue pair in its error state.
+    /// Flushes the receives of a queue pair in error state.
     pub(crate) fn flush_receives(&mut self, qpn: u32) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if qp.srqn.is_some() || qp.service == Service::Xrc {
-            // Shared receives stay; the owner hears once that none will be taken any more. What
-            // only sends never took any, though the driver gives it a queue for form's sake.
+            // Receives of an SRQ stay. One event tells the owner that this queue pair takes no more
+            // of them. An XRC initiator never took any, although the driver gives it an SRQ.
             let sends_only = qp.service == Service::Xrc && qp.send.is_some();
             if !std::mem::replace(&mut qp.told_last, true) && !sends_only {
                 self.qp_event(qpn, event::LAST_WQE_REACHED);
             }
             return;
         }
-        // As many as a ring can hold: the record may go on changing.
+        // At most as many as a queue holds: the doorbell record may keep changing.
         for _ in 0..1 << 15 {
             let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
             let Some(queue) = qp.receive.as_mut() else { return };

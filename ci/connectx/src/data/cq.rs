@@ -14,19 +14,19 @@ const OVERRUN: u8 = 1;
 const WRITE_FAULT: u8 = 2;
 
 impl Device {
-    /// How much data an entry of a queue can hold besides the completion: 32 bytes in place of what
-    /// only datagrams need, 64 where entries are longer.
+    /// How many bytes of data fit a CQE of this queue: 32 in place of fields that only datagrams
+    /// use, or 64 in the first half of a 128-byte CQE.
     pub(crate) fn inline_room(&self, number: u32) -> usize {
         self.objects.cqs.get(number).map_or(0, |cq| if cq.entry == 64 { 32 } else { 64 })
     }
 
-    /// Writes a completion; see [`Device::complete_with`].
+    /// Writes a CQE; see [`Device::write_cqe_with_data`].
     pub(crate) fn complete(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
         self.complete_with(number, cqe, &[], solicited)
     }
 
-    /// Writes a completion. `data` is for the first half of a 128-byte entry; ownership and
-    /// timestamp are filled in here. False if the queue has failed, now or before.
+    /// Writes a CQE. `data` goes to the first half of a 128-byte CQE; owner bit and timestamp are
+    /// filled in here. Returns false if the queue has failed, now or before.
     pub(crate) fn complete_with(
         &mut self,
         number: u32,
@@ -49,14 +49,14 @@ impl Device {
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
         }
-        // An error has its syndrome where others have the time.
+        // An error CQE has its syndrome where others have the timestamp.
         if !matches!(cqe[63] >> 4, 0xd | 0xe) {
             cqe[48..56].copy_from_slice(&(now / NS_PER_TICK).to_be_bytes());
         }
         cqe[63] = cqe[63] & 0xfe | (cq.producer() >> cq.log_size) as u8 & 1;
         let index = u64::from(cq.producer() & ((1 << cq.log_size) - 1));
         let at = index * cq.entry;
-        // Whoever asked for padding has whole entries written, so that none is read back first.
+        // With padding the driver wants full cache lines written, so that no line is read first.
         let mut first = [0; 64];
         let padded = cq.context.get(cqc::cqe_sz) == PADDED;
         let len = if padded { first.len() } else { data.len().min(first.len()) };
@@ -85,8 +85,8 @@ impl Device {
         true
     }
 
-    /// Raises the event that reports completions, now or when moderation says so: at a number of
-    /// them, or a time after the first, whichever is sooner. A condition of zero is none.
+    /// Raises the event that reports CQEs, now or when moderation allows it: after a number of CQEs
+    /// or after a period, whichever comes first. A limit of zero does not count.
     fn moderate(&mut self, number: u32, more: u32) {
         const MICROSECOND: u64 = 1000;
         let now = self.now;
@@ -95,7 +95,7 @@ impl Device {
         let period = cq.context.get(cqc::cq_period) * MICROSECOND;
         cq.unreported = cq.unreported.saturating_add(more);
         let enough = count != 0 && cq.unreported >= count;
-        // The clock runs since the last completion, or since the last event.
+        // The period begins at the last CQE or at the last event, by `cq_period_mode`.
         let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.reported };
         let due = since.saturating_add(period);
         if enough || count == 0 && period == 0 || period != 0 && due <= now {
@@ -110,7 +110,7 @@ impl Device {
         }
     }
 
-    /// Raises the events whose time has come.
+    /// Raises the events that are due.
     pub(crate) fn run_cq_timers(&mut self) {
         while let Some(&(due, number)) = self.cq_timers.first()
             && due <= self.now
@@ -150,7 +150,7 @@ impl Device {
         false
     }
 
-    /// The CQ doorbell: command and consumer index, then the CQ's number.
+    /// The CQ doorbell: command and consumer index, then the number of the CQ.
     pub(crate) fn cq_doorbell(&mut self, uar: u32, command: u32, number: u32) {
         let number = number & 0xff_ffff;
         let Ok(cq) = self.objects.cqs.get_mut(number) else {
@@ -173,7 +173,7 @@ impl Device {
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;
         cq.armed = if solicited_only { Arm::Solicited } else { Arm::Any };
-        // What waits to be reported is counted anew from what the driver has not seen.
+        // Arming starts the moderation again, with the CQEs that the driver has not seen.
         cq.unreported = 0;
         let waited = cq.due.take();
         let unseen = cq.unseen(consumer, solicited_only);

@@ -1,7 +1,7 @@
 //! Writes to UAR pages.
 //!
-//! Pairs with the registers of a UAR page: completion queues at 0x20, event queues at 0x40 and 0x48, and
-//! from 0x800 the registers of send queues, which [`crate::doorbell`] gathers.
+//! Pairs with the registers of a UAR page: CQs at 0x20, EQs at 0x40 and 0x48, and from 0x800 the
+//! registers of send queues, whose writes [`crate::doorbell`] gathers.
 
 use crate::device::Device;
 use crate::doorbell::{Doorbell, Faults};
@@ -13,7 +13,7 @@ const EQ_UPDATE: u64 = 0x48;
 const SEND: u64 = 0x800;
 
 impl Device {
-    /// What was seen that a correct driver does not do.
+    /// Counts of what a correct driver does not do at doorbells.
     pub fn doorbell_faults(&self) -> Faults {
         self.doorbells.faults
     }
@@ -38,17 +38,17 @@ impl Device {
         }
     }
 
-    /// Whether a write is being gathered.
+    /// Whether a write may still be continued.
     pub fn gathering(&self) -> bool {
         self.doorbells.gathering()
     }
 
-    /// Decides what the gathered writes are: there is no continuation for now.
+    /// Treats the gathered writes as complete: no continuation has come.
     pub fn settle(&mut self) {
         self.doorbells.settle().into_iter().for_each(|doorbell| self.ring(doorbell));
     }
 
-    /// Tells a send queue of work up to and with the request that the words begin.
+    /// Rings a send queue, up to and including the WQE of the doorbell.
     fn ring(&mut self, doorbell: Doorbell) {
         let Doorbell { uar, words: [first, second], copy: data } = doorbell;
         let number = second >> 8;
@@ -67,14 +67,15 @@ impl Device {
             return;
         };
         let end = index.wrapping_add(blocks);
-        // A record that cannot be read, or makes no sense, is reported when the queue is run.
+        // If the record cannot be read or is out of range, the device reports that when it runs the
+        // queue.
         let refreshed = ring.refresh(&self.memory);
         self.recorder.saw(self.now, Counter::Send, number, ring.posted().into());
         if refreshed.is_ok() && ring.behind(end) {
             self.doorbells.faults.record_behind += 1;
         }
-        // One that was carried out already, because a record told of it before its doorbell came, may
-        // have been overwritten.
+        // If the device has already executed the WQE, because it saw the doorbell record first, the
+        // driver may have overwritten the WQE.
         if ring.pending(index) {
             let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
             let copy = data.as_ref().unwrap_or(&words);
@@ -101,7 +102,7 @@ mod tests {
         for word in words {
             let mut bytes = [0; 8];
             if word == 0 {
-                // Two segments: 32 bytes, one block.
+                // Two segments: 32 bytes, one WQEBB.
                 bytes = [0, 0, 0, 0x0a, 0, 0, 0x40, 2];
             }
             device.uar_write(20, SEND + word * 8, &bytes);
@@ -111,7 +112,7 @@ mod tests {
         }
     }
 
-    /// There is no queue behind these doorbells, so each that is understood counts as stray.
+    /// No queue has this number, so each recognized doorbell counts as stray.
     #[test]
     fn a_copy_is_one_doorbell_however_it_arrives() {
         let mut device = Device::new(Options::default(), 1);
@@ -134,8 +135,8 @@ mod tests {
         }
     }
 
-    /// What two processors do to one register that they do not lock: words of one copy among those
-    /// of another, in the same buffer or in the other one.
+    /// Two processors that write to one register without a lock: the words of two copies
+    /// interleave, in the same buffer or in both.
     #[test]
     fn copies_that_cut_into_each_other_are_torn() {
         for other in [0, BUFFER] {

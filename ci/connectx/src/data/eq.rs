@@ -1,7 +1,7 @@
 //! EQEs: how they are written, and when they raise an interrupt.
 //!
-//! Pairs with `eq.c` of mlx5_core. One doorbell arms all event queues of a function: it lies in a UAR
-//! page that the driver keeps for itself.
+//! Pairs with `eq.c` of mlx5_core. One doorbell register arms all EQs of a function. It lies in a
+//! UAR page that the driver does not share.
 
 use crate::device::Device;
 use crate::format::event::QueueType;
@@ -9,7 +9,7 @@ use crate::object::eq::EQE;
 use crate::record::Entry;
 
 impl Device {
-    /// Reports an asynchronous event to every EQ that asked for its type.
+    /// Reports an asynchronous event to every EQ that subscribed to its type.
     pub(crate) fn raise_event(&mut self, kind: u8, sub_type: u8, data: &[u8; 28]) {
         let wanting: Vec<u32> = self
             .objects
@@ -23,7 +23,7 @@ impl Device {
         }
     }
 
-    /// Writes one event to one EQ.
+    /// Writes one EQE.
     pub(crate) fn post_event(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
         if !self.bus_master {
             log::debug!("event {kind:#x} while the function may not reach memory");
@@ -40,7 +40,7 @@ impl Device {
         eqe[1] = kind;
         eqe[3] = sub_type;
         eqe[32..60].copy_from_slice(data);
-        // The driver takes an entry whose owner bit equals the parity of its own passes.
+        // The driver takes an EQE whose owner bit equals the parity of its own passes.
         eqe[63] = (eq.producer >> eq.log_size) as u8 & 1;
         let at = u64::from(eq.producer & ((1 << eq.log_size) - 1)) * EQE;
         if let Err(fault) = eq.buffer.write(&self.memory, at, &eqe) {
@@ -55,7 +55,7 @@ impl Device {
         }
     }
 
-    /// The EQ doorbell: number in the upper byte, consumer index below.
+    /// The EQ doorbell: the number of the EQ in the upper byte, the consumer index below.
     pub(crate) fn eq_doorbell(&mut self, uar: u32, value: u32, arm: bool) {
         let Ok(eq) = self.objects.eqs.get_mut(value >> 24) else {
             log::debug!("doorbell of EQ {} which does not exist", value >> 24);
@@ -73,7 +73,7 @@ impl Device {
         }
     }
 
-    /// Tells of something that befell a queue.
+    /// Reports an event of a queue.
     pub(crate) fn queue_event(&mut self, queue: QueueType, number: u32, kind: u8) {
         let mut data = [0; 28];
         data[20] = queue as u8;

@@ -1,6 +1,6 @@
 //! Ethernet frames, from raw send queues to raw receive queues.
 //!
-//! Pairs with mlx5e and raw packet queue pairs; [`super::frame`] knows what is in a frame.
+//! Pairs with mlx5e and raw packet queue pairs; [`crate::format::frame`] parses frames.
 
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
@@ -17,28 +17,28 @@ use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
 use crate::record::{self, Entry, Source};
 
-/// The longest frame, and the most data of a request that is cut into frames.
+/// The longest frame, and the most data of one LSO WQE.
 const MAX_DATA: u64 = 1 << 18;
-/// The most frames of a request.
+/// The most frames of one LSO WQE.
 const MAX_FRAMES: u64 = 1 << 13;
-/// Flags of the Ethernet segment: checksums to be filled in.
+/// Flags of the Ethernet segment: checksums that the device fills in.
 const NETWORK_CHECKSUM: u8 = 1 << 6;
 const TRANSPORT_CHECKSUM: u8 = 1 << 7;
-/// In place of an inline header's length: a VLAN tag follows.
+/// In place of the length of inline headers: the segment holds a VLAN tag.
 const INSERT_VLAN: u16 = 1 << 15;
 
-/// Flags of a completion: headers that were checked and are right.
+/// Flags of a CQE: headers whose checks passed.
 const L2_OK: u8 = 1 << 0;
 const L3_OK: u8 = 1 << 1;
 const L4_OK: u8 = 1 << 2;
 
-/// Work of a raw send queue.
+/// What a raw send queue has to send.
 pub(crate) enum Outgoing {
-    /// There is none.
+    /// Nothing.
     Idle,
-    /// Done, nothing to send.
+    /// The WQE is done and sends nothing.
     Done,
-    /// Frames of a sender in this transport domain.
+    /// Frames, and the transport domain of the sender.
     Frames(Vec<Vec<u8>>, u32),
 }
 
@@ -48,7 +48,7 @@ impl Device {
         self.objects.sqs.get(number).is_ok()
     }
 
-    /// Takes the next request of a raw send queue.
+    /// Executes the next WQE of a raw send queue.
     pub(crate) fn next_frames(&mut self, sqn: u32) -> Outgoing {
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
         match sq.state {
@@ -125,7 +125,7 @@ impl Device {
         }
     }
 
-    /// Reports a request of a raw send queue.
+    /// Reports a WQE of a raw send queue.
     fn complete_frames(&mut self, sqn: u32, opcode: u8, index: u16, cause: Option<Syndrome>) {
         let Ok(sq) = self.objects.sqs.get(sqn) else { return };
         let mut cqe = Cqe::new(if cause.is_some() { REQUEST_ERROR } else { REQUEST });
@@ -141,7 +141,7 @@ impl Device {
         }
     }
 
-    /// Ends what is posted to a raw send queue in its error state.
+    /// Flushes a raw send queue in error state.
     fn flush_frames(&mut self, sqn: u32) {
         for _ in 0..1 << 16 {
             let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return };
@@ -154,7 +154,7 @@ impl Device {
                     sq.ring.advance(control.blocks());
                     control.opcode
                 }
-                // What lies there cannot be told apart any more: all of it ends here.
+                // The WQE cannot be read, so the next one cannot be found: drop the rest.
                 Err(_) => {
                     sq.ring.discard();
                     0
@@ -164,7 +164,7 @@ impl Device {
         }
     }
 
-    /// Stops a raw queue that cannot go on, and says so.
+    /// Moves a raw queue to error and raises an event.
     fn raw_error(&mut self, queue: QueueType, number: u32) {
         let state = match queue {
             QueueType::Send => self.objects.sqs.get_mut(number).ok().map(|sq| &mut sq.state),
@@ -194,9 +194,9 @@ impl Device {
         }
     }
 
-    /// Ends what is posted to a raw receive queue in its error state.
+    /// Flushes a raw receive queue in error state.
     pub(crate) fn flush_raw_receives(&mut self, rqn: u32) {
-        // As many as a ring can hold: the record may go on changing.
+        // At most as many as a queue holds: the doorbell record may keep changing.
         for _ in 0..1 << 15 {
             let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return };
             let Ok(Some(receive)) = rq.queue.peek(&self.memory) else { return };
@@ -205,7 +205,7 @@ impl Device {
         }
     }
 
-    /// Makes the frames of a request.
+    /// Builds the frames of a WQE.
     fn frames(
         &self,
         sqn: u32,
@@ -272,8 +272,7 @@ impl Device {
         Ok(frames)
     }
 
-    /// Takes a frame off the wire. `from_own` is the transport domain of the sender, if the frame
-    /// comes from this very function.
+    /// Receives a frame. `from_own` is the transport domain of the sender, if it is this function.
     pub(crate) fn receive_frame(&mut self, frame: &[u8], from_own: Option<u32>) {
         let Some(mac) = frame.first_chunk::<6>() else { return };
         if !self.port.accepts(mac) {
@@ -284,7 +283,7 @@ impl Device {
         let mut taken = false;
         for tirn in verdict.tirs {
             let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
-            // A sender does not hear itself.
+            // A sender does not receive its own frames.
             if from_own == Some(tir.context.get32(tirc::transport_domain)) {
                 continue;
             }
@@ -321,7 +320,7 @@ impl Device {
         queues.get(hash as usize % queues.len().max(1)).copied()
     }
 
-    /// Puts a frame into a receive queue; false if it is dropped.
+    /// Writes a frame to a receive queue; returns false if it is dropped.
     fn deliver(&mut self, rqn: u32, parts: &Parts, frame: &[u8], flow_tag: u32) -> bool {
         let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
         if rq.state != State::Ready {
@@ -348,7 +347,7 @@ impl Device {
         let tag = if strip { parts.strip_vlan(&mut data) } else { None };
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
         if data.len() as u64 > room {
-            // Longer than the receiver can take: dropped, the receive stays.
+            // The frame is longer than the receive: drop the frame, keep the receive.
             return false;
         }
         rq.queue.take(&receive);

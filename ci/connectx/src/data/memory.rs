@@ -1,6 +1,6 @@
-//! What keys lead to: guest memory and device memory, read and written through them.
+//! DMA by mkey: reads and writes guest memory and device memory.
 //!
-//! Pairs with [`crate::object::mkey`], which says where an access falls and whether it is allowed.
+//! Pairs with [`crate::object::mkey`], which checks an access and finds its addresses.
 
 use crate::device::Device;
 use crate::object::mkey::{Access, Piece, Place};
@@ -53,8 +53,8 @@ impl Device {
         Ok(())
     }
 
-    /// Replaces the word of an access, 4 or 8 bytes in one piece, at once, and returns the old one.
-    /// Memory holds numbers in the guest's order, little endian.
+    /// Replaces the word of an access, 4 or 8 bytes, atomically, and returns the old value. Memory
+    /// holds numbers in the guest's byte order, little endian.
     pub(crate) fn update_word(
         &self,
         access: Access,

@@ -1,81 +1,81 @@
-//! Messages between queue pairs, and the answers to them.
+//! Messages between queue pairs, and the responses to them.
 //!
-//! Pairs requester (`data/send.rs`) with responder (`data/respond.rs`). A message travels whole; its
-//! packet sequence numbers count the packets it would be cut into.
+//! Pairs the requester with the responder. A message travels whole. Its PSNs count the packets into
+//! which hardware would divide it.
 
 use crate::format::wqe::Atomic;
 
-/// Who sent a message, and what of it the receiver sees.
+/// A message, as the responder sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
-    /// Address of the sender, on Ethernet, unless it is a datagram.
+    /// Source GID on Ethernet, except for datagrams.
     pub(crate) source_gid: [u8; 16],
-    /// Queue pair that sent it.
+    /// Source QPN.
     pub(crate) source_qpn: u32,
-    /// Queue pair that it is for.
+    /// Destination QPN.
     pub(crate) qpn: u32,
-    /// Local identifier of the sender.
+    /// Source LID.
     pub(crate) source_lid: u16,
     /// Service level.
     pub(crate) sl: u8,
-    /// Sequence number of the first packet.
+    /// PSN of the first packet.
     pub(crate) psn: u32,
-    /// How many sequence numbers it takes.
+    /// How many PSNs the message takes.
     pub(crate) packets: u32,
-    /// What it does.
+    /// What the responder does.
     pub(crate) action: Action,
-    /// Data sent or written.
+    /// Data of a send or an RDMA write.
     pub(crate) payload: Vec<u8>,
     /// Immediate data.
     pub(crate) immediate: Option<u32>,
-    /// Whether the receiver's completion is marked.
+    /// Whether the receiver's CQE is solicited.
     pub(crate) solicited: bool,
-    /// SRQ of an XRC message.
+    /// SRQN of an XRC message.
     pub(crate) srqn: Option<u32>,
-    /// What only datagrams carry.
+    /// The part that only datagrams have.
     pub(crate) datagram: Option<Datagram>,
 }
 
 impl Message {
-    /// Whether it goes to a multicast group.
+    /// Whether the message goes to a multicast group.
     pub(crate) fn is_multicast(&self) -> bool {
         self.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some())
     }
 }
 
-/// The part of a message that only datagrams carry.
+/// The part of a message that only datagrams have.
 #[derive(Debug, Clone)]
 pub(crate) struct Datagram {
-    /// Queue key.
+    /// Q_Key.
     pub(crate) qkey: u32,
-    /// The 40 bytes in front of the data, if it was globally routed.
+    /// The 40 bytes in front of the data, if there is a global route.
     pub(crate) route: Option<[u8; 40]>,
-    /// Kind of header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
+    /// Type of the header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
     pub(crate) l3: u8,
-    /// Destination group, for a multicast.
+    /// Destination group of a multicast.
     pub(crate) group: Option<[u8; 16]>,
 }
 
-/// What a message does.
+/// What a message does at the responder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Uses a receive; may invalidate a key of the receiver.
+    /// Consumes a receive, and may invalidate an mkey of the responder.
     Send {
-        /// The key.
+        /// The mkey.
         invalidate: Option<u32>,
     },
-    /// Writes to memory; with immediate data it uses a receive too.
+    /// Writes to memory; with immediate data it also consumes a receive.
     Write {
         /// Where to.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
     },
     /// Reads from memory.
     Read {
         /// Where from.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
         /// How many bytes.
         len: u64,
@@ -84,7 +84,7 @@ pub(crate) enum Action {
     Atomic {
         /// Where.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
         /// Bytes of the word: 4 or 8.
         len: u64,
@@ -93,24 +93,24 @@ pub(crate) enum Action {
     },
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Done.
     Acknowledged,
-    /// Done; these were read.
+    /// Done, with the data that was read.
     Data(Vec<u8>),
-    /// Done; this was there before.
+    /// Done, with the old value.
     Atomic(u64),
-    /// No receive is posted: try again after this timer code.
+    /// No receive is posted: the requester retries after this timer code.
     NotReady(u8),
-    /// The request makes no sense.
+    /// NAK: invalid request.
     InvalidRequest,
-    /// The memory may not be reached.
+    /// NAK: remote access error.
     AccessError,
-    /// The responder failed.
+    /// NAK: remote operational error.
     OperationError,
-    /// Nothing came back.
+    /// No response.
     Lost,
 }
 

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::format::event;
 
 impl Device {
-    /// Sets the cable's end of the link.
+    /// Takes the link up or down.
     pub fn set_link(&mut self, up: bool) {
         let was = self.port.active();
         self.port.link_up = up;

@@ -1,7 +1,7 @@
-//! The responder: what a message does where it arrives.
+//! The responder: executes messages at their destination.
 //!
-//! Pairs with `data/send.rs`. Everything a message names is checked here: queue pair, state,
-//! connection, sequence, rights of the queue pair and of the key.
+//! Pairs with the requester. It checks everything that a message names: queue pair, state,
+//! connection, PSN, and the access rights of queue pair and mkey.
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
@@ -17,12 +17,12 @@ use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::record::Source;
 
-/// Bytes in front of a datagram's data.
+/// Bytes in front of the data of a datagram.
 const ROUTE: usize = 40;
 const PSN_MASK: u32 = 0xff_ffff;
 
 impl Device {
-    /// Carries out a message.
+    /// Executes a message.
     pub(crate) fn respond(&mut self, message: &Message) -> Answer {
         let answer = self.respond_checked(message);
         if answer != Answer::Lost {
@@ -32,7 +32,7 @@ impl Device {
         answer
     }
 
-    /// The queue pair a message is for: numbers 0 and 1 are whichever serve subnet management and
+    /// The queue pair of a destination QPN: QPNs 0 and 1 are the ones of subnet management and
     /// general services.
     pub(crate) fn local_qpn(&self, qpn: u32) -> Option<u32> {
         let service = match qpn {
@@ -58,7 +58,7 @@ impl Device {
             }
             return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
         }
-        // Numbers of queue pairs repeat from port to port.
+        // The same QPN exists on every port.
         let path = qp.context.sub(qpc::primary_address_path);
         let from_peer = match self.options.port_type {
             PortType::InfiniBand => path.get(ads::rlid) == u64::from(message.source_lid),
@@ -81,7 +81,7 @@ impl Device {
             if ahead < PSN_MASK / 2 {
                 self.objects
                     .count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
-                // Something before it is missing; the sender will come again.
+                // An earlier message is missing; the requester will retry it.
                 return Answer::Lost;
             }
             return self.repeat(qpn, message);
@@ -95,7 +95,7 @@ impl Device {
         answer
     }
 
-    /// A request that was carried out before, and whose answer was lost.
+    /// A duplicate: the requester did not get the response.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
         self.objects
             .count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
@@ -115,7 +115,7 @@ impl Device {
     fn act(&mut self, qpn: u32, message: &Message) -> Answer {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
         let (pd, context) = (qp.pd, &qp.context);
-        // The memory of an XRC request is that of the SRQ's owner.
+        // An XRC request accesses memory of the SRQ's PD.
         let pd = match message.srqn.map(|srqn| self.objects.srqs.get(srqn)) {
             Some(Ok(srq)) => srq.pd,
             _ => pd,
@@ -146,7 +146,7 @@ impl Device {
                 if !reads {
                     return self.invalid_request(qpn);
                 }
-                // Without data neither side's key is looked at.
+                // Without data neither key is checked.
                 if len == 0 {
                     return Answer::Data(vec![]);
                 }
@@ -192,7 +192,7 @@ impl Device {
         Answer::AccessError
     }
 
-    /// Uses a receive for a message; an answer is why it could not.
+    /// Consumes a receive for a message. Returns a response only if that failed.
     fn take_receive(&mut self, qpn: u32, message: &Message) -> Option<Answer> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Answer::Lost) };
         let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
@@ -202,7 +202,7 @@ impl Device {
             Some(Ok(srq)) => srq.pd,
             _ => pd,
         };
-        // The borrow of the queue ends before the memory is used.
+        // This borrow of the queue ends before the memory is written.
         let peeked = match shared {
             Some(srqn) => self.objects.srqs.get(srqn).ok().map(|srq| srq.queue.peek(&self.memory)),
             None => self
@@ -281,7 +281,8 @@ impl Device {
                     address: entry.address,
                     len: part.len() as u64,
                 };
-                // What lies in the completion is put here by the driver, which has to be allowed it.
+                // The driver copies data from the CQE to this address; check that the mkey allows
+                // it.
                 let done = if inline {
                     self.objects.resolve(place).map(|_| ())
                 } else {
@@ -297,7 +298,7 @@ impl Device {
         };
         if let Some((syndrome, answer)) = failed {
             self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
-            // A datagram that does not fit is the sender's doing; it does not stop the receiver.
+            // A datagram that is too long is the sender's error and does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
                 self.qp_error(qpn, None);
             }
@@ -318,7 +319,7 @@ impl Device {
         None
     }
 
-    /// Whether the data of a message goes into the completion of its receive.
+    /// Whether the data of a message is scattered to the CQE.
     fn inline_receive(&self, qpn: u32, message: &Message, len: usize) -> bool {
         let Ok(qp) = self.objects.qps.get(qpn) else { return false };
         let room = qp.inline_receives().min(self.inline_room(qp.receive_cq()));

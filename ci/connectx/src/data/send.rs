@@ -1,7 +1,7 @@
-//! The requester: takes work requests off a send ring and carries them out.
+//! The requester: executes the WQEs of a send queue.
 //!
-//! Pairs with `data/respond.rs` on the other side. A queue pair has one message under way at a time,
-//! and a message is answered at once or never; so what a fence waits for has always happened.
+//! Pairs with the responder. A queue pair has one message in flight, and gets its response at once
+//! or never. So a fence never has to wait.
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
@@ -21,40 +21,40 @@ use crate::record::{Counter, Entry};
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 const PSN_MASK: u32 = 0xff_ffff;
-/// A retry count that never runs out.
+/// `rnr_retry` value that never runs out.
 const FOREVER: u8 = 7;
 
-/// A work request on its way.
+/// A WQE whose message is in flight.
 pub(crate) struct Job {
     pub(crate) control: Control,
-    /// Where what comes back is put.
+    /// Where response data goes.
     gather: Vec<Gather>,
     len: u64,
 }
 
-/// Where a message goes.
+/// Destination of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// The port with this local identifier.
+    /// The port with this LID.
     Lid(u16),
-    /// The port with this address.
+    /// The port with this GID.
     Gid([u8; 16]),
-    /// Every port with members of this group.
+    /// Every port with members of this multicast group.
     Group([u8; 16]),
 }
 
-/// What becomes of a queue's next work request.
+/// The outcome of executing a queue's next WQE.
 pub(crate) enum Next {
-    /// There is none, or not now.
+    /// The queue has no WQE to execute now.
     Idle,
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// It has to be carried to another queue pair.
+    /// The WQE needs a message to another queue pair.
     Carry(Box<(Job, Message, Target)>),
 }
 
 impl Device {
-    /// Takes the next work request of a queue pair.
+    /// Executes the next WQE of a queue pair.
     pub(crate) fn next_request(&mut self, qpn: u32) -> Next {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
         match qp.state {
@@ -119,14 +119,14 @@ impl Device {
         }
     }
 
-    /// Whether somebody tells a queue pair what became of its messages.
+    /// Whether the queue pair gets responses.
     pub(crate) fn is_reliable(&self, qpn: u32) -> bool {
         self.objects.qps.get(qpn).is_ok_and(|qp| qp.service.reliable())
     }
 
-    /// Looks again in a while whether a receive was posted to a queue pair in error, which no doorbell
-    /// tells: who drains a queue posts one and waits until it is flushed. Ever more seldom, for four
-    /// seconds in all.
+    /// Checks later whether the driver has posted a receive to a queue pair in error state, since
+    /// receives have no doorbell register. A program that drains a queue posts a receive and waits
+    /// for its flush error. The interval doubles each time, for four seconds in all.
     fn look_for_late_receives(&mut self, qpn: u32) {
         const FIRST: u64 = 1_000_000;
         const MOST: u8 = 12;
@@ -140,7 +140,7 @@ impl Device {
         self.wait(qpn, wait);
     }
 
-    /// Goes on to the next request, and reports this one if it asked for that.
+    /// Advances past the WQE and reports it if it is signaled.
     fn retire(&mut self, qpn: u32, control: &Control, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
@@ -155,7 +155,7 @@ impl Device {
         }
     }
 
-    /// Reports a request as failed, and stops the queue pair.
+    /// Reports a WQE as failed and stops the queue pair.
     fn fail(&mut self, qpn: u32, control: &Control, cause: Syndromes) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
@@ -168,7 +168,7 @@ impl Device {
         if connected {
             return self.qp_error(qpn, None);
         }
-        // An unreliable service stops sending only.
+        // An unreliable service only stops sending.
         if let Ok(qp) = self.objects.qps.get_mut(qpn) {
             qp.state = State::SendError;
         }
@@ -188,7 +188,7 @@ impl Device {
                     ring.advance(control.blocks());
                     control.opcode
                 }
-                // What lies there cannot be told apart any more: all of it ends here.
+                // The WQE cannot be read, so the next one cannot be found: drop the rest.
                 Err(_) => {
                     ring.discard();
                     0
@@ -198,7 +198,7 @@ impl Device {
         }
     }
 
-    /// Reads a request and does the local part of it.
+    /// Parses a WQE and executes its local part.
     #[expect(clippy::type_complexity, reason = "it is what Next::Carry holds")]
     fn prepare(
         &mut self,
@@ -325,12 +325,12 @@ impl Device {
         Ok(Some(Box::new((Job { control, gather, len }, message, target))))
     }
 
-    /// Bytes of a packet's payload.
+    /// Bytes of payload of a packet.
     fn path_mtu(&self, qpn: u32) -> u32 {
         let code = self.objects.qps.get(qpn).map_or(0, |qp| qp.context.get32(qpc::mtu));
         match code {
             1..=5 => 128 << code,
-            // What datagrams may use is the port's.
+            // Datagrams use the MTU of the port.
             _ => 4096,
         }
     }
@@ -404,7 +404,7 @@ impl Device {
         Ok((target, Datagram { qkey, route, l3, group }))
     }
 
-    /// Collects the data of a request.
+    /// Reads the data of a WQE.
     pub(crate) fn gather(&self, qpn: u32, pd: u32, list: &[Gather]) -> Result<Vec<u8>, Syndrome> {
         let mut data = Vec::new();
         for entry in list {
@@ -430,7 +430,7 @@ impl Device {
         Ok(data)
     }
 
-    /// Takes what came back: into memory, or returned to lie in the completion.
+    /// Stores response data in memory, or returns it to be scattered to the CQE.
     fn bring_back(&self, qpn: u32, job: &Job, data: Vec<u8>) -> Result<Vec<u8>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let room = qp.inline_sends().min(self.inline_room(qp.send_cq()));
@@ -439,7 +439,7 @@ impl Device {
         Ok(if inline { data } else { vec![] })
     }
 
-    /// Puts what came back where the request wants it, or only finds that it may go there.
+    /// Writes response data to the SGEs of a WQE, or only checks that their mkeys allow it.
     fn scatter(
         &self,
         qpn: u32,
@@ -474,7 +474,7 @@ impl Device {
         self.rdma_sent.add_message(multicast, message.packets, payload);
     }
 
-    /// Ends a request with the answer that came.
+    /// Handles the response to a message.
     pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, answer: Answer) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let control = &job.control;
@@ -487,7 +487,7 @@ impl Device {
         let retries = qp.context.get(qpc::retry_count) as u8;
         let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
         if !service.reliable() {
-            // Nobody says what became of it.
+            // An unreliable service gets no response.
             self.count_sent(message);
             return self.retire(qpn, control, job.len as u32, &[]);
         }
@@ -523,8 +523,8 @@ impl Device {
             Answer::OperationError => Err(Syndrome::RemoteOperation),
             Answer::Acknowledged => Ok(vec![]),
             Answer::Data(data) => self.bring_back(qpn, job, data),
-            // Atomics of eight bytes return the old value as a big-endian number unless told
-            // otherwise; the drivers of little-endian hosts ask for host order.
+            // The device returns the old value of an 8-byte atomic in big endian, unless the driver
+            // asked for host order.
             Answer::Atomic(old) if job.len == 8 && !self.caps.host_order_atomics() => {
                 self.bring_back(qpn, job, old.to_be_bytes().to_vec())
             }

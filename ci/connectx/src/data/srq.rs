@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::format::event;
 
 impl Device {
-    /// Reports an SRQ that has fallen below its limit, once.
+    /// Raises the limit event of an SRQ once it has fallen below its limit.
     pub(crate) fn check_limit(&mut self, number: u32) {
         let Ok(srq) = self.objects.srqs.get_mut(number) else { return };
         if srq.limit == 0 || srq.queue.posted(&self.memory).is_none_or(|posted| posted >= srq.limit)

@@ -1,32 +1,32 @@
-//! Where frames go: runs them through flow tables.
+//! Runs frames through flow tables.
 //!
-//! Pairs with [`crate::object::flow`], whose tables it reads, and with `data/ethernet.rs`.
+//! Pairs with [`crate::object::flow_table`] and [`super::raw`].
 
 use crate::device::Device;
 use crate::object::flow_table::{Destination, MATCH};
 
-/// What comparing a frame with an entry costs, in steps.
+/// Cost of comparing a frame with one entry, in steps.
 const ENTRY_STEPS: u64 = 4;
 
-/// What the tables say of a frame.
+/// The decision of the flow tables about a frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Where it is received.
+    /// TIRs that receive it.
     pub(crate) tirs: Vec<u32>,
-    /// What its completion is marked with.
+    /// `flow_tag` in its CQE.
     pub(crate) flow_tag: u32,
-    /// Whether it ends here.
+    /// Whether it is dropped.
     pub(crate) dropped: bool,
 }
 
 impl Device {
-    /// Runs a frame of `len` bytes, described in the form of a match, through the tables of a kind.
+    /// Runs a frame of `len` bytes, given as match parameters, through the tables of a type.
     pub(crate) fn steer(&mut self, kind: u64, headers: &[u8; MATCH], len: usize) -> Verdict {
         let mut verdict = Verdict::default();
         let Some(root) = self.objects.flow_roots.tables.get(&kind) else { return verdict };
         let mut tables = vec![*root];
         let mut counters = vec![];
-        // Tables may point at one another in a circle; a frame passes each table once at most.
+        // Tables may form a circle, so a frame passes at most as many tables as there are.
         let mut left = self.objects.flow_tables.len();
         while let Some(number) = tables.pop() {
             let Ok(table) = self.objects.flow_tables.get(number) else { continue };
@@ -35,7 +35,7 @@ impl Device {
                 break;
             }
             left -= 1;
-            // Whoever has more entries than can be looked at loses frames, not the others their turn.
+            // A guest with too many entries loses its own frames instead of delaying other guests.
             if !self.objects.effort.step(ENTRY_STEPS * table.len() as u64) {
                 log::debug!("a frame ends at flow table {number}, after too many entries");
                 verdict.dropped = true;
@@ -56,7 +56,7 @@ impl Device {
             for to in &entry.to {
                 match to {
                     Destination::Table(table) => tables.push(*table),
-                    // It is received once, by however many ways it comes.
+                    // A TIR receives the frame once, even if several entries lead to it.
                     Destination::Tir(tir) if verdict.tirs.contains(tir) => {}
                     Destination::Tir(tir) => verdict.tirs.push(*tir),
                 }
@@ -94,7 +94,7 @@ mod tests {
     const COUNT: u64 = 8;
     const USER: u32 = 7;
 
-    /// A table with one entry for UDP port 7: it counts and drops.
+    /// A table with one entry for UDP port 7 that counts and drops.
     fn device() -> (Device, u32, u32) {
         let mut device = Device::new(Options::default(), 1);
         let counter = device.objects.flow_counters.insert_owned(USER, Traffic::default()).unwrap();
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!((counted.packets, counted.octets), (2, 100));
     }
 
-    /// Entries are looked at one by one, and a guest may have many.
+    /// The lookup compares entries one by one, and a guest may have many.
     #[test]
     fn a_frame_that_costs_too_much_is_lost() {
         let (mut device, ..) = device();
@@ -195,7 +195,7 @@ mod tests {
         assert!(dealloc_flow_counter(&mut device, USER, &number).is_err(), "held");
         assert!(set_fte(&mut device, USER + 1, &entry(table, &[counter])).is_err(), "another's");
         assert!(set_fte(&mut device, USER, &entry(table, &[])).is_err(), "counts by nothing");
-        // The same again replaces the entry, and holds the counter once.
+        // Setting the same entry again replaces it, and holds the counter once.
         set_fte(&mut device, USER, &entry(table, &[counter])).unwrap();
         let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
         input.set(delete_fte_in::table_type, NIC_TRANSMIT);

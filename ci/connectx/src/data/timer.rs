@@ -1,9 +1,9 @@
-//! What is due at a time.
+//! Work that is due at a time.
 
 use crate::device::Device;
 
 impl Device {
-    /// Wakes the queues whose time has come.
+    /// Runs the timers that are due.
     pub(crate) fn run_timers(&mut self) {
         if !self.bus_master {
             return;

@@ -1,10 +1,10 @@
-//! Work requests that change memory keys.
+//! UMR WQEs and local invalidation: work requests that change mkeys.
 //!
-//! Pairs with mlx5_ib's `umr.c` for registration, and with fast registration, memory windows and
-//! local invalidation of the verbs. The kernel's own queue may change every key but a physical one;
-//! another one those of its protection domain, if they were made for it. What a list of other keys
-//! leads to is checked when it is used, so every queue may change lists. Pages are addresses that
-//! nobody checks again: only a queue that the kernel made for fast registration may name them.
+//! Pairs with mlx5_ib's `umr.c`, and with fast registration, memory windows and local invalidation.
+//! The kernel's UMR QP may change every mkey except physical ones. Another queue pair may change
+//! mkeys of its PD with `umr_en`. The device checks a KLM list when it is used, so every queue pair
+//! may change such lists. It cannot check the addresses of MTTs, so only kernel queue pairs with
+//! `fre` may change those.
 
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -16,7 +16,7 @@ use crate::format::wqe::{Gather, Segments};
 use crate::object::qp::{Qp, Service};
 use crate::object::table::KERNEL;
 
-/// Flags of the UMR control segment.
+/// Flags of the UMR control segment, `MLX5_UMR_*`.
 const INLINE: u8 = 1 << 7;
 const FAIL_IF_FREE: u8 = 1 << 6;
 const FAIL_IF_NOT_FREE: u8 = 1 << 5;
@@ -24,7 +24,7 @@ const OFFSET: u8 = 1 << 4;
 
 const OCTOWORD: usize = 16;
 
-/// `MLX5_MKEY_MASK_*`, and what each lets a request change.
+/// `MLX5_MKEY_MASK_*`, and the fields that each bit allows a WQE to change.
 const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (0, &[mkc::len, mkc::length64]),
     (1, &[mkc::log_page_size]),
@@ -45,18 +45,18 @@ const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (47, &[mkc::relaxed_ordering_read]),
 ];
 
-/// Whose request it is.
+/// The queue pair that issued a UMR WQE.
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     qpn: u32,
     pd: u32,
-    /// It is the kernel's own queue, which serves all protection domains.
+    /// It is the kernel's UMR QP, which serves all PDs.
     kernel: bool,
-    /// It may say where memory is.
+    /// It may name physical addresses.
     trusted: bool,
 }
 
-/// Why a key stays as it is, and what the completion says.
+/// Why a UMR WQE is refused, and the syndrome of its CQE.
 struct Refusal(Syndrome, String);
 
 impl From<String> for Refusal {
@@ -72,14 +72,14 @@ impl From<&str> for Refusal {
 }
 
 impl Device {
-    /// What a queue pair may do to keys.
+    /// What a queue pair may do to mkeys.
     pub(crate) fn asker(&self, qpn: u32, qp: &Qp) -> Asker {
         let kernel = qp.service == Service::Umr;
         let fast = qp.context.is_set(qpc::fre) && self.objects.qps.owner(qpn) == KERNEL;
         Asker { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
     }
 
-    /// Carries out a UMR request for the key in the control segment.
+    /// Executes a UMR WQE for the mkey in its control segment.
     pub(crate) fn umr(
         &mut self,
         asker: Asker,
@@ -183,7 +183,7 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a key of the queue pair's own protection domain invalid.
+    /// Invalidates an mkey of the queue pair's own PD.
     pub(crate) fn local_invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Syndrome> {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
             return Err(Syndrome::LocalProtection);
@@ -203,7 +203,8 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a key invalid as the other side of queue pair `qpn` asks; false if it may not be.
+    /// Invalidates an mkey at the request of the peer of queue pair `qpn`; returns false if that is
+    /// not allowed.
     pub(crate) fn invalidate(&mut self, qpn: u32, key: u32, pd: u32) -> bool {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
         let own = mkey.is_of_queue(qpn);

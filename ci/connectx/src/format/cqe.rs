@@ -9,15 +9,15 @@ pub(crate) const RESPONSE_SEND_IMM: u8 = 0x3;
 pub(crate) const RESPONSE_SEND_INV: u8 = 0x4;
 pub(crate) const REQUEST_ERROR: u8 = 0xd;
 pub(crate) const RESPONSE_ERROR: u8 = 0xe;
-/// Opcode of the completion that ends the old buffer.
+/// The last CQE in the old buffer of a resized CQ.
 pub(crate) const RESIZED: u8 = 0x5;
 
 pub(crate) const SOLICITED: u8 = 2;
-/// The completion itself holds the data, in its first bytes or in the 64 bytes before it.
+/// Data is scattered to the CQE: to its first bytes, or to the 64 bytes before it.
 pub(crate) const INLINE_32: u8 = 4;
 pub(crate) const INLINE_64: u8 = 8;
 
-/// A completion under construction.
+/// A CQE under construction.
 pub(crate) struct Cqe([u8; 64]);
 
 impl Cqe {
@@ -42,7 +42,8 @@ impl Cqe {
         self
     }
 
-    /// Puts data into the completion, in an entry with `room` for it; returns what goes before.
+    /// Scatters data to the CQE, which has `room` bytes for it. Returns the part that goes to the
+    /// 64 bytes before the CQE.
     pub(crate) fn put_inline<'a>(&mut self, data: &'a [u8], room: usize) -> &'a [u8] {
         match data.len() {
             0 => &[],

@@ -1,7 +1,7 @@
-//! What is in an Ethernet frame, and what offloads do to it.
+//! Ethernet frames: their headers, and what offloads change in them.
 //!
-//! Pairs with the flags of the Ethernet segment on the way out, and with flow tables and completions
-//! on the way in. Frames are the guest's: no length in them is believed.
+//! Pairs with the flags of the Ethernet segment for sends, and with flow tables and CQEs for
+//! receives. A guest wrote the frame, so no length in it is trusted.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::flow::{
@@ -15,18 +15,18 @@ const IPV6: u16 = 0x86dd;
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 
-/// Where the parts of a frame begin.
+/// The headers of a frame.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
-    /// The network header, and its version; 0 if it is neither IPv4 nor IPv6.
+    /// Offset of the network header, and its version; 0 if it is neither IPv4 nor IPv6.
     pub(crate) network: usize,
     pub(crate) version: u8,
-    /// The transport header, if the frame is whole and it is TCP or UDP.
+    /// Offset and protocol of a TCP or UDP header, if the frame is no fragment.
     pub(crate) transport: Option<(usize, u8)>,
     fragment: bool,
     protocol: u8,
     vlan: Option<u16>,
-    /// Whether the tag is that of a provider.
+    /// Whether the VLAN tag is a service tag (802.1ad).
     service: bool,
     ethertype: u16,
 }
@@ -88,7 +88,7 @@ impl Parts {
         parts
     }
 
-    /// The frame in the form in which flow tables compare.
+    /// The frame as match parameters of flow tables.
     pub(crate) fn as_match(&self, frame: &[u8]) -> [u8; 512] {
         let mut bits = Bits::<fte_match_param, _>::new([0; 512]);
         let mut outer = bits.sub_mut(fte_match_param::outer_headers);
@@ -155,7 +155,7 @@ impl Parts {
         bits.into_inner()
     }
 
-    /// Whether a mask looks only at what [`Parts::as_match`] fills in.
+    /// Whether a mask selects only fields that [`FrameHeaders::as_match`] fills in.
     pub(crate) fn fills(mask: &[u8]) -> bool {
         let mut known = Bits::<fte_match_param, _>::new([0; 512]);
         let mut outer = known.sub_mut(fte_match_param::outer_headers);
@@ -191,7 +191,7 @@ impl Parts {
         mask.iter().zip(known.into_inner()).all(|(mask, known)| mask & !known == 0)
     }
 
-    /// The sum of the pseudo header of the transport protocol, `len` bytes long.
+    /// The checksum of the pseudo header for a transport protocol header and data of `len` bytes.
     fn pseudo(&self, frame: &[u8], protocol: u8, len: usize) -> u32 {
         let range = if self.version == 4 { 12..20 } else { 8..40 };
         let addresses = frame.get(self.network..).and_then(|n| n.get(range)).unwrap_or(&[]);
@@ -235,7 +235,7 @@ impl Parts {
             _ => false,
         };
         let transport = self.transport.is_some_and(|(at, protocol)| {
-            // Short frames are padded; the network header knows how long they are.
+            // Short frames are padded; the network header has the real length.
             let total = half(frame, self.network + if self.version == 4 { 2 } else { 4 });
             let total = usize::from(total.unwrap_or(0));
             let end = self.network + if self.version == 4 { total } else { total + 40 };
@@ -246,8 +246,8 @@ impl Parts {
         (network, transport)
     }
 
-    /// The sum of everything from the network header on, as receivers are told it. Padding behind the
-    /// end of short packets does not count.
+    /// The checksum of everything from the network header on, as the CQE reports it. Padding after
+    /// the packet does not count.
     pub(crate) fn sum(&self, frame: &[u8]) -> u16 {
         let all = frame.get(self.network..).unwrap_or(&[]);
         let len = match self.version {
@@ -258,7 +258,8 @@ impl Parts {
         !checksum(len.and_then(|len| all.get(..len)).unwrap_or(all), 0)
     }
 
-    /// Cuts a frame into segments of at most `mss` bytes of data each, headers of `header` bytes.
+    /// Cuts a frame into LSO segments of at most `mss` bytes of data each, behind headers of
+    /// `header` bytes.
     pub(crate) fn segment(&self, frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         let Some((at, protocol)) = self.transport else { return vec![] };
         let Some((head, data)) = frame.split_at_checked(header) else { return vec![] };
@@ -290,7 +291,7 @@ impl Parts {
                 let sequence = word(head, at + 4).wrapping_add((number * mss) as u32);
                 put(at + 4, &sequence.to_be_bytes());
                 if number + 1 < count {
-                    // FIN and PSH belong to the last.
+                    // Only the last segment keeps FIN and PSH.
                     let flags = head[at + 13] & !0x09;
                     put(at + 13, &[flags]);
                 }
@@ -302,7 +303,7 @@ impl Parts {
         segments
     }
 
-    /// Kinds of network and transport header, as completions name them.
+    /// Types of the network and transport header, as in a CQE.
     pub(crate) fn header_types(&self) -> u8 {
         let network = match self.version {
             4 => 2,
@@ -317,10 +318,10 @@ impl Parts {
         transport << 4 | network << 2
     }
 
-    /// The chosen header fields: source and destination address, then ports.
+    /// The selected header fields: source and destination address, then ports.
     fn hashed(&self, frame: &[u8], fields: u64, symmetric: bool) -> Vec<u8> {
         let mut input: Vec<u8> = Vec::new();
-        // Both directions of a flow come to the same if the order of its ends does not count.
+        // Sorting the two ends makes the hash equal for both directions of a flow.
         let order = |input: &mut Vec<u8>, from: usize, len: usize| {
             if let Some(ends) =
                 input.get_mut(from..).filter(|ends| symmetric && ends.len() == 2 * len)
@@ -353,13 +354,13 @@ impl Parts {
         input
     }
 
-    /// The inverted sum of the bytes of the chosen header fields, without carries.
+    /// The inverted XOR of the bytes of the selected header fields.
     pub(crate) fn xor_hash(&self, frame: &[u8], fields: u64, symmetric: bool) -> u32 {
         let bytes = self.hashed(frame, fields, symmetric);
         (!bytes.into_iter().fold(0, |sum, byte| sum ^ byte)).into()
     }
 
-    /// The Toeplitz hash of the chosen header fields.
+    /// The Toeplitz hash of the selected header fields.
     pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8], symmetric: bool) -> u32 {
         let input = self.hashed(frame, fields, symmetric);
         let bit_of_key =
@@ -377,7 +378,7 @@ impl Parts {
         hash
     }
 
-    /// Takes the VLAN tag out of a frame.
+    /// Removes the VLAN tag of a frame.
     pub(crate) fn strip_vlan(&self, frame: &mut Vec<u8>) -> Option<u16> {
         let tag = self.vlan.filter(|_| frame.len() >= 18 && !self.service)?;
         frame.drain(12..16);
@@ -385,7 +386,7 @@ impl Parts {
     }
 }
 
-/// Puts a VLAN tag into a frame.
+/// Inserts a VLAN tag into a frame.
 pub(crate) fn insert_vlan(frame: &mut Vec<u8>, tag: u16) {
     if frame.len() >= 12 {
         let bytes = [VLAN.to_be_bytes(), tag.to_be_bytes()].concat();
@@ -451,7 +452,7 @@ mod tests {
         assert_ne!(parts.sum(&frame), sum);
     }
 
-    /// The first line of Microsoft's table for verifying such hashes.
+    /// The first row of Microsoft's table of Toeplitz hashes.
     #[test]
     fn the_hash_of_a_known_frame() {
         const KEY: [u8; 40] = [

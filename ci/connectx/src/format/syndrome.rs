@@ -2,16 +2,16 @@
 //!
 //! Pairs with `struct mlx5_err_cqe`.
 
-/// How a work request fails.
+/// The syndromes of an error CQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Syndromes {
     /// `MLX5_CQE_SYNDROME_*`, or any other number.
     pub syndrome: u8,
-    /// The vendor's syndrome, beside it in the completion.
+    /// The vendor syndrome (`vendor_err_synd`).
     pub vendor: u8,
 }
 
-/// What ends a work request, `MLX5_CQE_SYNDROME_*`.
+/// `MLX5_CQE_SYNDROME_*`.
 #[allow(missing_docs, reason = "the driver's names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,7 +1,8 @@
-//! Work requests as they lie in a send ring.
+//! WQEs as they lie in a send queue.
 //!
-//! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then what the service and the
-//! opcode call for, then the data. All of it is the guest's, and may be nonsense.
+//! Pairs with the segments of libmlx5 and mlx5_ib: a control segment, then the segments of the
+//! service and the opcode, then data segments. A guest wrote all of it, so nothing in it is
+//! trusted.
 
 /// Opcodes, `MLX5_OPCODE_*`.
 #[allow(missing_docs, reason = "the driver's names")]
@@ -27,22 +28,22 @@ pub mod op {
 pub struct Control {
     /// One of [`op`].
     pub opcode: u8,
-    /// Refines the opcode.
+    /// `opmod`, which refines the opcode.
     pub modifier: u8,
-    /// Block at which the request begins.
+    /// Index of the first WQEBB of the WQE.
     pub index: u16,
-    /// The queue that it was written for.
+    /// The queue for which the driver wrote the WQE.
     pub number: u32,
-    /// Length in units of 16 bytes, this segment included.
+    /// Length in units of 16 bytes, including this segment.
     pub units: u8,
     /// Fence, completion and solicited flags.
     pub flags: u8,
-    /// Immediate data, or the key to invalidate.
+    /// Immediate data, or the mkey to invalidate.
     pub immediate: u32,
 }
 
 impl Control {
-    /// Reads the first 16 bytes of a request.
+    /// Parses the first 16 bytes of a WQE.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
         Self {
@@ -56,8 +57,8 @@ impl Control {
         }
     }
 
-    /// Bytes of the word that an atomic changes: 8, unless a masked one says otherwise. `None` if it
-    /// asks for a length that is not supported.
+    /// Bytes of an atomic's operand: 8, or what the opmod of a masked atomic says. `None` for an
+    /// unsupported length.
     pub fn atomic_len(&self) -> Option<u64> {
         const EXTENDED: u8 = 8;
         match (self.opcode, self.modifier) {
@@ -73,70 +74,70 @@ impl Control {
         self.flags & 0x0c == 0x08
     }
 
-    /// Whether the receiver's completion is marked.
+    /// Whether the receiver's CQE is solicited.
     pub fn solicited(&self) -> bool {
         self.flags & 0x02 != 0
     }
 
-    /// Length in blocks of a ring; a request of no length takes one.
+    /// Length in WQEBBs, at least one.
     pub fn blocks(&self) -> u16 {
         u16::from(self.units).div_ceil(4).max(1)
     }
 }
 
-/// Where a datagram goes.
+/// Address vector of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressVector {
-    /// The queue key, or with the upper bit set: that of the queue pair.
+    /// The Q_Key; if the upper bit is set, the Q_Key of the sending queue pair is used instead.
     pub qkey: u32,
-    /// Queue pair number of the destination.
+    /// Destination QPN.
     pub qpn: u32,
-    /// Local identifier of the destination.
+    /// Destination LID.
     pub lid: u16,
     /// Service level.
     pub sl: u8,
-    /// Traffic class, hop limit and flow label.
+    /// Traffic class.
     pub tclass: u8,
-    /// Hops left.
+    /// Hop limit.
     pub hop_limit: u8,
     /// Flow label.
     pub flow_label: u32,
-    /// Place of the source address in the port's table.
+    /// Index of the source GID in the port's table.
     pub source: u8,
     /// Whether there is a global route.
     pub global: bool,
-    /// GID of the destination.
+    /// Destination GID.
     pub gid: [u8; 16],
 }
 
-/// Memory of the other side.
+/// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
     /// Address.
     pub address: u64,
-    /// Key.
+    /// Remote key.
     pub key: u32,
 }
 
-/// In the length of a receive's segment: padding may be put before the data, which is not done.
+/// Flag in the length of a receive's data segment: the device may pad the start. It does not.
 pub(crate) const START_PADDING: u32 = 1 << 31;
 
-/// The key that ends a scatter list early.
+/// The key of the data segment that ends a list early.
 pub(crate) const INVALID_KEY: u32 = 0x100;
 
-/// One entry of a scatter or gather list.
+/// A scatter/gather entry (SGE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scatter {
     /// Bytes.
     pub len: u32,
-    /// Memory key.
+    /// Local key.
     pub key: u32,
-    /// Address within it.
+    /// Address in the mkey.
     pub address: u64,
 }
 
 impl Scatter {
-    /// Reads a data segment.
+    /// Parses a data segment.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
         let len = (value >> 96) as u32 & !START_PADDING;
@@ -144,21 +145,21 @@ impl Scatter {
     }
 }
 
-/// What an atomic does to the eight bytes.
+/// What an atomic does to its operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomic {
-    /// Stores `swap` where the mask allows, if the masked bits compare equal.
+    /// Stores `swap` under its mask, if the bits under the compare mask are equal.
     CompareSwap {
         /// New value.
         swap: u64,
         /// Expected value.
         compare: u64,
-        /// Bits that change.
+        /// Bits that are replaced.
         swap_mask: u64,
         /// Bits that are compared.
         compare_mask: u64,
     },
-    /// Adds, with carries cut after each bit of `boundary`.
+    /// Adds, without a carry out of each bit of `boundary`.
     FetchAdd {
         /// Value to add.
         add: u64,
@@ -193,12 +194,12 @@ impl Atomic {
     }
 }
 
-/// One piece of the data.
+/// A data segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gather {
-    /// In memory.
+    /// An SGE.
     Memory(Scatter),
-    /// In the request.
+    /// Inline data.
     Inline(Vec<u8>),
 }
 
@@ -206,30 +207,30 @@ impl Gather {
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
-            // A length of zero is not written; it stands for 2^31.
+            // A length of 2^31 does not fit the field; zero stands for it.
             Self::Memory(scatter) if scatter.len == 0 => 1 << 31,
             Self::Memory(scatter) => scatter.len.into(),
             Self::Inline(bytes) => bytes.len() as u64,
         }
     }
 
-    /// Whether it has no bytes.
+    /// Whether the segment is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A cursor over the segments of a request.
+/// A cursor over the segments of a WQE.
 pub struct Segments<'a> {
     rest: &'a [u8],
 }
 
-/// The request ends in the middle of a segment.
+/// The WQE ends in the middle of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Short;
 
 impl<'a> Segments<'a> {
-    /// The segments after the control segment of a request, which is `bytes`.
+    /// The segments behind the control segment of a WQE, whose bytes are `bytes`.
     pub fn new(control: &Control, bytes: &'a [u8]) -> Self {
         let end = (usize::from(control.units) * 16).min(bytes.len());
         Self { rest: bytes.get(16..end).unwrap_or(&[]) }
@@ -241,12 +242,12 @@ impl<'a> Segments<'a> {
         Ok(head)
     }
 
-    /// What has not been read.
+    /// The bytes that are not parsed yet.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The SRQ of an XRC request.
+    /// The SRQN of an XRC WQE.
     ///
     /// # Errors
     /// [`Short`]
@@ -255,7 +256,7 @@ impl<'a> Segments<'a> {
         Ok(u32::from_be_bytes([0, bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// The destination of a datagram.
+    /// The address vector of a datagram.
     ///
     /// # Errors
     /// [`Short`]
@@ -279,7 +280,7 @@ impl<'a> Segments<'a> {
         })
     }
 
-    /// The other side's memory.
+    /// The remote address.
     ///
     /// # Errors
     /// [`Short`]
@@ -298,7 +299,7 @@ impl<'a> Segments<'a> {
         Ok([96, 64, 32, 0].map(|shift| (value >> shift) as u64 & 0xffff_ffff))
     }
 
-    /// What an atomic with this opcode does to a word of `len` bytes, 4 or 8.
+    /// The operands of an atomic with this opcode, on a word of `len` bytes, 4 or 8.
     ///
     /// # Errors
     /// [`Short`]
@@ -312,7 +313,7 @@ impl<'a> Segments<'a> {
                     swap_mask: third,
                     compare_mask: fourth,
                 },
-                // The carry out of the word is lost, like that of the upper field of a longer one.
+                // The word has no carry out, like the upper field of a longer one.
                 _ => Atomic::FetchAdd { add: first, boundary: second | 1 << 31 },
             });
         }
@@ -333,7 +334,7 @@ impl<'a> Segments<'a> {
         })
     }
 
-    /// The control segment and the key context of a UMR request.
+    /// The control segment and the mkey context of a UMR WQE.
     ///
     /// # Errors
     /// [`Short`]
@@ -360,7 +361,7 @@ impl<'a> Segments<'a> {
         Ok((head, inline))
     }
 
-    /// The data, to the end of the request.
+    /// The data segments, up to the end of the WQE.
     ///
     /// # Errors
     /// [`Short`]

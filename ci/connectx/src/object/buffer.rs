@@ -1,7 +1,7 @@
-//! A queue's buffer in guest memory: a list of pages that reads as one piece.
+//! The buffer of a queue in guest memory: a list of pages that reads as one buffer.
 //!
-//! Pairs with the `pas` lists of the commands that create queues. The buffer is linear: the rings
-//! in it do the wrapping.
+//! Pairs with the `pas` lists of the commands that create queues. The buffer is linear; the queues
+//! wrap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::guest::{Fault, GuestMemory};
 use crate::refusal::{Refused, refuse};
 
-/// The most pages that the buffers of a function may list together; a guest that lists the same ones
-/// again and again could take all memory of the host.
+/// The most pages that all buffers of a function may list together. Without this limit, a guest
+/// that lists the same page again and again could use up the host's memory.
 pub const MAX_PAGES: usize = 4 << 20;
 
 /// How many pages the buffers of a function list.
 #[derive(Debug, Clone, Default)]
 pub struct Listed(Arc<AtomicUsize>);
 
-/// A list of pages, counted as long as it is there.
+/// A list of pages, counted as long as it exists.
 #[derive(Debug, Default)]
 struct List {
     pages: Vec<u64>,
@@ -25,7 +25,7 @@ struct List {
 }
 
 impl Listed {
-    /// How many there are.
+    /// The number of pages.
     pub fn pages(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -46,7 +46,7 @@ impl Drop for List {
     }
 }
 
-/// A scattered buffer. Its clones and parts share its list.
+/// A scattered buffer. Clones and slices share its page list.
 #[derive(Debug, Clone, Default)]
 pub struct Buffer {
     shift: u32,
@@ -56,13 +56,13 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer of `len` bytes in pages of 2^(12 + `log_page_size`) bytes, beginning
-    /// `page_offset` 64ths of a page into the first. `list` is the command's list of big-endian
-    /// page addresses.
+    /// A buffer of `len` bytes in pages of 2^(12 + `log_page_size`) bytes, which begins
+    /// `page_offset` 64ths of a page into the first page. `list` is the command's list of
+    /// big-endian page addresses.
     ///
     /// # Errors
-    /// If the list does not cover the buffer, or an address is not that of a page, or too many are
-    /// `listed` already.
+    /// If the list does not cover the buffer, an address is not page-aligned, or all buffers list
+    /// too many pages.
     pub fn new(
         listed: &Listed,
         log_page_size: u64,
@@ -99,7 +99,7 @@ impl Buffer {
     /// `len` bytes of this buffer from byte `at`.
     ///
     /// # Errors
-    /// If they are not all in it.
+    /// If they are not all in the buffer.
     pub fn part(&self, at: u64, len: u64) -> Result<Self, Refused> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return refuse!(BadParam, "{len:#x} bytes at {at:#x} of {:#x}", self.len);
@@ -128,7 +128,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -158,7 +158,7 @@ impl Buffer {
     /// Reads from byte `at` of the buffer.
     ///
     /// # Errors
-    /// [`Fault`] past the end, or where the page is not in guest memory.
+    /// [`DmaFault`] past the end, or where a page is not in guest memory.
     pub fn read(&self, memory: &GuestMemory, at: u64, to: &mut [u8]) -> Result<(), Fault> {
         self.pieces(at, to.len(), |address, range| memory.read(address, &mut to[range]))
     }
@@ -166,7 +166,7 @@ impl Buffer {
     /// Writes to byte `at` of the buffer.
     ///
     /// # Errors
-    /// [`Fault`] past the end, or where the page is not in guest memory.
+    /// [`DmaFault`] past the end, or where a page is not in guest memory.
     pub fn write(&self, memory: &GuestMemory, at: u64, from: &[u8]) -> Result<(), Fault> {
         self.pieces(at, from.len(), |address, range| memory.write(address, &from[range]))
     }

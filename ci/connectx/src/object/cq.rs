@@ -7,7 +7,7 @@ use super::buffer::Buffer;
 
 pub(crate) const PRODUCER_MASK: u32 = 0xff_ffff;
 
-/// `cqe_sz` of completions that are padded to 128 bytes.
+/// `cqe_sz` of CQEs that are padded to 128 bytes.
 pub(crate) const PADDED: u64 = 2;
 
 /// A completion queue.
@@ -18,19 +18,19 @@ pub struct Cq {
     pub(crate) record: u64,
     pub(crate) umems: Vec<u32>,
     pub(crate) log_size: u32,
-    /// 64, or 128 with the entry proper in the second half.
+    /// 64, or 128 with the CQE proper in the second half.
     pub(crate) entry: u64,
-    /// Completions written so far; the producer index is the lower 24 bits.
+    /// CQEs written so far; the lower 24 bits are the producer index.
     pub(crate) written: u64,
-    /// How many of them, up to and with the last solicited one.
+    /// Value of `written` after the last solicited CQE.
     pub(crate) solicited: u64,
-    /// How many of them, up to and with the last one that an event has told of.
+    /// Value of `written` at the last event.
     pub(crate) notified: u64,
     pub(crate) armed: Arm,
-    /// Completions that the next event will report, and when the last one was raised.
+    /// CQEs that the next event will report, and the time of the last event.
     pub(crate) unreported: u32,
     pub(crate) reported: u64,
-    /// When the next event is due, if it waits for the clock.
+    /// When the next event is due, if moderation delays it.
     pub(crate) due: Option<u64>,
     pub(crate) uar: u32,
     pub(crate) eqn: u32,
@@ -49,23 +49,23 @@ impl Cq {
         self.written as u32 & PRODUCER_MASK
     }
 
-    /// Completions that call for an event from a driver that arms the queue having seen what comes
-    /// before `consumer`. One that an event has told of does not call for another: drivers arm
-    /// before they poll, and then wait for what is new.
+    /// How many CQEs call for an event, if the driver arms the CQ at consumer index `consumer`. A
+    /// CQE that an event has reported does not call for another: drivers arm before they poll, and
+    /// then wait for new CQEs.
     pub(crate) fn unseen(&self, consumer: u32, solicited_only: bool) -> u32 {
         let newest = if solicited_only { self.solicited } else { self.written };
         let seen = (newest as u32).wrapping_sub(consumer) & PRODUCER_MASK;
-        // Less than none: the driver has seen later ones.
+        // The driver has already seen later CQEs.
         let seen = if seen < PRODUCER_MASK / 2 { seen } else { 0 };
         let told = newest.saturating_sub(self.notified);
         seen.min(u32::try_from(told).unwrap_or(u32::MAX))
     }
 }
 
-/// Whether the arm word of a record is older than the doorbell that came after it. It may be newer:
-/// the next doorbell is on its way then.
+/// Whether the arm word in the doorbell record is older than the doorbell. It may be newer, if the
+/// next doorbell is on its way.
 pub(crate) fn is_behind(record: u32, doorbell: u32) -> bool {
-    // The upper four bits count events, modulo 4.
+    // Bits 28 and 29 count events, modulo 4.
     let serial = (record >> 28).wrapping_sub(doorbell >> 28) & 3;
     let consumer = record.wrapping_sub(doorbell) & PRODUCER_MASK;
     serial > 1 || serial == 0 && consumer > PRODUCER_MASK / 2

@@ -1,18 +1,18 @@
-//! Flow tables. A table holds groups, each with a mask, and entries, each with a value that frames are
-//! compared with under the mask of its group.
+//! Flow tables. A table holds groups, each with a mask, and entries, each with a match value. A
+//! lookup compares frames with the value under the mask of the group.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of a match: outer headers and misc, the parts that are compared.
+/// Bytes of match parameters that are compared: outer headers and misc.
 pub(crate) const COMPARED: usize = 0x80;
 
-/// Bytes of a whole match.
+/// Bytes of match parameters.
 pub(crate) const MATCH: usize = 0x200;
 
 pub(crate) const DROP: u64 = 2;
 
-/// Tables of received frames, and of those that are sent.
+/// Table types of received frames and of sent frames.
 pub(crate) const NIC_RECEIVE: u64 = 0;
 pub(crate) const NIC_TRANSMIT: u64 = 1;
 
@@ -30,19 +30,19 @@ pub(crate) struct Group {
     pub(crate) mask: Arc<[u8]>,
 }
 
-/// What becomes of frames with these headers.
+/// An entry: what to do with frames that match.
 pub(crate) struct Entry {
     pub(crate) value: Vec<u8>,
-    /// That of its group.
+    /// The mask of its group.
     pub(crate) mask: Arc<[u8]>,
     pub(crate) action: u64,
     pub(crate) flow_tag: u32,
     pub(crate) to: Vec<Destination>,
-    /// Numbers of the counters that count them.
+    /// Numbers of its flow counters.
     pub(crate) counters: Vec<u32>,
 }
 
-/// Where an entry sends a frame.
+/// Destination of frames that match an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Destination {
     Table(u32),
@@ -50,25 +50,25 @@ pub(crate) enum Destination {
 }
 
 impl Entry {
-    /// Whether frames end here.
+    /// Whether frames are dropped.
     pub(crate) fn drops(&self) -> bool {
         self.action & DROP != 0
     }
 }
 
-/// Where each kind of table begins.
+/// The root table of each table type.
 #[derive(Default)]
 pub struct Roots {
     pub(crate) tables: BTreeMap<u64, u32>,
 }
 
 impl FlowTable {
-    /// How many entries a frame may be compared with here.
+    /// How many entries a lookup may compare.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The entry for a frame, described in the form of a match.
+    /// The first entry that matches a frame, given as match parameters.
     pub(crate) fn find(&self, headers: &[u8; MATCH]) -> Option<&Entry> {
         self.entries.values().find(|entry| {
             headers

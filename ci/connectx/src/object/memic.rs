@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 use crate::refusal::{Refused, refuse};
 
-/// How much of it can be filled with memory.
+/// How many bytes may be allocated.
 pub const MEMORY: u64 = 128 << 10;
-/// The unit of allocations, as a power of two.
+/// log2 of the unit of allocations.
 pub const LOG_UNIT: u64 = 6;
-/// The largest alignment that can be asked for, in units, as a power of two.
+/// log2 of the largest alignment, in units.
 pub const LOG_MAX_ALIGNMENT: u64 = 6;
 
-/// Memory at a place of BAR0.
+/// An allocation of device memory.
 pub(crate) struct Allocation {
     pub(crate) len: u64,
     pub(crate) range: u64,
     pub(crate) keys: u32,
 }
 
-/// The device memory in use, by place in BAR0.
+/// The allocations by offset in BAR0.
 #[derive(Default)]
 pub struct Memic {
     pub(crate) allocations: BTreeMap<u64, Allocation>,
@@ -41,7 +41,7 @@ impl Memic {
         (end <= at + allocation.len).then_some(allocation)
     }
 
-    /// Notes one more key of a range.
+    /// Counts one more mkey of a range.
     ///
     /// # Errors
     /// If the range is not inside one allocation.
@@ -53,7 +53,7 @@ impl Memic {
         Ok(())
     }
 
-    /// Notes one key of a range less.
+    /// Counts one mkey of a range less.
     pub(crate) fn release(&mut self, start: u64, len: u64) {
         if let Some(allocation) = self.holding(start, len) {
             allocation.keys = allocation.keys.saturating_sub(1);

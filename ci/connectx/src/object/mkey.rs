@@ -1,7 +1,7 @@
-//! Memory keys: who may reach which memory, and where it is.
+//! Memory keys (mkeys): they check accesses and find the addresses.
 //!
-//! Pairs with CREATE_MKEY and, in `data/umr.rs`, with work requests that change keys.
-//! Everything the data path touches goes through `Objects::resolve`.
+//! Pairs with CREATE_MKEY and with UMR WQEs, which change mkeys. The data path finds memory only
+//! through `Objects::resolve`.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
@@ -9,11 +9,11 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 use super::Objects;
 use crate::effort::Effort;
 
-/// `qpn` of a key that is not bound to one queue pair.
+/// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
-/// How many keys deep a list may point at keys.
+/// How deep lists of mkeys may nest.
 const MAX_DEPTH: u32 = 4;
-/// The most pieces one access may fall into.
+/// The most address ranges of one access.
 const MAX_PIECES: usize = 1 << 20;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
@@ -29,7 +29,7 @@ pub struct Mkey {
     pub(crate) translation: Vec<u8>,
 }
 
-/// What an access wants to do.
+/// The access right that an access needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Right {
     LocalRead,
@@ -39,7 +39,7 @@ pub(crate) enum Right {
     RemoteAtomic,
 }
 
-/// One access to memory by key.
+/// One access to memory by mkey.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) key: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Access {
     pub(crate) len: u64,
 }
 
-/// Where a piece of memory lies.
+/// Address of a range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Guest physical address.
@@ -59,7 +59,7 @@ pub(crate) enum Place {
     Bar(u64),
 }
 
-/// A piece of memory.
+/// A contiguous range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) place: Place,
@@ -71,22 +71,22 @@ impl Mkey {
         self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
     }
 
-    /// Whether it is of device memory, which it holds.
+    /// Whether it covers device memory, which it holds.
     pub(crate) fn is_device_memory(&self) -> bool {
         self.mode() == DEVICE_MEMORY
     }
 
-    /// Whether its addresses are those of the machine.
+    /// Whether its addresses are guest physical addresses.
     pub(crate) fn is_physical(&self) -> bool {
         self.mode() == PHYSICAL
     }
 
-    /// Whether it is made of other keys.
+    /// Whether it is a list of other mkeys.
     pub(crate) fn is_list(&self) -> bool {
         matches!(self.mode(), KLMS | KSM)
     }
 
-    /// Whether a queue pair may use it, as far as it is bound to one.
+    /// Whether a queue pair may use it: it is bound to that queue pair or to none.
     pub(crate) fn is_of_queue(&self, qpn: u32) -> bool {
         matches!(self.context.get(mkc::qpn), bound if bound == ANY_QP || bound == u64::from(qpn))
     }
@@ -105,14 +105,14 @@ impl Mkey {
         })
     }
 
-    /// Entries are octowords: two page addresses, or one key with its range.
+    /// Octowords of the translation list. Each holds two page addresses, or one KLM.
     pub(crate) fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
         context.get(mkc::translations_octword_size)
     }
 }
 
 impl Objects {
-    /// Finds the guest memory of an access, or why it is not allowed.
+    /// Finds the address ranges of an access, or the reason why it is not allowed.
     pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
         let mut walk = Walk { pieces: vec![], effort: &self.effort };
         self.resolve_into(access, 0, &mut walk)?;
@@ -139,7 +139,7 @@ impl Objects {
         if !mkey.allows(right) {
             return Err(format!("key {key:#x} does not allow {right:?}"));
         }
-        // Addresses of device memory begin at zero; the start is where it lies in BAR0.
+        // Addresses of device memory begin at zero; `start_addr` is its offset in BAR0.
         let device_memory = mkey.is_device_memory();
         let start = if device_memory { 0 } else { context.get(mkc::start_addr) };
         let whole = context.is_set(mkc::length64) && !device_memory;
@@ -171,7 +171,7 @@ impl Objects {
         }
     }
 
-    /// A list of ranges of other keys.
+    /// Follows a list of other mkeys (KLMs or KSMs).
     fn indirect(
         &self,
         mkey: &Mkey,
@@ -208,7 +208,7 @@ impl Objects {
         Err(format!("the list of key {:#x} ends {left} bytes early", access.key))
     }
 
-    /// A pattern of ranges that repeats; the address of the access counts from its beginning.
+    /// Follows a repeat pattern; the address of the access counts from the start of the mkey.
     fn interleaved(
         &self,
         pattern: &Pattern<'_>,
@@ -244,8 +244,8 @@ impl Objects {
         Err(format!("the pattern of key {:#x} ends {left} bytes early", access.key))
     }
 
-    /// Goes on at a key in another key's list. The rights of that other key were checked; those of
-    /// the keys in the list are checked as local ones, as they are its owner's.
+    /// Continues at an mkey in another mkey's list. The list's own mkey has been checked for the
+    /// right. The mkeys in the list belong to its owner, so they are checked for the local right.
     fn follow(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let right = match access.right {
             Right::LocalRead | Right::RemoteRead => Right::LocalRead,
@@ -259,14 +259,14 @@ impl Objects {
     }
 }
 
-/// The way of one access through the lists of keys.
+/// One access on its way through lists of mkeys.
 struct Walk<'a> {
     pieces: Vec<Piece>,
     effort: &'a Effort,
 }
 
 impl Walk<'_> {
-    /// Looks at more entries of a list. Lists that lead to lists could keep it going for ever.
+    /// Looks at more entries of a list. Nested lists could otherwise keep the device busy for ever.
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
         match self.effort.step(count as u64) {
             true => Ok(()),
@@ -275,17 +275,17 @@ impl Walk<'_> {
     }
 }
 
-/// A list of ranges that repeats with a stride of its own for each range.
+/// A list of ranges that repeats, with a stride for each range (`mlx5_wqe_umr_repeat_block_seg`).
 struct Pattern<'a> {
-    /// Bytes of one turn.
+    /// Bytes of one repeat.
     period: u64,
-    /// How many turns.
+    /// How many repeats.
     count: u64,
     entries: &'a [[u8; 16]],
 }
 
 impl<'a> Pattern<'a> {
-    /// In place of the first key, which is none.
+    /// Value that marks a pattern, in place of the first mkey.
     const MARK: u32 = 0x400;
 
     fn find(entries: &'a [[u8; 16]]) -> Option<Self> {
@@ -336,7 +336,7 @@ impl Mkey {
         let mut at = address.wrapping_sub(base);
         let mut left = len;
         while left > 0 {
-            // Bits 0 and 1 say that a page is present only where page faults are possible.
+            // Present bits 0 and 1 matter only with page faults, which are not modelled.
             let entry = entries.get((at >> shift) as usize).map(|entry| u64::from_be_bytes(*entry));
             let Some(entry) = entry.filter(|entry| *entry != 0) else {
                 return Err(format!("page {} is not present", at >> shift));
@@ -414,8 +414,8 @@ mod tests {
         }
     }
 
-    /// A list of single bytes of another list whose entries are nearly all empty: few lines of it
-    /// would keep the device busy for minutes.
+    /// Each of 1,024 bytes leads to a list of a million empty entries: a few mkeys would keep the
+    /// device busy for minutes.
     #[test]
     fn lists_of_lists_do_not_go_on_for_ever() {
         let mut objects = objects();
@@ -447,7 +447,7 @@ mod tests {
         assert!(why.contains("an access ends after"), "{why}");
     }
 
-    /// Each look at a pattern adds up its parts.
+    /// Each access to a pattern adds up its entries.
     #[test]
     fn a_pattern_costs_its_parts() {
         let objects = pattern(4, 24);
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(objects.effort.take(), 2 + 1);
     }
 
-    /// Two ranges of the key of `objects`, 16 and 8 bytes, that repeat every 32 and 8 bytes.
+    /// Two ranges of the mkey of `objects`, 16 and 8 bytes, with strides of 32 and 8 bytes.
     fn pattern(count: u32, period: u32) -> Objects {
         let mut objects = objects();
         let mut context = Bits::<mkc, _>::new(vec![0; 64]);

@@ -10,7 +10,7 @@ use crate::refusal::Refused;
 
 macro_rules! counter_set {
     ($($field:ident,)*) => {
-        /// What happened to the queue pairs of a set, by the names of QUERY_Q_COUNTER.
+        /// A Q counter, with the field names of QUERY_Q_COUNTER.
         #[derive(Debug, Default, Clone, PartialEq, Eq)]
         pub struct CounterSet {
             $(pub(crate) $field: u32,)*
@@ -53,7 +53,7 @@ const REMOTE_ACCESS: u8 = Syndrome::RemoteAccess as u8;
 const LOCAL_LENGTH: u8 = Syndrome::LocalLength as u8;
 
 impl CounterSet {
-    /// A send that ended with an error.
+    /// Counts a send that failed.
     pub(crate) fn count_send_error(&mut self, syndrome: u8) {
         self.req_cqe_error = self.req_cqe_error.wrapping_add(1);
         match syndrome {
@@ -75,7 +75,7 @@ impl CounterSet {
         }
     }
 
-    /// A receive that ended with an error.
+    /// Counts a receive that failed.
     pub(crate) fn count_receive_error(&mut self, syndrome: u8) {
         self.resp_cqe_error = self.resp_cqe_error.wrapping_add(1);
         match syndrome {
@@ -89,7 +89,7 @@ impl CounterSet {
 }
 
 impl Objects {
-    /// Has a queue that counted in one set, or none, count in another from now on.
+    /// Moves a queue from one Q counter to another; 0 is none.
     pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), Refused> {
         if old == new {
             return Ok(());
@@ -102,7 +102,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Counts something in the set of a queue pair.
+    /// Counts in the Q counter of a queue pair.
     pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
         let Ok(qp) = self.qps.get(qpn) else { return };
         let set = qp.context.get32(qpc::counter_set_id);

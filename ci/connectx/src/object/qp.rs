@@ -17,13 +17,13 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Reliable connection whose receives come from an XRC SRQ that the sender names.
+    /// XRC: the sender names the SRQ.
     Xrc,
-    /// Datagrams of the general services interface, queue pair 1 on the wire.
+    /// General services: QPN 1 on the wire.
     Gsi,
-    /// Datagrams of subnet management, queue pair 0 on the wire.
+    /// Subnet management: QPN 0 on the wire.
     Smi,
-    /// Changes memory keys only.
+    /// Only executes UMR WQEs.
     Umr,
 }
 
@@ -41,12 +41,12 @@ impl Service {
         }
     }
 
-    /// Whether requests are acknowledged.
+    /// Whether the service has acknowledgements.
     pub fn reliable(self) -> bool {
         matches!(self, Self::Rc | Self::Xrc)
     }
 
-    /// Whether each request names its destination.
+    /// Whether each WQE names its destination.
     pub fn datagram(self) -> bool {
         matches!(self, Self::Ud | Self::Gsi | Self::Smi)
     }
@@ -64,18 +64,18 @@ pub enum State {
     ReadyToReceive = 2,
     /// Messages are sent.
     ReadyToSend = 3,
-    /// Sending stopped on an error, receiving goes on.
+    /// Sending has stopped on an error; receiving continues.
     SendError = 4,
-    /// Everything that is posted is flushed.
+    /// The device flushes all WQEs.
     Error = 6,
 }
 
-/// Why a queue pair that may send does not.
+/// Why a queue pair in RTS does not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It tries again at this time.
+    /// It retries at this time.
     Until(u64),
-    /// Nothing came back, and it was told to wait however long that takes.
+    /// It waits for a response without a timeout.
     Forever,
 }
 
@@ -90,27 +90,28 @@ pub struct Qp {
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     pub(crate) umems: Vec<u32>,
-    /// How often the message under way was tried again because nothing came back.
+    /// Retries of the message in flight after a timeout.
     pub(crate) retries: u8,
-    /// How often it was because no receive was posted.
+    /// Retries of the message in flight after an RNR NAK.
     pub(crate) rnr_retries: u8,
-    /// Until when nothing is sent, or looked at once more in error.
+    /// In RTS: when the message is retried. In error state: when the device checks for late
+    /// receives.
     pub(crate) waits: Option<Wait>,
-    /// How often it was, since it failed.
+    /// How many times the device has checked for late receives.
     pub(crate) looks: u8,
-    /// Whether its owner was told that it takes no more of the shared receives.
+    /// Whether LAST_WQE_REACHED was raised.
     pub(crate) told_last: bool,
-    /// The answer to the last atomic, for a request that is repeated.
+    /// PSN and result of the last atomic, for a duplicate of the request.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
 
 impl Qp {
-    /// Number of the queue of completions for sends.
+    /// The CQN of sends.
     pub(crate) fn send_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_snd)
     }
 
-    /// Up to how many bytes that a send brings back may lie in its completion.
+    /// How many bytes of response data may be scattered to the CQE.
     pub(crate) fn inline_sends(&self) -> usize {
         match self.context.get(qpc::cs_req) {
             0x11 => 32,
@@ -119,7 +120,7 @@ impl Qp {
         }
     }
 
-    /// Up to how many bytes of a message may lie in the completion of its receive.
+    /// How many bytes of a message may be scattered to the CQE.
     pub(crate) fn inline_receives(&self) -> usize {
         match self.context.get(qpc::cs_res) {
             1 => 32,
@@ -128,7 +129,7 @@ impl Qp {
         }
     }
 
-    /// Number of the queue of completions for receives.
+    /// The CQN of receives.
     pub(crate) fn receive_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_rcv)
     }
@@ -152,7 +153,7 @@ impl Qp {
 }
 
 impl Objects {
-    /// Where a queue pair's receives come from, if it has any.
+    /// The queue that a queue pair takes its receives from, if any.
     pub(crate) fn receive_queue(
         &mut self,
         number: u32,

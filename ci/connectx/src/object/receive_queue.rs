@@ -1,23 +1,23 @@
-//! Receive queues: of a queue pair, shared, or raw.
+//! Receive queues: those of queue pairs, SRQs, and raw ones.
 //!
-//! Pairs with the receive doorbell record. There is no doorbell register for receives: the record
-//! is read when a message needs one.
+//! Pairs with the receive doorbell record. Receives have no doorbell register, so the device reads
+//! the record when a message needs a receive.
 
 use super::buffer::Buffer;
 use crate::format::wqe::{INVALID_KEY, Scatter};
 use crate::guest::GuestMemory;
 use crate::record::{Counter, Entry, Recorder, Source};
 
-/// How entries follow one another.
+/// The order of the WQEs, `wq_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As in the ring.
+    /// A ring.
     Cyclic,
-    /// Each names the next; the first is entry 0.
+    /// Each WQE names the next; the first is WQE 0.
     Linked,
 }
 
-/// Bytes before the scatter list of a linked entry.
+/// Bytes in front of the SGEs of a linked WQE.
 const LINK: usize = 16;
 
 /// A receive queue.
@@ -27,20 +27,20 @@ pub struct ReceiveQueue {
     log_stride: u32,
     order: Order,
     record: u64,
-    /// Entry to be taken next.
+    /// WQE to take next.
     next: u16,
-    /// Entries taken so far.
+    /// WQEs taken so far.
     taken: u16,
 }
 
-/// A receive that a message may use.
+/// A receive WQE.
 pub struct Receive {
-    /// What the completion names.
+    /// `wqe_counter` of its CQE.
     pub index: u16,
     /// Where the data goes.
     pub scatter: Vec<Scatter>,
     next: u16,
-    /// All of it, as it was read.
+    /// The whole WQE, as read.
     bytes: Vec<u8>,
     linked: bool,
     /// The doorbell record at that time.
@@ -48,7 +48,7 @@ pub struct Receive {
 }
 
 impl Receive {
-    /// Records it as read from queue `number`.
+    /// Records the WQE as read from queue `number`.
     pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, source: Source, number: u32) {
         let counter = match source {
             Source::Pair => Counter::Receive,
@@ -62,29 +62,30 @@ impl Receive {
 }
 
 impl ReceiveQueue {
-    /// A queue of 2^`log_size` entries of 2^`log_stride` bytes at the start of `buffer`.
+    /// A queue of 2^`log_size` WQEs of 2^`log_stride` bytes at the start of `buffer`.
     pub fn new(buffer: Buffer, log_size: u32, log_stride: u32, order: Order, record: u64) -> Self {
         Self { buffer, log_size, log_stride, order, record, next: 0, taken: 0 }
     }
 
-    /// As when made.
+    /// Restores the state after creation.
     pub fn reset(&mut self) {
         self.next = 0;
         self.taken = 0;
     }
 
-    /// How many receives are posted and not taken; `None` if the record cannot be read or is
-    /// impossible.
+    /// How many receives are posted; `None` if the doorbell record cannot be read or is out of
+    /// range.
     pub fn posted(&self, memory: &GuestMemory) -> Option<u16> {
         let record = memory.read_be32(self.record).ok()? as u16;
         let posted = record.wrapping_sub(self.taken);
         (u32::from(posted) <= 1 << self.log_size).then_some(posted)
     }
 
-    /// The next receive, which stays until [`ReceiveQueue::take`]. `Ok(None)` if none is posted.
+    /// The next receive, which stays in the queue until [`ReceiveQueue::take`]. `Ok(None)` if none
+    /// is posted.
     ///
     /// # Errors
-    /// What makes the queue unusable.
+    /// Why the queue cannot be used.
     pub fn peek(&self, memory: &GuestMemory) -> Result<Option<Receive>, String> {
         let Some(posted) = self.posted(memory) else {
             return Err("the receive doorbell record is impossible".into());
@@ -116,7 +117,7 @@ impl ReceiveQueue {
         Ok(Some(Receive { index, scatter, next, bytes: entry, linked, posted }))
     }
 
-    /// Takes the receive that was peeked at.
+    /// Takes the receive that `peek` returned.
     pub fn take(&mut self, receive: &Receive) {
         self.next = receive.next;
         self.taken = self.taken.wrapping_add(1);

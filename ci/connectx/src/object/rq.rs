@@ -6,15 +6,15 @@ use uverbs_uapi::mlx5::prm::rqc::rqc;
 use super::receive_queue::ReceiveQueue;
 use crate::refusal::{Refused, refuse};
 
-/// States of raw queues.
+/// States of raw send and receive queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
     /// After creation.
     Reset = 0,
-    /// Carries traffic.
+    /// The queue sends or receives.
     Ready = 1,
-    /// Stopped.
+    /// The queue flushes.
     Error = 3,
 }
 
@@ -28,8 +28,8 @@ impl State {
         }
     }
 
-    /// Whether a command may take a queue from here to there. One that failed begins anew. One that
-    /// has not begun may fail: a raw packet queue pair that is not ready to send yet has such a one.
+    /// Checks a transition by command. A failed queue has to go back to reset first. A queue in
+    /// reset may be moved to error: a raw packet queue pair before RTS has such a send queue.
     pub(crate) fn becomes(self, to: Self) -> Result<(), Refused> {
         match (self, to) {
             (Self::Error, Self::Ready) => {

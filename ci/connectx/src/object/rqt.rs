@@ -1,9 +1,9 @@
 //! RQ tables (RQTs): the receive queues that a TIR spreads frames over.
 
-/// How many queues an RQ table may have, as a power of two.
+/// log2 of the most queues in an RQ table.
 pub(crate) const LOG_MAX_QUEUES: u64 = 9;
 
-/// Receive queues that flows are spread over.
+/// An RQ table.
 pub struct Rqt {
     pub(crate) queues: Vec<u32>,
 }

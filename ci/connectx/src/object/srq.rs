@@ -9,28 +9,28 @@ pub struct Srq {
     pub(crate) queue: ReceiveQueue,
     pub(crate) umems: Vec<u32>,
     pub(crate) pd: u32,
-    /// Below how many posted receives an event is due; 0 is never.
+    /// Raises an event below this number of posted receives; 0 is never.
     pub(crate) limit: u16,
 }
 
-/// What it was made as.
+/// The command that created it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// By CREATE_RMP.
+    /// CREATE_RMP.
     Pool,
-    /// By CREATE_XRC_SRQ.
+    /// CREATE_XRC_SRQ.
     Xrc {
         /// The XRC domain whose queue pairs may use it.
         xrcd: u32,
-        /// Where its completions go.
+        /// The CQ of its receives.
         cqn: u32,
-        /// What they are marked with.
+        /// `user_index` in its CQEs.
         user_index: u32,
     },
 }
 
 impl Objects {
-    /// Whether an XRC SRQ may be used by a queue pair.
+    /// Whether an XRC SRQ is of this XRC domain.
     pub(crate) fn xrc_srq_matches(&self, srqn: u32, xrcd: u32) -> bool {
         self.srqs
             .get(srqn)

@@ -1,4 +1,4 @@
-//! Objects of one kind, by number.
+//! The objects of one kind, by number.
 //!
 //! Pairs with the create and destroy commands. An object that another one uses is held, and cannot
 //! be destroyed.
@@ -22,27 +22,27 @@ struct Row<T> {
     owner: u32,
 }
 
-/// The user context of the kernel's own objects.
+/// The uid of the kernel's own objects.
 pub const KERNEL: u32 = 0;
-/// The user context of objects that every context may use.
+/// The uid of objects that every user context may use.
 pub const SHARED: u32 = 0xffff;
 
 impl<T> Table<T> {
-    /// An empty table whose objects get these numbers.
+    /// An empty table that gives its objects these numbers.
     pub fn new(kind: &'static str, numbers: RangeInclusive<u32>) -> Self {
         Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new() }
     }
 
-    /// Whether one more object fits; for commands that would have to undo something if not.
+    /// Checks that one more object fits, for commands that would otherwise have to undo something.
     ///
     /// # Errors
-    /// If all numbers are taken.
+    /// If all numbers are in use.
     pub fn room(&self) -> Result<(), Refused> {
         self.free_number().map(|_| ())
     }
 
-    /// The number that the next object gets. Numbers are reused as late as possible, so that a
-    /// stale one does not soon mean something else.
+    /// The number of the next object. Numbers are reused as late as possible, so that a stale
+    /// number does not soon name another object.
     fn free_number(&self) -> Result<u32, Refused> {
         let candidates = (self.next..=*self.numbers.end()).chain(*self.numbers.start()..self.next);
         for number in candidates {
@@ -53,10 +53,10 @@ impl<T> Table<T> {
         refuse!(NoResources, "all {} {}s are in use", self.rows.len(), self.kind)
     }
 
-    /// Adds an object under the next free number.
+    /// Adds an object of the kernel under the next free number.
     ///
     /// # Errors
-    /// If all numbers are taken.
+    /// If all numbers are in use.
     pub fn insert(&mut self, value: T) -> Result<u32, Refused> {
         self.insert_owned(KERNEL, value)
     }
@@ -64,7 +64,7 @@ impl<T> Table<T> {
     /// Adds an object of a user context under the next free number.
     ///
     /// # Errors
-    /// If all numbers are taken.
+    /// If all numbers are in use.
     pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, Refused> {
         let number = self.free_number()?;
         self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
@@ -72,10 +72,10 @@ impl<T> Table<T> {
         Ok(number)
     }
 
-    /// The object with this number, for its owner to change or end. The kernel may do so with all.
+    /// The object with this number, for a user context that may change it: its owner or the kernel.
     ///
     /// # Errors
-    /// If there is none, or it is another context's.
+    /// If there is none, or another context owns it.
     pub fn own(&mut self, uid: u32, number: u32) -> Result<&mut T, Refused> {
         match self.rows.get_mut(&number) {
             Some(row) if row.owner == uid || matches!(uid, KERNEL | SHARED) => Ok(&mut row.value),
@@ -89,15 +89,15 @@ impl<T> Table<T> {
         }
     }
 
-    /// The context that made an object; the kernel if there is none.
+    /// The uid of the owner; the kernel's if there is no such object.
     pub fn owner(&self, number: u32) -> u32 {
         self.rows.get(&number).map_or(KERNEL, |row| row.owner)
     }
 
-    /// Whether a context may build on an object: if it is its own, or shared.
+    /// Checks that a context may use an object: it owns the object, or the object is shared.
     ///
     /// # Errors
-    /// If there is none, or it is neither.
+    /// If there is none, or the context may not use it.
     pub fn allow(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
         if self.rows.get(&number).is_some_and(|row| row.owner == SHARED) {
             return Ok(());
@@ -105,10 +105,11 @@ impl<T> Table<T> {
         self.own(uid, number).map(|_| ())
     }
 
-    /// The same of an object that may be the kernel's, which lends some to everybody.
+    /// Like [`ObjectTable::check_use`], but also allows objects of the kernel, which lends some to
+    /// all contexts.
     ///
     /// # Errors
-    /// If there is none, or it is another context's.
+    /// If there is none, or another context owns it.
     pub fn allow_lent(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
         if self.rows.get(&number).is_some_and(|row| row.owner == KERNEL) {
             return Ok(());
@@ -116,12 +117,12 @@ impl<T> Table<T> {
         self.allow(uid, number)
     }
 
-    /// Whether a context has one.
+    /// Whether a context owns an object.
     pub fn owned_by(&self, uid: u32) -> bool {
         self.rows.values().any(|row| row.owner == uid)
     }
 
-    /// Removes what a context leaves behind and nobody holds; says how many there were.
+    /// Removes the objects of a context that no other object uses; returns how many.
     pub fn reclaim(&mut self, uid: u32) -> usize {
         let before = self.rows.len();
         self.rows.retain(|_, row| row.owner != uid || row.holders > 0);
@@ -150,7 +151,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Notes one more user of an object.
+    /// Counts one more user of an object.
     ///
     /// # Errors
     /// If it does not exist.
@@ -164,17 +165,17 @@ impl<T> Table<T> {
         }
     }
 
-    /// Notes one user less.
+    /// Counts one user less.
     pub fn release(&mut self, number: u32) {
         if let Some(row) = self.rows.get_mut(&number) {
             row.holders = row.holders.saturating_sub(1);
         }
     }
 
-    /// Removes an object that nobody holds.
+    /// Removes an object without users.
     ///
     /// # Errors
-    /// If it does not exist, or is held.
+    /// If it does not exist, or has users.
     pub fn remove(&mut self, number: u32) -> Result<T, Refused> {
         match self.rows.get(&number) {
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -188,12 +189,12 @@ impl<T> Table<T> {
         }
     }
 
-    /// What this table counts.
+    /// The name of this kind of object.
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// How many there are.
+    /// The number of pages.
     pub fn len(&self) -> usize {
         self.rows.len()
     }

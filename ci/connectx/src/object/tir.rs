@@ -7,14 +7,13 @@ use uverbs_uapi::mlx5::prm::rqc::tirc;
 pub(crate) const DIRECT: u64 = 0;
 pub(crate) const INDIRECT: u64 = 1;
 
-/// Functions that spread frames over the queues of a table, `MLX5_RX_HASH_FN_*`. mlx5e names the first
-/// for tables of one queue.
+/// Hash functions, `MLX5_RX_HASH_FN_*`. mlx5e names the first one for tables of one queue.
 pub(crate) mod hash {
     pub(crate) const INVERTED_XOR8: u64 = 1;
     pub(crate) const TOEPLITZ: u64 = 2;
 }
 
-/// Where frames of a flow go.
+/// A TIR.
 pub struct Tir {
     pub(crate) context: Bits<tirc, Vec<u8>>,
 }

@@ -1,4 +1,4 @@
 //! UAR pages: the parts of BAR0 where software rings doorbells.
 
-/// An allocated page.
+/// An allocated UAR page.
 pub struct Uar;

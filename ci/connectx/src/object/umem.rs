@@ -1,5 +1,5 @@
-//! Memory that a user context registers for queues (umems), and where the memory of a queue lies: in
-//! such memory, or in pages that the command lists.
+//! Memory that a user context registers for queues (umems), and the location of a queue's memory:
+//! in umems, or in pages that the command lists.
 
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::srqc::wq;
@@ -13,18 +13,18 @@ use crate::refusal::{Refused, refuse};
 const WQ_LINKED: u64 = 0;
 const WQ_CYCLIC: u64 = 1;
 
-/// Registered memory.
+/// A umem.
 pub struct Umem {
     pub(crate) buffer: Buffer,
 }
 
-/// Where a command says that a queue lies.
+/// Where a command places the memory of a queue.
 pub(crate) struct Request<'a> {
-    /// Number of the memory and offset in it, in place of a list of pages.
+    /// Number of the umem of the queue and offset in it; `None` if the command lists pages.
     pub(crate) queue: Option<(u32, u64)>,
-    /// Number of the memory in which the address of the record is an offset.
+    /// Number of the umem of the doorbell record; its address is then an offset.
     pub(crate) record: Option<u32>,
-    /// Address of the record.
+    /// Address of the doorbell record.
     pub(crate) record_address: u64,
     pub(crate) log_page_size: u64,
     pub(crate) page_offset: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// What a work queue's context says of its `len` bytes.
+    /// The location of a work queue of `len` bytes, by its context.
     pub(crate) fn of_work_queue(context: &Bits<wq, &[u8]>, len: u64, pages: &'a [u8]) -> Self {
         Self {
             queue: context
@@ -50,18 +50,18 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where a queue lies.
+/// The memory of a queue.
 pub(crate) struct QueueMemory {
     pub(crate) buffer: Buffer,
     /// Guest address of its doorbell record.
     pub(crate) record: u64,
-    /// What it holds.
+    /// Umems that it holds.
     pub(crate) umems: Vec<u32>,
 }
 
 impl Objects {
-    /// Finds the memory of a queue, and holds the registered part of it. Whoever does not make the
-    /// queue after all gives it back by [`Objects::release_umems`].
+    /// Finds the memory of a queue and holds its umems. A caller that does not create the queue
+    /// after all releases them with [`Objects::release_umems`].
     pub(crate) fn queue_memory(
         &mut self,
         uid: u32,
@@ -96,15 +96,14 @@ impl Objects {
         Ok(QueueMemory { buffer, record, umems })
     }
 
-    /// Lets go of the memory of a queue.
+    /// Releases the umems of a queue.
     pub(crate) fn release_umems(&mut self, umems: &[u32]) {
         for number in umems {
             self.umems.release(*number);
         }
     }
 
-    /// Reads a work queue's buffer, order and place of its doorbell record; holds what it answers
-    /// besides.
+    /// Creates a receive queue from a work queue context. Also returns the umems that it holds.
     pub(crate) fn receive_queue_of(
         &mut self,
         uid: u32,

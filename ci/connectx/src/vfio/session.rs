@@ -1,8 +1,8 @@
-//! Answers one client of one PCI function.
+//! Serves one client of one PCI function.
 //!
-//! Pairs with [`super::wire`] below and [`crate::function::Function`] above. A request that is not
-//! understood, or malformed, is answered with an errno and changes nothing; the stream stays in
-//! step because a message is taken off it whole before it is read.
+//! Pairs with [`super::connection`] and [`crate::function::Function`]. A request that is unknown or
+//! malformed gets an errno and changes nothing. The stream stays in step, because a message is read
+//! as a whole before it is parsed.
 
 use std::os::unix::net::UnixStream;
 
@@ -26,7 +26,7 @@ const DEVICE_FLAGS: u32 = 1 | 2;
 const REGION_READ_WRITE: u32 = 1 | 2;
 const REGION_MMAP: u32 = 4;
 const REGION_CAPS: u32 = 8;
-/// Identifier and version of the capability that lists what may be mapped.
+/// Identifier and version of the capability that lists the mappable areas.
 const SPARSE_MMAP: u32 = 1 | 1 << 16;
 const IRQ_EVENTFD: u32 = 1;
 const IRQ_NORESIZE: u32 = 8;
@@ -43,7 +43,7 @@ pub struct Session {
     wire: Wire,
 }
 
-/// A reply's body.
+/// Body of a reply, or an errno.
 type Answer = Result<Vec<u8>, u32>;
 
 impl Session {
@@ -57,10 +57,10 @@ impl Session {
         self.wire.stream()
     }
 
-    /// Answers what has arrived; false if nothing had.
+    /// Answers the requests that have arrived; returns false if there were none.
     ///
     /// # Errors
-    /// [`Broken`] if the connection is over.
+    /// [`StreamError`] if the connection is over.
     pub fn serve(&mut self, function: &mut Function) -> Result<bool, Broken> {
         if !self.wire.receive()? {
             return Ok(false);
@@ -71,7 +71,7 @@ impl Session {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);
             }
             if request.wants_reply {
-                // What of BAR0 may be mapped comes with its description.
+                // The reply about BAR0 carries the file to map.
                 let bar0 = request.command == command::DEVICE_GET_REGION_INFO
                     && request.u32(8) == Some(BAR0_REGION);
                 let file = function.bar_file().filter(|_| bar0 && answer.is_ok());
@@ -132,8 +132,8 @@ fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
         _ => return Err(EINVAL),
     };
     let (readable, writable) = (flags & 1 != 0, flags & 2 != 0);
-    // Memory that may only be written by the device is mapped as none: nothing here would notice
-    // a forbidden read of it.
+    // Memory that the device may write but not read gets no mapping: nothing here would refuse to
+    // read it.
     let file = file.filter(|_| readable);
     log::debug!("map {address:#x}+{size:#x} file {} writable {writable}", file.is_some());
     function.memory_mut().map(address, size, file, writable).map_err(|error| {
@@ -174,8 +174,8 @@ fn region_info(request: &Request, function: &Function) -> Answer {
     let (mut flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
     let mut areas = vec![];
     if index == BAR0_REGION && function.bar_file().is_some() {
-        // A client that may map anything has each write to the function answered: else what it
-        // maps could overtake what it sent.
+        // If a client may map anything, it must wait for a reply to each write: otherwise its
+        // accesses to mapped memory could overtake a write.
         flags |= REGION_MMAP | REGION_CAPS;
         areas.extend(words(&[SPARSE_MMAP, 0, bar::AREAS.len() as u32, 0]));
         areas.extend(
@@ -185,7 +185,7 @@ fn region_info(request: &Request, function: &Function) -> Answer {
     let capabilities = if areas.is_empty() { 0 } else { PLAIN };
     let mut body = words(&[PLAIN + areas.len() as u32, flags, index, capabilities]);
     body.extend(size.to_ne_bytes());
-    // Where the region begins in the file that comes along.
+    // Offset of the region in the file.
     body.extend(0u64.to_ne_bytes());
     // A client with less room asks again.
     if room as usize >= body.len() + areas.len() {
@@ -210,7 +210,7 @@ fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
     let start = request.u32(12).ok_or(EINVAL)? as usize;
     let count = request.u32(16).ok_or(EINVAL)? as usize;
     if index != MSIX_IRQ {
-        // Clients switch off what a function does not have.
+        // Clients disable interrupt types that the function does not have.
         return if count == 0 { Ok(()) } else { Err(EINVAL) };
     }
     let end = start.checked_add(count).filter(|end| *end <= VECTORS).ok_or(EINVAL)?;
@@ -235,7 +235,7 @@ fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
                 return Err(EINVAL);
             }
         }
-        // QEMU masks MSI-X vectors in the table that it keeps itself.
+        // QEMU keeps the MSI-X table and applies the masks itself.
         (SET_MASK | SET_UNMASK, SET_DATA_NONE) => {}
         _ => return Err(EINVAL),
     }
@@ -277,7 +277,7 @@ fn region_write(request: &Request, function: &mut Function) -> Answer {
     Ok(request.body[..16].to_vec())
 }
 
-/// Several posted writes in one message, each of at most eight bytes.
+/// Handles several posted writes in one message, each of at most eight bytes.
 fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
     const ENTRY: usize = 24;
     let count = request.u64(0).ok_or(EINVAL)?;

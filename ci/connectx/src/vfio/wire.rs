@@ -1,4 +1,4 @@
-//! Messages of vfio-user: a byte stream with file descriptors cut into requests.
+//! Messages of vfio-user: parses a byte stream with file descriptors into requests.
 //!
 //! Pairs with [`super::session`], which answers them. Integers are in host order.
 
@@ -15,16 +15,16 @@ use rustix::net::{
 
 /// Length of a message header.
 pub const HEADER: usize = 16;
-/// The longest message taken; QEMU moves at most 1 MiB of data in one.
+/// The longest message accepted; QEMU sends at most 1 MiB of data in one.
 pub const MAX_MESSAGE: usize = (1 << 20) + 4096;
-/// The most descriptors taken with one message.
+/// The most file descriptors accepted with one message.
 const MAX_FDS: usize = 64;
 
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// Commands of the protocol that are answered here.
+/// Commands of the protocol that the session answers.
 #[allow(missing_docs, reason = "the protocol's own names")]
 pub mod command {
     pub const VERSION: u16 = 1;
@@ -43,15 +43,15 @@ pub mod command {
 /// A request.
 #[derive(Debug)]
 pub struct Request {
-    /// Chosen by the client, repeated in the reply.
+    /// Chosen by the client and repeated in the reply.
     pub id: u16,
     /// One of [`command`].
     pub command: u16,
-    /// Whether the client waits for an answer.
+    /// Whether the client waits for a reply.
     pub wants_reply: bool,
-    /// What follows the header.
+    /// The bytes behind the header.
     pub body: Vec<u8>,
-    /// Descriptors that came with it.
+    /// File descriptors of the message.
     pub files: Vec<File>,
 }
 
@@ -69,34 +69,34 @@ impl Request {
     }
 }
 
-/// Bytes that there is always room for.
+/// Free bytes in the buffer before each read.
 const ROOM: usize = 1 << 16;
 
-/// Why a stream cannot be continued.
+/// Why the connection ends.
 #[derive(Debug)]
 pub enum Broken {
     /// The client closed it.
     Closed,
     /// The socket failed.
     Io(io::Error),
-    /// A message claims this length.
+    /// A message has this length, which is out of range.
     Length(usize),
 }
 
 /// One end of a connection.
 pub struct Wire {
     stream: UnixStream,
-    /// Room for what arrives, kept from one time to the next: most messages are a few bytes long.
+    /// Received bytes. The buffer is kept between reads, since most messages have only a few bytes.
     buffer: Vec<u8>,
-    /// Filled up to here.
+    /// End of the received bytes.
     filled: usize,
-    /// Parsed up to here.
+    /// End of the parsed bytes.
     start: usize,
     /// Position in the stream of `buffer[0]`.
     base: u64,
-    /// Descriptors, with the stream position of the last byte that was received with them. A
-    /// receive ends at the end of the write that carried descriptors, so that byte is of the
-    /// message they belong to.
+    /// File descriptors, each list with the stream position of the last byte received with it. A
+    /// receive stops at the end of the write that carried descriptors, so that byte belongs to
+    /// their message.
     files: VecDeque<(u64, Vec<File>)>,
 }
 
@@ -111,10 +111,10 @@ impl Wire {
         &self.stream
     }
 
-    /// Takes in what has arrived, without waiting; false if nothing had.
+    /// Reads what has arrived, without waiting; returns false if nothing had.
     ///
     /// # Errors
-    /// [`Broken`] if the connection is over.
+    /// [`StreamError`] if the connection is over.
     pub fn receive(&mut self) -> Result<bool, Broken> {
         self.buffer.copy_within(self.start..self.filled, 0);
         self.base += self.start as u64;
@@ -158,7 +158,7 @@ impl Wire {
     /// The next whole request, if one has arrived.
     ///
     /// # Errors
-    /// [`Broken::Length`] if the stream cannot be followed any further.
+    /// [`StreamError::Length`] for a length out of range.
     pub fn request(&mut self) -> Result<Option<Request>, Broken> {
         let bytes = &self.buffer[self.start..self.filled];
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
@@ -187,7 +187,7 @@ impl Wire {
     /// Sends a reply; `Err` carries an errno.
     ///
     /// # Errors
-    /// What the socket answers.
+    /// The error of the socket.
     pub fn reply(
         &mut self,
         request: &Request,

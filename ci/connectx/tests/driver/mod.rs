@@ -1,4 +1,4 @@
-//! A driver in a few lines: drives a device in plain memory, without QEMU or a kernel.
+//! A small driver: drives a device in plain memory, without QEMU or a kernel.
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
@@ -22,16 +22,15 @@ pub(crate) const MEMORY: usize = 1 << 20;
 const QUEUE: u64 = 0x1000;
 const INPUT: u64 = 0x2000;
 const OUTPUT: u64 = 0x6000;
-/// Where queues are laid out, a page each.
+/// Where queues are allocated, a page each.
 const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-/// Events of queues that failed, of completion queues and of queue pairs, and of queue pairs that take
-/// no more shared receives.
+/// Event types: CQ error, QP error, last WQE reached.
 const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x13;
 
-/// A queue pair as its user sees it.
+/// A queue as its user sees it.
 pub(crate) struct Queue {
     pub(crate) number: u32,
     pub(crate) receives: u64,
@@ -42,35 +41,35 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// One whose receives and sends lie there.
+    /// A queue with its receives and sends at these addresses.
     pub(crate) fn new(number: u32, receives: u64, sends: u64, record: u64) -> Self {
         Self { number, receives, sends, record, posted: 0, received: 0 }
     }
 
-    /// Says that more blocks are posted than there are.
+    /// Counts WQEBBs as posted that do not exist.
     pub(crate) fn post_blocks(&mut self, count: u16) {
         self.posted += count;
     }
 }
 
-/// One function and who drives it.
+/// A function and its driver.
 pub(crate) struct Driver {
     pub(crate) fabric: Fabric,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
-    /// Code of the time after which queue pairs send again; 0 is never.
+    /// `ack_timeout` of queue pairs; 0 is never.
     pub(crate) ack_timeout: u64,
-    /// Whom queue pairs believe to be connected to.
+    /// Remote GID of queue pairs.
     pub(crate) peer_gid: [u8; 16],
     next: u64,
     now: u64,
 }
 
-/// A refused command: status and syndrome.
+/// The status and the syndrome of a refused command.
 pub(crate) type Refused = (u8, u32);
 
 impl Driver {
-    /// A function with its command queue, a UAR page and a protection domain.
+    /// A function with a command queue, a UAR page and a PD.
     pub(crate) fn new() -> Self {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
@@ -92,9 +91,9 @@ impl Driver {
         driver
     }
 
-    /// Asks for the old values of atomics in the order of a little-endian host, as its drivers do.
+    /// Chooses host order for old values of atomics, as drivers of little-endian hosts do.
     pub(crate) fn host_order_atomics(&mut self, on: bool) {
-        /// The group of capabilities, in the modifier of the command.
+        /// The group of capabilities in `op_mod`.
         const ATOMIC: u16 = 3 << 1;
         let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + 4096]);
         let mut caps = Bits::<atomic_caps, _>::new(vec![0; 4096]);
@@ -114,19 +113,19 @@ impl Driver {
         self.next - 4096
     }
 
-    /// The page that was handed out last.
+    /// The page that was allocated last.
     pub(crate) fn last_page(&self) -> u64 {
         self.next - 4096
     }
 
-    /// Runs a command whose opcode is filled in here.
+    /// Runs a command and fills in its opcode.
     pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut input = input.to_vec();
         input[..2].copy_from_slice(&op.to_be_bytes());
         self.command(&input, 4096)
     }
 
-    /// Runs a command by the first slot.
+    /// Runs a command in the first slot.
     pub(crate) fn command(&mut self, input: &[u8], out_len: usize) -> Result<Vec<u8>, Refused> {
         let (input_token, memory) = (7, self.memory());
         for (base, len) in [(INPUT, input.len()), (OUTPUT, out_len)] {
@@ -173,7 +172,7 @@ impl Driver {
         }
     }
 
-    /// Rings for a slot that is written as it is.
+    /// Rings the doorbell for a slot with these bytes.
     pub(crate) fn slot(&mut self, slot: &[u8]) {
         self.memory().write(QUEUE, slot).unwrap();
         self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
@@ -197,7 +196,7 @@ impl Driver {
         let mut context = input.sub_mut(create_eq_in::eq_context_entry);
         context.set(eqc::log_eq_size, 6);
         context.set(eqc::uar_page, self.uar.into());
-        // Of completions it hears because it is theirs; of everything else because it wants to.
+        // A CQ names its EQ for completion events; other events need a subscription.
         input.set_span(create_eq_in::event_bitmask, &ERRORS.to_be_bytes());
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
@@ -205,13 +204,13 @@ impl Driver {
         Bits::<create_eq_out, _>::new(out).get32(create_eq_out::eq_number)
     }
 
-    /// A completion queue of 64 entries: its number and its buffer.
+    /// A CQ of 64 CQEs: its number and its buffer.
     pub(crate) fn cq(&mut self, eqn: u32) -> (u32, u64) {
         self.cq_with(eqn, &[])
     }
 
-    /// The same with other fields of the context; entries have room for 128 bytes if they ask for
-    /// 32 at most.
+    /// A CQ with other fields in its context. With at most 32 CQEs the buffer has room for 128
+    /// bytes each.
     pub(crate) fn cq_with(&mut self, eqn: u32, fields: &[(Field<cqc>, u64)]) -> (u32, u64) {
         let (page, record) = (self.page(), self.page());
         self.memory().write(page, &[0xf1; 4096]).unwrap();
@@ -245,7 +244,7 @@ impl Driver {
         self.simple(opcode::MODIFY_CQ, &input)
     }
 
-    /// A key for `len` bytes from `start`, which is where they are in memory.
+    /// An mkey for `len` bytes at guest physical address `start`, mapped at the same address.
     pub(crate) fn mkey(&mut self, start: u64, len: u64, rights: &[Field<mkc>]) -> u32 {
         let first = start & !0xfff;
         let pages = (start + len).div_ceil(4096) - first / 4096;
@@ -276,8 +275,8 @@ impl Driver {
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
     }
 
-    /// A key with these fields in its context, bound to no queue unless they say so, and with this
-    /// list. Its variant part is 0.
+    /// An mkey with these fields in its context and this translation list, bound to no queue pair
+    /// unless the fields say so. Its variant part is 0.
     pub(crate) fn key_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
         let octowords = list.len().div_ceil(16) as u64;
         let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
@@ -296,12 +295,12 @@ impl Driver {
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8
     }
 
-    /// A queue pair of 16 receives of one segment and 16 send blocks.
+    /// A queue pair with 16 receives of one SGE and 16 WQEBBs for sends.
     pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
         self.qp_with(service, cqn, &[])
     }
 
-    /// The same with other fields of the context.
+    /// A queue pair with other fields in its context.
     pub(crate) fn qp_with(
         &mut self,
         service: u64,
@@ -312,7 +311,7 @@ impl Driver {
         self.try_qp(0, page, service, cqn, fields).unwrap()
     }
 
-    /// The same in the name of a user context and in a page of choice, if the device agrees.
+    /// A queue pair of a user context, in a page of choice, if the device creates it.
     pub(crate) fn try_qp(
         &mut self,
         uid: u32,
@@ -377,7 +376,7 @@ impl Driver {
         self.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
     }
 
-    /// Brings a reliable queue pair back from whatever became of it, as far as that is possible.
+    /// Resets a reliable queue pair and connects it again, if that is possible.
     pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), Refused> {
         self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
         qp.posted = 0;
@@ -392,7 +391,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives the port its address.
+    /// Sets the GID of the port.
     pub(crate) fn address(&mut self) {
         let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
         let mut entry = input.sub_mut(set_roce_address_in::roce_address);
@@ -417,19 +416,19 @@ impl Driver {
         self.memory().write(address, &record).unwrap();
     }
 
-    /// Posts one signaled request, rings, and waits for what comes of it.
+    /// Posts one signaled WQE, rings the doorbell, and runs the device until it is idle.
     pub(crate) fn post_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         self.ring_send(qp, op, immediate, segments);
         self.run();
     }
 
-    /// Posts one signaled request, rings, and waits for what comes of it right away.
+    /// Posts one signaled WQE, rings the doorbell, and runs the device without timers.
     pub(crate) fn ring_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         self.queue_send(qp, op, immediate, segments);
         self.run_now();
     }
 
-    /// Posts one signaled request and rings; nothing comes of it yet.
+    /// Posts one signaled WQE and rings the doorbell; the device does not run.
     pub(crate) fn queue_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         let units = 1 + segments.len() / 16;
         let mut request = (u32::from(qp.posted) << 8 | u32::from(op)).to_be_bytes().to_vec();
@@ -451,18 +450,18 @@ impl Driver {
         self.fabric.function(0).device_mut().settle();
     }
 
-    /// Lets time pass, and the device do what it can do then.
+    /// Sets the time and runs the device without timers.
     pub(crate) fn run_at(&mut self, now: u64) {
         self.now = now;
         self.run_now();
     }
 
-    /// Lets the device do what it can do right away.
+    /// Runs the device until it has nothing to do at the current time.
     pub(crate) fn run_now(&mut self) {
         while self.fabric.turn(self.now) {}
     }
 
-    /// Lets the device work until it has nothing more to do, timers included.
+    /// Runs the device until it has nothing to do, timers included.
     pub(crate) fn run(&mut self) {
         loop {
             while self.fabric.turn(self.now) {}
@@ -473,7 +472,7 @@ impl Driver {
         }
     }
 
-    /// Arms a completion queue for every completion, from consumer index `seen`.
+    /// Arms a CQ for every CQE, with consumer index `seen`.
     pub(crate) fn arm(&mut self, cqn: u32, seen: u32) {
         let mut doorbell = seen.to_be_bytes().to_vec();
         doorbell.extend(cqn.to_be_bytes());
@@ -481,7 +480,7 @@ impl Driver {
         self.fabric.function(0).write(Region::Bar0, place, &doorbell);
     }
 
-    /// How many events of a completion queue an event queue at `page` has.
+    /// How many completion events of a CQ the EQ at `page` has.
     pub(crate) fn completion_events(&mut self, page: u64, cqn: u32) -> usize {
         let mut bytes = [0; 4096];
         self.memory().read(page, &mut bytes).unwrap();
@@ -489,7 +488,7 @@ impl Driver {
         bytes.chunks(64).filter(of_queue).count()
     }
 
-    /// Runs a command in the name of a user context.
+    /// Runs a command of a user context.
     pub(crate) fn simple_as(
         &mut self,
         uid: u32,
@@ -501,13 +500,13 @@ impl Driver {
         self.simple(op, &input)
     }
 
-    /// A new user context.
+    /// Creates a user context.
     pub(crate) fn context(&mut self) -> u32 {
         let out = self.simple(opcode::CREATE_UCTX, &[0; 64]).unwrap();
         Bits::<create_uctx_out, _>::new(out).get32(create_uctx_out::uid)
     }
 
-    /// Entry `index` of a completion queue: opcode and bytes.
+    /// CQE `index` of a CQ: opcode and bytes.
     pub(crate) fn cqe(&mut self, buffer: u64, index: u64) -> (u8, [u8; 64]) {
         let mut bytes = [0; 64];
         self.memory().read(buffer + index * 64, &mut bytes).unwrap();

@@ -1,9 +1,8 @@
-//! Whatever a guest writes, the device and the decoders take it.
+//! The device and the decoders accept whatever a guest writes.
 //!
-//! Inputs come from a seed, so a run can be had again. Each target keeps those that showed something
-//! new in `tests/corpus`, and begins with them. In the environment `CONNECTX_FUZZ_SECONDS` lets it
-//! run longer, `CONNECTX_FUZZ_SEED` begins elsewhere, and `CONNECTX_FUZZ_KEEP` adds what is new to
-//! the corpus.
+//! Inputs come from a seed, so a run can be repeated. Each target begins with the inputs in
+//! `tests/corpus`. `CONNECTX_FUZZ_SECONDS` sets a longer time, `CONNECTX_FUZZ_SEED` another seed,
+//! and `CONNECTX_FUZZ_KEEP` adds inputs with new traits to the corpus.
 
 mod corpus;
 mod decoders;
