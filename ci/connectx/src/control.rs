@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::bar0::{LOG_VAR_STRIDE, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::fabric::Fabric;
-use crate::fault::{Delay, Failure, Side};
-use crate::format::syndrome::Syndromes;
+use crate::fault::{CommandFailure, Delay, Side};
+use crate::format::syndrome::CqeError;
 
 /// The longest line that the server accepts.
 const MAX_LINE: usize = 4096;
@@ -228,13 +228,13 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         }
         Request::Pages { .. } => return Reply::Pages { held: device.pages.held() },
         Request::Doorbells { .. } => {
-            let faults = device.doorbell_faults();
+            let errors = device.doorbell_errors();
             return Reply::Doorbells {
-                torn: faults.torn,
-                record_behind: faults.record_behind,
-                differs: faults.differs,
-                late: faults.late,
-                stray: faults.stray,
+                torn: errors.torn,
+                record_behind: errors.record_behind,
+                differs: errors.differs,
+                late: errors.late,
+                stray: errors.stray,
             };
         }
         Request::Var { page, len, .. } => {
@@ -253,13 +253,13 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
             if status == 0 {
                 return error("status 0 is success");
             }
-            device.faults.fail_command(opcode, after, Failure::Status(status));
+            device.faults.fail_command(opcode, after, CommandFailure::Status(status));
         }
         Request::SilenceCommand { opcode, after, .. } => {
-            device.faults.fail_command(opcode, after, Failure::Silence);
+            device.faults.fail_command(opcode, after, CommandFailure::Silence);
         }
         Request::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
-            device.faults.fail_request(qpn, side, after, Syndromes { syndrome, vendor });
+            device.faults.fail_wqe(qpn, side, after, CqeError { syndrome, vendor });
         }
         Request::FlapLink { times, down, up, .. } => {
             device.faults.flap_link(device.now, times, down, up);
@@ -269,7 +269,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         Request::Insert { function } => fabric.function(function).insert(),
         Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
         Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
-        Request::Health { syndrome, fatal, .. } => device.segment.set_health(syndrome, fatal),
+        Request::Health { syndrome, fatal, .. } => device.init_segment.set_health(syndrome, fatal),
     }
     Reply::Done
 }

@@ -14,7 +14,7 @@ use uverbs_uapi::reflection;
 use crate::bar0;
 use crate::format::event;
 use crate::format::wqe::{Control, op};
-use crate::record::{Counter, Entry, RAW, Recording, Source};
+use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Prints a whole recording.
 ///
@@ -48,7 +48,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             fields(&mut text, half(0), "in", input);
             Ok(())
         }
-        Entry::Answer { slot, delivery, output } => {
+        Entry::CommandOutput { slot, delivery, output } => {
             let opcode = running.get(usize::from(*slot)).copied().unwrap_or(0);
             let name = opcode::name(opcode).unwrap_or("unknown");
             let status = output.first().copied().unwrap_or(0);
@@ -71,16 +71,16 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
         }
         Entry::DoorbellRecord { counter, number, value } => {
             let name = match counter {
-                Counter::Send => "sends of QP or SQ",
-                Counter::Receive => "receives of QP",
-                Counter::Shared => "receives of SRQ",
-                Counter::Raw => "receives of RQ",
-                Counter::Consumer => "consumer of CQ",
-                Counter::Arm => "arm word of CQ",
+                DoorbellCounter::Sq => "sends of QP or SQ",
+                DoorbellCounter::QpRq => "receives of QP",
+                DoorbellCounter::Srq => "receives of SRQ",
+                DoorbellCounter::Rq => "receives of RQ",
+                DoorbellCounter::CqConsumer => "consumer of CQ",
+                DoorbellCounter::CqArm => "arm word of CQ",
             };
             writeln!(text, "record {name} {number:#x}: {value:#x}")
         }
-        Entry::Request { service, blue_flame, index, number, bytes } => {
+        Entry::Wqe { service, blue_flame, index, number, bytes } => {
             let from = if *blue_flame { "BlueFlame" } else { "ring" };
             let control = bytes.first_chunk::<16>().map(Control::parse);
             let opcode = control.map_or(0, |control| control.opcode);
@@ -92,11 +92,11 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Receive { source, linked, index, number, bytes } => {
-            let kind = match source {
-                Source::Pair => "QP",
-                Source::Shared => "SRQ",
-                Source::Raw => "RQ",
+        Entry::ReceiveWqe { rq_type, linked, index, number, bytes } => {
+            let kind = match rq_type {
+                RqType::Qp => "QP",
+                RqType::Srq => "SRQ",
+                RqType::Rq => "RQ",
             };
             let _ = writeln!(text, "receive of {kind} {number:#x} at {index:#x}");
             for (layout, bytes) in receive_segments(*linked, bytes) {
@@ -104,7 +104,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Completion { number, index, bytes } => {
+        Entry::Cqe { number, index, bytes } => {
             let cqe = bytes.get(bytes.len().saturating_sub(64)..).unwrap_or_default();
             let last = cqe.last().copied().unwrap_or(0);
             let code = mlx5_cqe_opcode(last >> 4);
@@ -124,7 +124,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Event { number, index, bytes } => {
+        Entry::Eqe { number, index, bytes } => {
             let kind = bytes.get(1).copied().unwrap_or(0);
             let data = bytes.get(32..60).map_or_else(String::new, hex);
             let name = event_name(kind);
@@ -156,7 +156,7 @@ pub fn service_name(service: u8) -> &'static str {
         0x7 => "smi",
         0x8 => "gsi",
         0xc => "umr",
-        RAW => "raw",
+        SERVICE_RAW_SQ => "raw",
         _ => "unknown",
     }
 }
@@ -310,7 +310,7 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
     match service {
         0x3 => cut.take("mlx5_wqe_xrc_seg", 16),
         0x2 | 0x7 | 0x8 => cut.take("mlx5_av", 48),
-        RAW if control.opcode != op::NOP => {
+        SERVICE_RAW_SQ if control.opcode != op::NOP => {
             let inline = cut.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
             // The upper bit means that the segment holds a VLAN tag instead of headers.
             let len = if inline >> 15 != 0 { 0 } else { usize::from(inline) };
@@ -402,17 +402,17 @@ fn segment(text: &mut String, name: &str, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Recorder;
-    use crate::record::tests::Tape;
+    use crate::recording::Recorder;
+    use crate::recording::tests::MemoryFile;
 
     fn words(entries: &[Entry<&[u8]>]) -> String {
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 3).unwrap();
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 3).unwrap();
         for entry in entries {
             recorder.add(1_500_000_000, entry);
         }
         let mut text = Vec::new();
-        print(&tape.bytes()[..], &mut text).unwrap();
+        print(&file.bytes()[..], &mut text).unwrap();
         String::from_utf8(text).unwrap()
     }
 
@@ -424,8 +424,12 @@ mod tests {
         input[16 + 12] = 9;
         let text = words(&[
             Entry::Command { slot: 2, input: &input },
-            Entry::Answer { slot: 2, delivery: 0, output: &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 5] },
-            Entry::Answer { slot: 2, delivery: 0, output: &[3, 0, 0, 0, 0, 1, 2, 3] },
+            Entry::CommandOutput {
+                slot: 2,
+                delivery: 0,
+                output: &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 5],
+            },
+            Entry::CommandOutput { slot: 2, delivery: 0, output: &[3, 0, 0, 0, 0, 1, 2, 3] },
         ]);
         assert!(text.starts_with("function 3\n    1.500000 command 2 CREATE_CQ (0x400)"), "{text}");
         assert!(text.contains(" cq_context.log_cq_size 0x9\n"), "{text}");
@@ -471,8 +475,8 @@ mod tests {
         cqe[63] = 0xd0;
         let text = words(&[
             Entry::Write { offset: 20 * bar0::PAGE + 0x900, bytes: &wqe[..8] },
-            Entry::Request { service: 0, blue_flame: true, index: 7, number: 0x42, bytes: &wqe },
-            Entry::Completion { number: 0x405, index: 1, bytes: &cqe },
+            Entry::Wqe { service: 0, blue_flame: true, index: 7, number: 0x42, bytes: &wqe },
+            Entry::Cqe { number: 0x405, index: 1, bytes: &cqe },
         ]);
         assert!(text.contains("UAR 20 register 0: doorbell of 0x42 at 0x7"), "{text}");
         assert!(text.contains("request RDMA_WRITE of rc 0x42 at 0x7 from BlueFlame"), "{text}");

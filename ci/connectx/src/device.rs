@@ -5,37 +5,37 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::bar::BarMemory;
-use crate::caps::Caps;
+use crate::bar_memory::BarMemory;
 use crate::doorbell::Doorbells;
-use crate::fault::Faults;
+use crate::fault::InjectedFaults;
 use crate::guest::GuestMemory;
+use crate::hca_caps::HcaCaps;
+use crate::init_segment::InitSegment;
 use crate::interrupt::Interrupts;
 use crate::object::Objects;
 use crate::object::qp::Wait;
 use crate::options::Options;
-use crate::pages::Pages;
-use crate::port::{Casts, Port};
-use crate::record::Recorder;
-use crate::segment::Segment;
+use crate::pages::FirmwarePages;
+use crate::port::{Port, TrafficByCast};
+use crate::recording::Recorder;
 
 /// The state of one function behind BAR0.
 pub struct Device {
     pub(crate) options: Options,
     pub(crate) memory: GuestMemory,
     pub(crate) interrupts: Interrupts,
-    pub(crate) segment: Segment,
-    pub(crate) caps: Caps,
+    pub(crate) init_segment: InitSegment,
+    pub(crate) caps: HcaCaps,
     /// The interface revision (ISSI) that the driver chose.
     pub(crate) issi: u64,
-    pub(crate) pages: Pages,
+    pub(crate) pages: FirmwarePages,
     pub(crate) objects: Objects,
     pub(crate) port: Port,
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
-    pub(crate) rdma_sent: Casts,
-    pub(crate) rdma_received: Casts,
+    pub(crate) rdma_sent: TrafficByCast,
+    pub(crate) rdma_received: TrafficByCast,
     /// Queues with work.
     pub(crate) awake: VecDeque<u32>,
     /// Queue pairs that retry at a time.
@@ -49,10 +49,10 @@ pub struct Device {
     /// Whether the function may access memory and raise interrupts.
     pub(crate) bus_master: bool,
     /// Faults that tests asked for.
-    pub(crate) faults: Faults,
+    pub(crate) faults: InjectedFaults,
     /// What is seen and done, for later.
     pub(crate) recorder: Recorder,
-    /// Refused commands in the log: opcode and syndrome.
+    /// CommandError commands in the log: opcode and syndrome.
     pub(crate) refused: BTreeMap<(u16, u32), u64>,
 }
 
@@ -62,24 +62,24 @@ impl Device {
         Self {
             memory: GuestMemory::default(),
             interrupts: Interrupts::new(vectors),
-            segment: Segment::new(),
-            caps: Caps::new(&options),
+            init_segment: InitSegment::new(),
+            caps: HcaCaps::new(&options),
             issi: 0,
-            pages: Pages::default(),
+            pages: FirmwarePages::default(),
             objects: Objects::new(),
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar: BarMemory::new(),
-            rdma_sent: Casts::default(),
-            rdma_received: Casts::default(),
+            rdma_sent: TrafficByCast::default(),
+            rdma_received: TrafficByCast::default(),
             awake: VecDeque::new(),
             timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
             running: false,
             bus_master: false,
-            faults: Faults::default(),
+            faults: InjectedFaults::default(),
             recorder: Recorder::default(),
             refused: BTreeMap::new(),
             options,
@@ -103,7 +103,7 @@ impl Device {
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
-        fresh.segment = Segment::after_reset();
+        fresh.init_segment = InitSegment::after_reset();
         *self = fresh;
     }
 
@@ -115,7 +115,7 @@ impl Device {
             log::warn!("function {} is torn down with {left:?}", self.options.number);
         }
         self.running = false;
-        self.pages.run(false);
+        self.pages.set_running(false);
         self.objects = Objects::new();
         self.doorbells.forget();
         self.awake.clear();
@@ -123,7 +123,7 @@ impl Device {
         self.cq_timers.clear();
         self.faults.reset();
         // Another function may have these addresses by now.
-        self.port.forget_gids();
+        self.port.clear_gids();
     }
 
     /// Enables or disables access to memory and interrupts.
@@ -133,8 +133,8 @@ impl Device {
     }
 
     /// The cost since the last call.
-    pub(crate) fn cost(&self) -> u64 {
-        self.objects.effort.take()
+    pub(crate) fn take_cost(&self) -> u64 {
+        self.objects.cost.take()
     }
 
     /// Appends a queue to the ready queues.
@@ -172,7 +172,7 @@ impl Device {
         }
         let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
-        queue.into_iter().chain(event).chain(self.faults.next_link()).min()
+        queue.into_iter().chain(event).chain(self.faults.next_link_change()).min()
     }
 
     /// Guest memory, to map.

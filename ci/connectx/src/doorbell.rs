@@ -20,7 +20,7 @@ type Place = (u32, u64);
 
 /// Counts of what a correct driver does not do at doorbells.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Faults {
+pub struct DoorbellErrors {
     /// Parts of BlueFlame copies that stayed incomplete: another write to the register came
     /// between.
     pub torn: u64,
@@ -54,7 +54,7 @@ pub struct Doorbells {
     bursts: BTreeMap<Place, Burst>,
     /// Where a copy would continue that was treated as a doorbell.
     given_up: BTreeMap<Place, Rest>,
-    pub(crate) faults: Faults,
+    pub(crate) errors: DoorbellErrors,
 }
 
 /// A doorbell, alone or with a copy of the WQE.
@@ -73,7 +73,7 @@ impl Doorbells {
             write_combining,
             bursts: BTreeMap::new(),
             given_up: BTreeMap::new(),
-            faults: Faults::default(),
+            errors: DoorbellErrors::default(),
         }
     }
 
@@ -105,14 +105,14 @@ impl Doorbells {
         let end = offset + from.len() as u64;
         if let Some(rest) = self.given_up.remove(&place) {
             if rest.next == offset {
-                self.faults.late += 1;
+                self.errors.late += 1;
                 if end < rest.end {
                     self.given_up.insert(place, Rest { next: end, ..rest });
                 }
                 return complete;
             }
             // A single word was a doorbell after all.
-            self.faults.torn += u64::from(rest.next != rest.start + 8);
+            self.errors.torn += u64::from(rest.next != rest.start + 8);
         }
         match self.bursts.get_mut(&place) {
             Some(burst)
@@ -123,7 +123,7 @@ impl Doorbells {
             }
             cut => {
                 if let Some(burst) = cut {
-                    self.faults.torn += u64::from(burst.bytes.len() > 8);
+                    self.errors.torn += u64::from(burst.bytes.len() > 8);
                     complete.extend(self.decide(place));
                     self.given_up.remove(&place);
                 }
@@ -158,8 +158,8 @@ impl Doorbells {
             // Writes that do not begin at a buffer are the rest of a copy that another one
             // interrupted.
             match burst.start.is_multiple_of(BUFFER) {
-                true => self.faults.stray += 1,
-                false => self.faults.torn += 1,
+                true => self.errors.stray += 1,
+                false => self.errors.torn += 1,
             }
             return None;
         };

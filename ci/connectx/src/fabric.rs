@@ -9,7 +9,7 @@ use crate::data::ethernet::Outgoing;
 use crate::data::message::{Answer, Message};
 use crate::data::send::{Next, Target};
 use crate::device::Device;
-use crate::fault::Fate;
+use crate::fault::MessageFate;
 use crate::function::Function;
 use crate::options::{Options, PortType};
 use crate::port::GIDS;
@@ -97,7 +97,7 @@ impl Fabric {
 
     /// Charges a WQE to the poll; returns false if the poll ends with it.
     fn pay(&mut self) -> bool {
-        let cost: u64 = self.functions.iter().map(|function| function.device().cost()).sum();
+        let cost: u64 = self.functions.iter().map(|function| function.device().take_cost()).sum();
         self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
         self.left > 0
     }
@@ -121,13 +121,13 @@ impl Fabric {
                 Next::Carry(carry) => {
                     let (job, message, target) = *carry;
                     let sender = self.functions[number].device_mut();
-                    let (fate, ready) = sender.faults.message(sender.now, queue);
+                    let (fate, ready) = sender.faults.next_message(sender.now, queue);
                     ready.into_iter().for_each(|queue| sender.wake(queue));
-                    if let Fate::Held(wait) = fate {
+                    if let MessageFate::Delayed(wait) = fate {
                         return sender.wake_after(queue, wait);
                     }
                     let answer = match fate {
-                        Fate::Lost => Answer::Lost,
+                        MessageFate::Lost => Answer::Lost,
                         _ => self.carry(number, &message, target),
                     };
                     let sender = self.functions[number].device_mut();

@@ -2,15 +2,15 @@
 //!
 //! Pairs with [`crate::vfio::session`], through which QEMU reaches it.
 
-use crate::bar::BarMemory;
+use crate::bar_memory::BarMemory;
 use crate::bar0;
 use crate::device::Device;
 use crate::guest::GuestMemory;
+use crate::init_segment::InitSegment;
 use crate::interrupt::{Interrupts, VECTORS};
 use crate::mmio;
 use crate::options::Options;
-use crate::pci::{Config, Effect};
-use crate::segment::Segment;
+use crate::pci::{ConfigAction, ConfigSpace};
 
 /// Offset of the interrupt pin in configuration space; 0 means none.
 const INTERRUPT_PIN: u64 = 0x3d;
@@ -26,7 +26,7 @@ pub enum Region {
 
 /// A PCI function.
 pub struct Function {
-    config: Config,
+    config: ConfigSpace,
     device: Device,
     gone: bool,
 }
@@ -35,7 +35,7 @@ impl Function {
     /// A function as after power on.
     pub fn new(options: Options) -> Self {
         Self {
-            config: Config::new(VECTORS as u16, bar0::SIZE),
+            config: ConfigSpace::new(VECTORS as u16, bar0::SIZE),
             device: Device::new(options, VECTORS),
             gone: false,
         }
@@ -51,14 +51,14 @@ impl Function {
         self.device.reset();
         // The old guest may still have the old memory mapped.
         self.device.bar = BarMemory::new();
-        self.device.segment = Segment::new();
+        self.device.init_segment = InitSegment::new();
     }
 
     /// Inserts the function into its slot, as after power on.
     pub fn insert(&mut self) {
         self.gone = false;
         self.reset();
-        self.device.segment = Segment::new();
+        self.device.init_segment = InitSegment::new();
     }
 
     /// Removes the function from its slot: reads return ones and writes have no effect, until
@@ -105,8 +105,8 @@ impl Function {
             _ if self.gone => {}
             Region::Bar0 => mmio::write(&mut self.device, offset, from),
             Region::Config => match self.config.write(offset as usize, from) {
-                Effect::None => self.device.set_bus_master(self.config.bus_master()),
-                Effect::Reset => self.reset(),
+                ConfigAction::None => self.device.set_bus_master(self.config.bus_master()),
+                ConfigAction::Flr => self.reset(),
             },
         }
     }

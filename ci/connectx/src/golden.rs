@@ -29,7 +29,7 @@ use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 use crate::bar0;
 use crate::decode::{self, hex, service_name};
 use crate::format::wqe::Control;
-use crate::record::{Counter, Entry, RAW, Recording, Source};
+use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Writes to one buffer of a register, from its first byte on.
 struct Burst {
@@ -63,7 +63,7 @@ struct Reader {
     /// Raw send queues and raw receive queues.
     raw: [BTreeMap<u32, Owned>; 2],
     completions: BTreeMap<u32, Owned>,
-    records: BTreeMap<(Counter, u32), u32>,
+    records: BTreeMap<(DoorbellCounter, u32), u32>,
     rung: Bursts,
     /// A CQ doorbell whose doorbell record has not been seen yet.
     armed: Option<[u8; 8]>,
@@ -136,7 +136,7 @@ impl Vectors {
             Entry::Command { slot, input } => {
                 reader.commands.insert(slot, input);
             }
-            Entry::Answer { slot, output, .. } => {
+            Entry::CommandOutput { slot, output, .. } => {
                 if let Some(input) = reader.commands.remove(&slot)
                     && output.first() == Some(&0)
                 {
@@ -154,16 +154,16 @@ impl Vectors {
             Entry::DoorbellRecord { counter, number, value } => {
                 reader.records.insert((counter, number), value);
             }
-            Entry::Request { service, number, index, bytes, .. } => {
-                let queues = if service == RAW { &reader.raw[0] } else { &reader.pairs };
+            Entry::Wqe { service, number, index, bytes, .. } => {
+                let queues = if service == SERVICE_RAW_SQ { &reader.raw[0] } else { &reader.pairs };
                 if let Some(owner) = queues.get(&number) {
                     self.request(reader, *owner, place, service, number, index, &bytes);
                 }
             }
-            Entry::Receive { source, linked, index, number, bytes } => {
-                self.receive(reader, source, linked, index, number, &bytes);
+            Entry::ReceiveWqe { rq_type, linked, index, number, bytes } => {
+                self.receive(reader, rq_type, linked, index, number, &bytes);
             }
-            Entry::Completion { number, bytes, .. } => {
+            Entry::Cqe { number, bytes, .. } => {
                 if let Some(owner) = reader.completions.get(&number) {
                     self.completion(reader, *owner, &bytes);
                 }
@@ -173,13 +173,13 @@ impl Vectors {
                 let rung = std::mem::take(&mut reader.rung);
                 *reader = Reader { count, rung, ..Reader::default() };
             }
-            Entry::Event { .. } => {}
+            Entry::Eqe { .. } => {}
         }
         // The device reads the doorbell record when the doorbell rings, and records it if it has
         // changed.
         if let Some(doorbell) = reader.armed {
             let number = word(&doorbell, 4) & 0xff_ffff;
-            let arm = reader.records.get(&(Counter::Arm, number)).copied();
+            let arm = reader.records.get(&(DoorbellCounter::CqArm, number)).copied();
             if arm == Some(word(&doorbell, 0)) {
                 reader.armed = None;
                 self.arm(reader, doorbell, number);
@@ -215,7 +215,7 @@ impl Vectors {
             .collect();
         let (operation, service) = (decode::operation(control.opcode), service_name(service));
         let end = index.wrapping_add(control.blocks());
-        let record = reader.records.get(&(Counter::Send, number)).copied();
+        let record = reader.records.get(&(DoorbellCounter::Sq, number)).copied();
         let mut lines = vec![
             "[request]".into(),
             format!("service: {service}"),
@@ -246,16 +246,16 @@ impl Vectors {
     fn receive(
         &mut self,
         reader: &Reader,
-        source: Source,
+        rq_type: RqType,
         linked: bool,
         index: u16,
         number: u32,
         bytes: &[u8],
     ) {
-        let (owner, counter, name) = match source {
-            Source::Pair => (reader.pairs.get(&number), Counter::Receive, "pair"),
-            Source::Shared => (reader.shared.get(&number), Counter::Shared, "shared"),
-            Source::Raw => (reader.raw[1].get(&number), Counter::Raw, "raw"),
+        let (owner, counter, name) = match rq_type {
+            RqType::Qp => (reader.pairs.get(&number), DoorbellCounter::QpRq, "pair"),
+            RqType::Srq => (reader.shared.get(&number), DoorbellCounter::Srq, "shared"),
+            RqType::Rq => (reader.raw[1].get(&number), DoorbellCounter::Rq, "raw"),
         };
         let Some(owner) = owner else { return };
         let segments = decode::receive_segments(linked, bytes);
@@ -302,7 +302,8 @@ impl Vectors {
 
     fn arm(&mut self, reader: &Reader, doorbell: [u8; 8], number: u32) {
         let Some(owner) = reader.completions.get(&number) else { return };
-        let consumer = reader.records.get(&(Counter::Consumer, number)).copied().unwrap_or(0);
+        let consumer =
+            reader.records.get(&(DoorbellCounter::CqConsumer, number)).copied().unwrap_or(0);
         let lines = vec![
             "[arm]".into(),
             format!("queue: {number:#x}"),
@@ -425,8 +426,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Recorder;
-    use crate::record::tests::Tape;
+    use crate::recording::Recorder;
+    use crate::recording::tests::MemoryFile;
 
     const PAIR: u32 = 0x42;
     const QUEUE: u32 = 0x405;
@@ -438,14 +439,14 @@ mod tests {
         let mut output = vec![0; 16];
         output[8..12].copy_from_slice(&number.to_be_bytes());
         recorder.add(0, &Entry::Command { slot: 1, input: &input });
-        recorder.add(0, &Entry::Answer { slot: 1, delivery: 0, output: &output });
+        recorder.add(0, &Entry::CommandOutput { slot: 1, delivery: 0, output: &output });
     }
 
     /// The recording of a program that posts one WQE by BlueFlame and arms its CQ once, as user
     /// context `uid`.
-    fn tape(uid: u16) -> Tape {
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 0).unwrap();
+    fn file(uid: u16) -> MemoryFile {
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 0).unwrap();
         command(&mut recorder, opcode::CREATE_UCTX, 0, 1);
         command(&mut recorder, opcode::CREATE_UCTX, 0, 2);
         command(&mut recorder, opcode::CREATE_CQ, uid, QUEUE);
@@ -458,25 +459,25 @@ mod tests {
             let bytes = &wqe[word * 8..word * 8 + 8];
             recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
         }
-        recorder.saw(0, Counter::Send, PAIR, 8);
+        recorder.doorbell_record(0, DoorbellCounter::Sq, PAIR, 8);
         let (service, index, number) = (0, 7, PAIR);
-        let request = Entry::Request { service, blue_flame: true, index, number, bytes: &wqe[..] };
+        let request = Entry::Wqe { service, blue_flame: true, index, number, bytes: &wqe[..] };
         recorder.add(0, &request);
         for word in 4..8 {
             let bytes = &wqe[word * 8..word * 8 + 8];
             recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
         }
-        recorder.add(0, &Entry::Completion { number: QUEUE, index: 0, bytes: &[0x5a; 64] });
+        recorder.add(0, &Entry::Cqe { number: QUEUE, index: 0, bytes: &[0x5a; 64] });
         let doorbell = [0x10, 0, 0, 1, 0, 0, 4, 5];
         recorder.add(0, &Entry::Write { offset: 20 * bar0::PAGE + ARM, bytes: &doorbell });
-        recorder.saw(0, Counter::Consumer, QUEUE, 1);
-        recorder.saw(0, Counter::Arm, QUEUE, 0x1000_0001);
-        tape
+        recorder.doorbell_record(0, DoorbellCounter::CqConsumer, QUEUE, 1);
+        recorder.doorbell_record(0, DoorbellCounter::CqArm, QUEUE, 0x1000_0001);
+        file
     }
 
-    fn text(tape: &Tape, by: &[String]) -> io::Result<String> {
+    fn text(file: &MemoryFile, by: &[String]) -> io::Result<String> {
         let mut vectors = Vectors::default();
-        vectors.add(&tape.bytes()[..])?;
+        vectors.add(&file.bytes()[..])?;
         let mut text = Vec::new();
         vectors.print(by, &mut text)?;
         Ok(String::from_utf8(text).unwrap())
@@ -484,7 +485,7 @@ mod tests {
 
     #[test]
     fn a_request_comes_with_its_record_and_all_of_its_copy() {
-        let text = text(&tape(2), &["a program".into()]).unwrap();
+        let text = text(&file(2), &["a program".into()]).unwrap();
         assert!(text.starts_with("# a program\n"));
         let wqe = "0000070a000042020000000800000000";
         assert!(text.contains(&format!("\nbytes: {wqe}{}\n", "0".repeat(32))), "{text}");
@@ -498,9 +499,9 @@ mod tests {
 
     #[test]
     fn queues_of_the_kernel_are_left_out_and_programs_are_counted() {
-        let of_kernel = text(&tape(0), &["a program".into()]).unwrap();
+        let of_kernel = text(&file(0), &["a program".into()]).unwrap();
         assert_eq!(of_kernel, "");
-        let wrong = text(&tape(2), &[]).unwrap_err();
+        let wrong = text(&file(2), &[]).unwrap_err();
         assert!(wrong.to_string().contains("1 programs"), "{wrong}");
     }
 }

@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// An address range that guest memory does not cover, or that is not writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct DmaFault {
     /// First byte of the access.
     pub address: u64,
     /// Length of the access in bytes.
@@ -33,12 +33,12 @@ pub struct Fault {
 /// fn shared_by_threads<T: Sync>() {}
 /// shared_by_threads::<connectx::guest::Shared>();
 /// ```
-pub struct Shared {
+pub struct SharedMemory {
     map: MmapRaw,
     not_sync: PhantomData<Cell<u8>>,
 }
 
-impl Shared {
+impl SharedMemory {
     /// Maps `len` bytes of `file` from `offset`.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl SharedMemory {
     /// Replaces a word of 4 or 8 bytes atomically, and returns the old value; `None` if the word is
     /// not inside or not aligned to its size.
     pub fn update(
@@ -182,19 +182,19 @@ impl Shared {
 }
 
 /// A mapped range of guest physical addresses.
-struct Window {
+struct DmaMapping {
     base: u64,
     len: u64,
     writable: bool,
     /// `None` if the client sent no file: the device cannot access such memory.
-    memory: Option<(Shared, usize)>,
+    memory: Option<(SharedMemory, usize)>,
 }
 
 /// The guest physical memory that the device may access.
 #[derive(Default)]
 pub struct GuestMemory {
     /// Sorted by base, not overlapping.
-    windows: Vec<Window>,
+    mappings: Vec<DmaMapping>,
 }
 
 impl GuestMemory {
@@ -204,8 +204,8 @@ impl GuestMemory {
     /// If there is no memory left.
     pub fn plain(base: u64, len: usize) -> io::Result<Self> {
         let map = MmapRaw::from(memmap2::MmapMut::map_anon(len)?);
-        let memory = Some((Shared { map, not_sync: PhantomData }, 0));
-        Ok(Self { windows: vec![Window { base, len: len as u64, writable: true, memory }] })
+        let memory = Some((SharedMemory { map, not_sync: PhantomData }, 0));
+        Ok(Self { mappings: vec![DmaMapping { base, len: len as u64, writable: true, memory }] })
     }
 
     /// Adds a mapping.
@@ -221,23 +221,23 @@ impl GuestMemory {
         writable: bool,
     ) -> io::Result<()> {
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let at = self.windows.partition_point(|window| window.base < base);
+        let at = self.mappings.partition_point(|mapping| mapping.base < base);
         let after_previous = at == 0 || {
-            let previous = &self.windows[at - 1];
+            let previous = &self.mappings[at - 1];
             previous.base + previous.len <= base
         };
-        let before_next = self.windows.get(at).is_none_or(|next| end <= next.base);
+        let before_next = self.mappings.get(at).is_none_or(|next| end <= next.base);
         if len == 0 || !after_previous || !before_next {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let memory = match file {
             Some((file, offset)) => {
                 let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-                Some((Shared::map(file, offset, len)?, 0))
+                Some((SharedMemory::map(file, offset, len)?, 0))
             }
             None => None,
         };
-        self.windows.insert(at, Window { base, len, writable, memory });
+        self.mappings.insert(at, DmaMapping { base, len, writable, memory });
         Ok(())
     }
 
@@ -247,35 +247,37 @@ impl GuestMemory {
     /// `InvalidInput` if there is none, or a mapping extends outside.
     pub fn unmap(&mut self, base: u64, len: u64) -> io::Result<()> {
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let inside = |window: &Window| window.base >= base && window.base + window.len <= end;
-        let touches = |window: &Window| window.base < end && window.base + window.len > base;
-        let mut hit = self.windows.iter().filter(|window| touches(window)).peekable();
+        let inside =
+            |mapping: &DmaMapping| mapping.base >= base && mapping.base + mapping.len <= end;
+        let touches =
+            |mapping: &DmaMapping| mapping.base < end && mapping.base + mapping.len > base;
+        let mut hit = self.mappings.iter().filter(|mapping| touches(mapping)).peekable();
         if hit.peek().is_none() || !hit.all(inside) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.windows.retain(|window| !inside(window));
+        self.mappings.retain(|mapping| !inside(mapping));
         Ok(())
     }
 
     /// Removes every mapping.
     pub fn clear(&mut self) {
-        self.windows.clear();
+        self.mappings.clear();
     }
 
-    fn find(&self, address: u64) -> Option<(&Window, &Shared, usize)> {
-        let at = self.windows.partition_point(|window| window.base <= address).checked_sub(1)?;
-        let window = &self.windows[at];
-        let offset = address - window.base;
-        let (memory, start) = window.memory.as_ref()?;
-        (offset < window.len).then_some((window, memory, start + offset as usize))
+    fn find(&self, address: u64) -> Option<(&DmaMapping, &SharedMemory, usize)> {
+        let at = self.mappings.partition_point(|mapping| mapping.base <= address).checked_sub(1)?;
+        let mapping = &self.mappings[at];
+        let offset = address - mapping.base;
+        let (memory, start) = mapping.memory.as_ref()?;
+        (offset < mapping.len).then_some((mapping, memory, start + offset as usize))
     }
 
     /// Reads guest memory; after an error the content of `to` is unspecified.
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory.
-    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Fault> {
-        let fault = Fault { address, len: to.len() };
+    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len: to.len() };
         let mut done = 0;
         while done < to.len() {
             let at = address.checked_add(done as u64).ok_or(fault)?;
@@ -291,13 +293,13 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory or is not writable.
-    pub fn writable(&self, address: u64, len: usize) -> Result<(), Fault> {
-        let fault = Fault { address, len };
+    pub fn writable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len };
         let mut done = 0;
         while done < len {
             let at = address.checked_add(done as u64).ok_or(fault)?;
-            let (window, memory, offset) = self.find(at).ok_or(fault)?;
-            if !window.writable {
+            let (mapping, memory, offset) = self.find(at).ok_or(fault)?;
+            if !mapping.writable {
                 return Err(fault);
             }
             done += (len - done).min(memory.len() - offset);
@@ -309,8 +311,8 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory or is not writable.
-    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
-        let fault = Fault { address, len: from.len() };
+    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len: from.len() };
         self.writable(address, from.len())?;
         let mut done = 0;
         while done < from.len() {
@@ -327,7 +329,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`DmaFault`] if the word has no memory.
-    pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
+    pub fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
@@ -342,10 +344,10 @@ impl GuestMemory {
         address: u64,
         len: usize,
         change: impl FnMut(u64) -> u64,
-    ) -> Result<u64, Fault> {
-        let fault = Fault { address, len };
-        let (window, memory, offset) = self.find(address).ok_or(fault)?;
-        if !window.writable {
+    ) -> Result<u64, DmaFault> {
+        let fault = DmaFault { address, len };
+        let (mapping, memory, offset) = self.find(address).ok_or(fault)?;
+        if !mapping.writable {
             return Err(fault);
         }
         memory.update(offset, len, change).ok_or(fault)
@@ -385,7 +387,7 @@ mod tests {
     #[test]
     fn a_partly_backed_write_changes_nothing() {
         let memory = GuestMemory::plain(0, 4096).unwrap();
-        assert_eq!(memory.write(4092, &[1; 8]), Err(Fault { address: 4092, len: 8 }));
+        assert_eq!(memory.write(4092, &[1; 8]), Err(DmaFault { address: 4092, len: 8 }));
         let mut bytes = [7; 4];
         memory.read(4092, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 4]);

@@ -12,7 +12,7 @@ pub const VECTORS: usize = 32;
 /// The vectors of a function.
 pub struct Interrupts {
     vectors: Vec<Vector>,
-    losing: u32,
+    to_lose: u32,
     enabled: bool,
 }
 
@@ -25,7 +25,7 @@ struct Vector {
 impl Interrupts {
     /// `count` vectors, none connected.
     pub fn new(count: usize) -> Self {
-        Self { vectors: (0..count).map(|_| Vector::default()).collect(), losing: 0, enabled: true }
+        Self { vectors: (0..count).map(|_| Vector::default()).collect(), to_lose: 0, enabled: true }
     }
 
     /// Raises a vector; a vector without an eventfd is only counted.
@@ -36,8 +36,8 @@ impl Interrupts {
             return;
         }
         vector.raised += 1;
-        if self.losing > 0 {
-            self.losing -= 1;
+        if self.to_lose > 0 {
+            self.to_lose -= 1;
             return;
         }
         if let Some(event) = &mut vector.event
@@ -54,7 +54,7 @@ impl Interrupts {
 
     /// Loses the next `count` interrupts of any vector.
     pub fn lose(&mut self, count: u32) {
-        self.losing = count;
+        self.to_lose = count;
     }
 
     /// How many times a vector was raised.

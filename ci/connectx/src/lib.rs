@@ -8,16 +8,16 @@
 //! result.
 #![deny(unsafe_code)]
 
-pub mod bar;
 pub mod bar0;
-pub mod caps;
+pub mod bar_memory;
 pub mod cmd;
+pub mod command_error;
 pub mod control;
+mod cost;
 mod data;
 pub mod decode;
 pub mod device;
 pub mod doorbell;
-mod effort;
 pub mod fabric;
 pub mod fault;
 pub mod format;
@@ -25,15 +25,15 @@ pub mod function;
 pub mod golden;
 #[allow(unsafe_code, reason = "the only module that touches shared memory")]
 pub mod guest;
+pub mod hca_caps;
+pub mod init_segment;
 pub mod interrupt;
+pub mod log_limiter;
 mod mmio;
 pub mod object;
 pub mod options;
 pub mod pages;
 pub mod pci;
 pub mod port;
-pub mod record;
-pub mod refusal;
-pub mod repetition;
-pub mod segment;
+pub mod recording;
 pub mod vfio;

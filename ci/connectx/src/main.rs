@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand, ValueEnum};
 use connectx::fabric::Fabric;
 use connectx::golden::Vectors;
+use connectx::log_limiter::LogLimiter;
 use connectx::options::{Options, PortType};
-use connectx::record::Recorder;
-use connectx::repetition::Repetitions;
+use connectx::recording::Recorder;
 use connectx::vfio::session::Session;
 use connectx::vfio::wire::Broken;
 use connectx::{control, decode};
@@ -86,7 +86,7 @@ enum Port {
 }
 
 /// Prints the log. Repeated warnings and errors become rare, unless a lower level is logged too.
-struct Log(Mutex<Repetitions>);
+struct Log(Mutex<LogLimiter>);
 
 impl log::Log for Log {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -97,7 +97,7 @@ impl log::Log for Log {
         let level = record.level().as_str().to_lowercase();
         let line = record.args().to_string();
         let count = match self.0.lock() {
-            Ok(mut seen) if log::max_level() <= log::LevelFilter::Warn => seen.note(&line),
+            Ok(mut seen) if log::max_level() <= log::LevelFilter::Warn => seen.count(&line),
             _ => Some(1),
         };
         match count {

@@ -3,8 +3,8 @@
 use crate::bar0;
 use crate::cmd::queue;
 use crate::device::Device;
-use crate::record::Entry;
-use crate::segment::Effect;
+use crate::init_segment::InitSegmentAction;
+use crate::recording::Entry;
 
 /// Reads from BAR0.
 pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
@@ -15,7 +15,7 @@ pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
     for (at, byte) in (offset..).zip(to) {
         // Doorbells are write-only.
         *byte = if page < u64::from(*bar0::UARS.start()) {
-            device.segment.read(at & !3, device.now).to_be_bytes()[(at & 3) as usize]
+            device.init_segment.read(at & !3, device.now).to_be_bytes()[(at & 3) as usize]
         } else {
             0
         };
@@ -40,13 +40,13 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
     }
     let (words, _) = from.as_chunks::<4>();
     for (at, word) in (offset..).step_by(4).zip(words) {
-        match device.segment.write(at, u32::from_be_bytes(*word)) {
-            Effect::None => {}
-            Effect::Commands(_) if !device.bus_master => {
+        match device.init_segment.write(at, u32::from_be_bytes(*word)) {
+            InitSegmentAction::None => {}
+            InitSegmentAction::Commands(_) if !device.bus_master => {
                 log::warn!("command while the function may not reach memory");
             }
-            Effect::Commands(slots) => queue::run(device, slots),
-            Effect::Reset => device.reset(),
+            InitSegmentAction::Commands(slots) => queue::run(device, slots),
+            InitSegmentAction::Reset => device.reset(),
         }
     }
 }

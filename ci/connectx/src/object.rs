@@ -26,7 +26,7 @@ pub mod umem;
 use self::buffer::Listed;
 use self::table::Table;
 use crate::bar0;
-use crate::effort::Effort;
+use crate::cost::Cost;
 use crate::port::Traffic;
 
 /// All objects of a function.
@@ -45,7 +45,7 @@ pub struct Objects {
     /// Bytes of the translation lists of all mkeys.
     pub(crate) mkey_lists: usize,
     /// Cost of the current WQE.
-    pub(crate) effort: Effort,
+    pub(crate) cost: Cost,
     pub(crate) eqs: Table<eq::Eq>,
     pub(crate) cqs: Table<cq::Cq>,
     pub(crate) qps: Table<qp::Qp>,
@@ -76,7 +76,7 @@ impl Objects {
             mkeys: Table::new("mkey", 0x100..=0x1_ffff),
             listed: Listed::default(),
             mkey_lists: 0,
-            effort: Effort::default(),
+            cost: Cost::default(),
             eqs: Table::new("EQ", 1..=63),
             cqs: Table::new("CQ", 0x400..=0xffff),
             // Doorbells name queue pairs and raw send queues by numbers of one space.

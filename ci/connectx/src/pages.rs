@@ -18,29 +18,29 @@ const SPARE: [usize; 3] = [4, 16, 32];
 
 /// The pages that firmware holds.
 #[derive(Default)]
-pub struct Pages {
+pub struct FirmwarePages {
     pub(crate) held: BTreeSet<u64>,
     /// Whether the driver may create objects.
     pub(crate) running: bool,
     /// Whether the driver has not answered the last event yet.
-    pub(crate) asked: bool,
+    pub(crate) requested: bool,
 }
 
-impl Pages {
+impl FirmwarePages {
     /// How many pages firmware holds.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
     /// Records INIT_HCA or TEARDOWN_HCA.
-    pub fn run(&mut self, running: bool) {
+    pub fn set_running(&mut self, running: bool) {
         self.running = running;
-        self.asked = false;
+        self.requested = false;
     }
 
     /// How many pages to ask for with this number of objects; a negative number offers pages back.
-    pub fn change(&mut self, objects: usize) -> Option<i32> {
-        if !self.running || self.asked {
+    pub fn wanted(&mut self, objects: usize) -> Option<i32> {
+        if !self.running || self.requested {
             return None;
         }
         let [least, middle, most] = SPARE;
@@ -49,7 +49,7 @@ impl Pages {
         if held >= needed + least && held <= needed + most {
             return None;
         }
-        self.asked = true;
+        self.requested = true;
         Some((needed + middle) as i32 - held as i32)
     }
 }

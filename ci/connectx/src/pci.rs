@@ -19,7 +19,7 @@ const BUS_MASTER: u8 = 1 << 2;
 const FUNCTION_LEVEL_RESET: u8 = 1 << 7;
 
 /// The configuration space.
-pub struct Config {
+pub struct ConfigSpace {
     bytes: Vec<u8>,
     /// Bits the guest may change.
     writable: Vec<u8>,
@@ -29,14 +29,14 @@ pub struct Config {
 
 /// What a write to configuration space asks of the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum ConfigAction {
     /// Nothing.
     None,
     /// A function-level reset.
-    Reset,
+    Flr,
 }
 
-impl Config {
+impl ConfigSpace {
     /// A ConnectX-5 with `vectors` MSI-X vectors and a BAR0 of `bar0_size` bytes.
     pub fn new(vectors: u16, bar0_size: u64) -> Self {
         let mut config = Self { bytes: vec![], writable: vec![0; CONFIG_SIZE], vectors, bar0_size };
@@ -101,11 +101,11 @@ impl Config {
 
     /// Writes the writable bits.
     #[must_use]
-    pub fn write(&mut self, offset: usize, from: &[u8]) -> Effect {
-        let mut effect = Effect::None;
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> ConfigAction {
+        let mut effect = ConfigAction::None;
         for (at, &new) in (offset..CONFIG_SIZE).zip(from) {
             if at == DEVICE_CONTROL + 1 && new & FUNCTION_LEVEL_RESET != 0 {
-                effect = Effect::Reset;
+                effect = ConfigAction::Flr;
             }
             let mask = self.writable[at];
             self.bytes[at] = self.bytes[at] & !mask | new & mask;
@@ -118,7 +118,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn word(config: &Config, at: usize) -> u32 {
+    fn word(config: &ConfigSpace, at: usize) -> u32 {
         let mut bytes = [0; 4];
         config.read(at, &mut bytes);
         u32::from_le_bytes(bytes)
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_capability_list_ends() {
-        let config = Config::new(32, 32 << 20);
+        let config = ConfigSpace::new(32, 32 << 20);
         let mut seen = vec![];
         let mut at = word(&config, 0x34) as usize & 0xfc;
         while at != 0 {
@@ -139,21 +139,21 @@ mod tests {
 
     #[test]
     fn the_bar_tells_its_size_and_identity_cannot_be_written() {
-        let mut config = Config::new(32, 32 << 20);
-        assert_eq!(config.write(BAR0, &[0xff; 8]), Effect::None);
+        let mut config = ConfigSpace::new(32, 32 << 20);
+        assert_eq!(config.write(BAR0, &[0xff; 8]), ConfigAction::None);
         assert_eq!(word(&config, BAR0), 0xfe00_000c);
         assert_eq!(word(&config, BAR0 + 4), 0xffff_ffff);
-        assert_eq!(config.write(0, &[0; 4]), Effect::None);
+        assert_eq!(config.write(0, &[0; 4]), ConfigAction::None);
         assert_eq!(word(&config, 0), 0x1017_15b3);
     }
 
     #[test]
     fn a_reset_is_asked_for_and_does_not_stick() {
-        let mut config = Config::new(32, 32 << 20);
-        assert_eq!(config.write(DEVICE_CONTROL, &[0x10, 0x80]), Effect::Reset);
+        let mut config = ConfigSpace::new(32, 32 << 20);
+        assert_eq!(config.write(DEVICE_CONTROL, &[0x10, 0x80]), ConfigAction::Flr);
         assert_eq!(word(&config, DEVICE_CONTROL) as u16, 0x0010);
         assert!(!config.bus_master());
-        assert_eq!(config.write(COMMAND, &[6, 0]), Effect::None);
+        assert_eq!(config.write(COMMAND, &[6, 0]), ConfigAction::None);
         assert!(config.bus_master());
         config.reset();
         assert!(!config.bus_master());

@@ -31,13 +31,13 @@ impl Traffic {
 
 /// Traffic in one direction, by type of destination.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Casts {
+pub struct TrafficByCast {
     pub(crate) unicast: Traffic,
     pub(crate) multicast: Traffic,
     pub(crate) broadcast: Traffic,
 }
 
-impl Casts {
+impl TrafficByCast {
     /// Counts an Ethernet frame.
     pub(crate) fn add_frame(&mut self, frame: &[u8]) {
         let cast = match frame.first_chunk::<6>() {
@@ -70,13 +70,13 @@ pub struct Port {
     pub(crate) number: u32,
     pub(crate) context: Bits<nic_vport_context, Vec<u8>>,
     /// Lists of unicast addresses, multicast addresses and VLANs, as the driver wrote them.
-    pub(crate) lists: [Vec<u8>; 3],
+    pub(crate) address_lists: [Vec<u8>; 3],
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
-    pub(crate) sent: Casts,
-    pub(crate) received: Casts,
+    pub(crate) sent: TrafficByCast,
+    pub(crate) received: TrafficByCast,
 }
 
 impl Port {
@@ -92,13 +92,13 @@ impl Port {
         Self {
             number,
             context,
-            lists: [vec![], vec![], vec![]],
+            address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
-            sent: Casts::default(),
-            received: Casts::default(),
+            sent: TrafficByCast::default(),
+            received: TrafficByCast::default(),
         }
     }
 
@@ -126,12 +126,12 @@ impl Port {
     }
 
     /// Clears the RoCE addresses.
-    pub(crate) fn forget_gids(&mut self) {
+    pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
     }
 
     /// Counts a datagram with a wrong Q_Key.
-    pub(crate) fn count_wrong_qkey(&mut self) {
+    pub(crate) fn count_qkey_violation(&mut self) {
         let counter = nic_vport_context::qkey_violation_counter;
         // The counter saturates.
         let count = self.context.get(counter).saturating_add(1).min(0xffff);
@@ -144,7 +144,7 @@ impl Port {
         own[2..] == mac[..]
             || mac[0] & 1 != 0
             || self.context.is_set(nic_vport_context::promisc_all)
-            || self.lists[ADDRESS_LIST_UC as usize]
+            || self.address_lists[ADDRESS_LIST_UC as usize]
                 .chunks_exact(8)
                 .any(|entry| entry[2..] == mac[..])
     }

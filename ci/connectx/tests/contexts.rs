@@ -2,7 +2,7 @@
 
 mod driver;
 
-use driver::{Driver, Refused};
+use driver::{CommandError, Driver};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_table_in, create_flow_table_out, destroy_flow_table_in, flow_table_context,
@@ -51,7 +51,7 @@ fn contexts_do_not_reach_each_others_objects() {
     };
     const PHYSICAL: u64 = 0;
     const LIST: u64 = 2;
-    let status = |result: Result<u32, Refused>| result.unwrap_err().0;
+    let status = |result: Result<u32, CommandError>| result.unwrap_err().0;
     assert_eq!(status(key(&mut driver, other, LIST)), BAD_RESOURCE);
     assert_eq!(status(key(&mut driver, one, PHYSICAL)), BAD_PARAMETER);
     let keys = [key(&mut driver, one, LIST).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
@@ -77,7 +77,7 @@ fn contexts_steer_by_their_own_flow_tables() {
         context.set(flow_table_context::table_miss_action, miss.is_some().into());
         context.set(flow_table_context::table_miss_id, miss.unwrap_or(0).into());
         let out = driver.simple_as(uid, opcode::CREATE_FLOW_TABLE, &input.into_inner())?;
-        Ok::<u32, Refused>(
+        Ok::<u32, CommandError>(
             Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id),
         )
     };
@@ -162,7 +162,7 @@ fn a_queue_lies_where_its_registered_memory_says() {
         input.set(QUEUE, queue_memory.into());
         input.set(QUEUE_OFFSET, offset);
         let out = driver.simple_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
-        Ok::<u32, Refused>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
+        Ok::<u32, CommandError>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
     };
     for (uid, offset, record_offset, status) in [
         (driver.context(), 0, 0, BAD_RESOURCE),

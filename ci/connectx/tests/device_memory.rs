@@ -5,7 +5,7 @@ mod driver;
 use connectx::bar0::{MEMIC_BYTES, MEMIC_OFFSET};
 use connectx::function::Region;
 use connectx::object::memic;
-use driver::{Driver, Refused};
+use driver::{CommandError, Driver};
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, destroy_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_memic_in, alloc_memic_out, dealloc_memic_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
@@ -16,7 +16,7 @@ const FETCH_ADD: u8 = 0x12;
 const REQUEST: u8 = 0;
 const REQUEST_ERROR: u8 = 13;
 
-fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64, Refused> {
+fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64, CommandError> {
     let mut input = Bits::<alloc_memic_in, _>::new(vec![0; alloc_memic_in::SIZE]);
     input.set(alloc_memic_in::range_start_addr, start);
     input.set(alloc_memic_in::range_size, range);
@@ -25,14 +25,14 @@ fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64
     Ok(Bits::<alloc_memic_out, _>::new(out).get(alloc_memic_out::memic_start_addr))
 }
 
-fn free(driver: &mut Driver, start: u64, len: u64) -> Result<Vec<u8>, Refused> {
+fn free(driver: &mut Driver, start: u64, len: u64) -> Result<Vec<u8>, CommandError> {
     let mut input = Bits::<dealloc_memic_in, _>::new(vec![0; dealloc_memic_in::SIZE]);
     input.set(dealloc_memic_in::memic_start_addr, start);
     input.set(dealloc_memic_in::memic_size, len);
     driver.simple(opcode::DEALLOC_MEMIC, &input.into_inner())
 }
 
-fn key(driver: &mut Driver, start: u64, len: u64) -> Result<u32, Refused> {
+fn key(driver: &mut Driver, start: u64, len: u64) -> Result<u32, CommandError> {
     let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
     let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
     for right in [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a] {

@@ -2,7 +2,7 @@
 
 mod driver;
 
-use connectx::doorbell::Faults;
+use connectx::doorbell::DoorbellErrors;
 use connectx::function::Region;
 use driver::{Driver, Queue};
 
@@ -82,8 +82,8 @@ impl Bench {
         }
     }
 
-    fn faults(&mut self) -> Faults {
-        self.driver.fabric.function(0).device().doorbell_faults()
+    fn errors(&mut self) -> DoorbellErrors {
+        self.driver.fabric.function(0).device().doorbell_errors()
     }
 
     fn arm(&mut self, word: u32, record: u32) {
@@ -103,7 +103,7 @@ fn a_driver_in_order_leaves_no_mark() {
     bench.post(2, &[Request, Record, BlueFlame]);
     bench.driver.run();
     bench.arm(0x1000_0001, 0x1000_0001);
-    assert_eq!(bench.faults(), Faults::default());
+    assert_eq!(bench.errors(), DoorbellErrors::default());
 }
 
 #[test]
@@ -111,7 +111,10 @@ fn a_doorbell_before_its_record_is_counted() {
     for ring in [Doorbell, BlueFlame] {
         let mut bench = Bench::new();
         bench.post(0, &[Request, ring, Record]);
-        assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+        assert_eq!(
+            bench.errors(),
+            DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() }
+        );
     }
 }
 
@@ -123,7 +126,7 @@ fn a_doorbell_before_its_request_is_counted() {
         bench.post(0, &[Request, Record, Doorbell]);
         bench.driver.run();
         bench.post(1, &[Record, ring, Request]);
-        assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+        assert_eq!(bench.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
     }
 }
 
@@ -134,7 +137,7 @@ fn a_copy_of_something_else_is_counted() {
     let mut request = bench.request(0);
     request[40] = 1;
     bench.copy(SEND, &request);
-    assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+    assert_eq!(bench.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
@@ -149,14 +152,14 @@ fn two_copies_at_once_to_one_register_are_counted() {
         bench.write(SEND + BUFFER + at, &b[part]);
     }
     bench.driver.fabric.function(0).device_mut().settle();
-    assert!(bench.faults().torn > 0, "{:?}", bench.faults());
+    assert!(bench.errors().torn > 0, "{:?}", bench.errors());
 }
 
 #[test]
 fn an_arm_word_that_is_not_in_its_record_is_counted() {
     let mut bench = Bench::new();
     bench.arm(0x1000_0001, 0);
-    assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+    assert_eq!(bench.errors(), DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
@@ -166,5 +169,5 @@ fn doorbells_that_are_nobodys_are_counted() {
     bench.driver.fabric.function(0).device_mut().settle();
     bench.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
     bench.write(0x60, &[0; 8]);
-    assert_eq!(bench.faults(), Faults { stray: 3, ..Faults::default() });
+    assert_eq!(bench.errors(), DoorbellErrors { stray: 3, ..DoorbellErrors::default() });
 }

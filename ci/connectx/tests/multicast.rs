@@ -52,7 +52,7 @@ impl Hall {
         Member { queue, completions }
     }
 
-    fn attach(&mut self, op: u16, member: &Member) -> Result<(), driver::Refused> {
+    fn attach(&mut self, op: u16, member: &Member) -> Result<(), driver::CommandError> {
         let mut input = Bits::<attach_to_mcg_in, _>::new(vec![0; attach_to_mcg_in::SIZE]);
         input.set(attach_to_mcg_in::qpn, member.queue.number.into());
         input.set_span(attach_to_mcg_in::multicast_gid, &GROUP);

@@ -3,7 +3,7 @@
 mod driver;
 
 use driver::pair::{Pair, code};
-use driver::{Driver, Queue, Refused};
+use driver::{CommandError, Driver, Queue};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, alloc_xrcd_out};
 use uverbs_uapi::mlx5::prm::qpc::{qpc, rst2init_qp_in};
@@ -181,7 +181,7 @@ fn own(driver: &mut Driver, uid: u32) -> [(Field<qpc>, u64); 2] {
     [(qpc::pd, pd), (qpc::uar_page, uar)]
 }
 
-fn status(result: Result<Queue, Refused>) -> u8 {
+fn status(result: Result<Queue, CommandError>) -> u8 {
     result.map_or_else(|refused| refused.0, |_| 0)
 }
 

@@ -74,7 +74,7 @@ impl Raw {
         Self::with(None, 6)
     }
 
-    fn modify_sq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::Refused> {
+    fn modify_sq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::CommandError> {
         let mut input = Bits::<modify_sq_in, _>::new(vec![0; modify_sq_in::SIZE]);
         input.set(modify_sq_in::sqn, self.sends.number.into());
         input.set(modify_sq_in::sq_state, from);
@@ -82,7 +82,7 @@ impl Raw {
         self.driver.simple(opcode::MODIFY_SQ, &input.into_inner())
     }
 
-    fn modify_rq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::Refused> {
+    fn modify_rq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::CommandError> {
         let mut input = Bits::<modify_rq_in, _>::new(vec![0; modify_rq_in::SIZE]);
         input.set(modify_rq_in::rqn, self.receives.number.into());
         input.set(modify_rq_in::rq_state, from);

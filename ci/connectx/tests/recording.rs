@@ -4,7 +4,7 @@ mod driver;
 
 use std::fs::File;
 
-use connectx::record::{Counter, Entry, Recorder, Recording};
+use connectx::recording::{DoorbellCounter, Entry, Recorder, Recording};
 use driver::Driver;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
@@ -37,7 +37,7 @@ fn a_message_leaves_its_trace_in_order() {
                 commands += 1;
                 continue;
             }
-            Entry::Answer { slot, delivery, output } => {
+            Entry::CommandOutput { slot, delivery, output } => {
                 assert_eq!((slot, delivery, output[0]), (0, 0, 0));
                 commands -= 1;
                 continue;
@@ -51,16 +51,16 @@ fn a_message_leaves_its_trace_in_order() {
             }
             // The device also reads the records before anything is posted.
             Entry::DoorbellRecord { value: 0, .. } => continue,
-            Entry::DoorbellRecord { counter: Counter::Send, number, value } => {
+            Entry::DoorbellRecord { counter: DoorbellCounter::Sq, number, value } => {
                 assert_eq!((number, value), (a.number, 1));
                 "send record"
             }
-            Entry::DoorbellRecord { counter: Counter::Receive, number, value } => {
+            Entry::DoorbellRecord { counter: DoorbellCounter::QpRq, number, value } => {
                 assert_eq!((number, value), (b.number, 1));
                 "receive record"
             }
             Entry::DoorbellRecord { .. } => "another record",
-            Entry::Request { service, blue_flame, index, number, bytes } => {
+            Entry::Wqe { service, blue_flame, index, number, bytes } => {
                 assert_eq!((service, blue_flame, index, number), (0, false, 0, a.number));
                 assert_eq!(
                     (bytes.len(), &bytes[16..32]),
@@ -68,17 +68,17 @@ fn a_message_leaves_its_trace_in_order() {
                 );
                 "request"
             }
-            Entry::Receive { linked, index, number, bytes, .. } => {
+            Entry::ReceiveWqe { linked, index, number, bytes, .. } => {
                 assert_eq!((linked, index, number), (false, 0, b.number));
                 assert_eq!(bytes, Driver::segment(64, key, data));
                 "receive"
             }
-            Entry::Completion { number, bytes, .. } => {
+            Entry::Cqe { number, bytes, .. } => {
                 assert_eq!(number, cqn);
                 written.push(bytes);
                 "completion"
             }
-            Entry::Event { .. } => "event",
+            Entry::Eqe { .. } => "event",
             Entry::Reset => "reset",
         });
     }

@@ -5,12 +5,12 @@ use uverbs_uapi::mlx5::prm::cqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::cqe::RESIZED;
 use crate::object::buffer::Buffer;
 use crate::object::cq::{Arm, Cq, PADDED, PRODUCER_MASK};
 use crate::object::umem::{QueueMemory, Request};
-use crate::refusal::{Refused, refuse};
 
 /// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
 /// description leaves them out, because only user contexts use them.
@@ -25,7 +25,11 @@ const MODIFY_COUNT: u64 = 2;
 /// `op_mod` of MODIFY_CQ that replaces the buffer.
 const RESIZE: u64 = 1;
 
-pub(crate) fn create_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_cq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_cq_in, _>::new(input);
     let context = Bits::<cqc, _>::new(input.sub(create_cq_in::cq_context).bytes().to_vec());
     if context.is_set(cqc::cqe_comp_en) {
@@ -87,7 +91,11 @@ pub(crate) fn create_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_cq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_cq_in, _>::new(input).get32(destroy_cq_in::cqn);
     device.objects.cqs.own(uid, number)?;
     let cq = device.objects.cqs.remove(number)?;
@@ -100,7 +108,11 @@ pub(crate) fn destroy_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-pub(crate) fn query_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_cq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_cq_in, _>::new(input).get32(query_cq_in::cqn);
     let cq = device.objects.cqs.own(uid, number)?;
     let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
@@ -114,7 +126,11 @@ pub(crate) fn query_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Ve
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_cq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_cq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_cq_in, _>::new(input);
     let number = input.get32(modify_cq_in::cqn);
     device.objects.cqs.own(uid, number)?;
@@ -144,7 +160,7 @@ fn resize_cq(
     device: &mut Device,
     number: u32,
     input: &Bits<modify_cq_in, &[u8]>,
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let new = input.sub(modify_cq_in::cq_context);
     let log_size = new.get32(cqc::log_cq_size);
     let cq = device.objects.cqs.get(number)?;

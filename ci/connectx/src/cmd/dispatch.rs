@@ -13,10 +13,10 @@ use super::{
     cq, domain, eq, flow_counter, flow_table, hca_cap, mcg, memic, mkey, pages, q_counter, qp,
     register, rq, rqt, sq, srq, tir, tis, uar, uctx, umem, vport,
 };
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::fault::Failure;
+use crate::fault::CommandFailure;
 use crate::object::table::{KERNEL, SHARED};
-use crate::refusal::{Refused, refuse};
 
 /// Commands that the driver may send before INIT_HCA and after TEARDOWN_HCA.
 const BEFORE_INIT: [u16; 13] = [
@@ -42,10 +42,12 @@ pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
-    match device.faults.command(op) {
+    match device.faults.next_command(op) {
         // This syndrome is in the driver's log; no refusal of the device itself has it.
-        Some(Failure::Status(status)) => return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]),
-        Some(Failure::Silence) => return None,
+        Some(CommandFailure::Status(status)) => {
+            return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]);
+        }
+        Some(CommandFailure::Silence) => return None,
         None => {}
     }
     let result = run(device, op, uid.into(), op_mod, input, room);
@@ -78,7 +80,7 @@ fn run(
     op_mod: u16,
     input: &[u8],
     room: usize,
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     if !matches!(uid, KERNEL | SHARED) && op != DESTROY_UCTX {
         device.objects.uctxs.get(uid)?;
     }
@@ -89,7 +91,7 @@ fn run(
         ENABLE_HCA | NOP => Ok(vec![]),
         INIT_HCA => {
             device.running = true;
-            device.pages.run(true);
+            device.pages.set_running(true);
             Ok(vec![])
         }
         TEARDOWN_HCA | DISABLE_HCA => {

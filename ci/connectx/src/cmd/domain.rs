@@ -8,13 +8,13 @@ use uverbs_uapi::mlx5::prm::object::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::CommandError;
 use crate::device::Device;
 use crate::object::domain::Domain;
-use crate::refusal::Refused;
 
 macro_rules! domain {
     ($alloc:ident, $dealloc:ident, $table:ident, $out:ident.$out_field:ident, $in:ident) => {
-        pub(crate) fn $alloc(device: &mut Device, uid: u32) -> Result<Vec<u8>, Refused> {
+        pub(crate) fn $alloc(device: &mut Device, uid: u32) -> Result<Vec<u8>, CommandError> {
             let number = device.objects.$table.insert_owned(uid, Domain)?;
             let mut out = Bits::<$out, _>::new(vec![0; $out::SIZE]);
             out.set($out::$out_field, number.into());
@@ -25,7 +25,7 @@ macro_rules! domain {
             device: &mut Device,
             uid: u32,
             input: &[u8],
-        ) -> Result<Vec<u8>, Refused> {
+        ) -> Result<Vec<u8>, CommandError> {
             let number = Bits::<$in, _>::new(input).get32($in::$out_field);
             device.objects.$table.own(uid, number)?;
             device.objects.$table.remove(number)?;

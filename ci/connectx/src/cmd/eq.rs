@@ -5,13 +5,13 @@ use uverbs_uapi::mlx5::prm::eqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::interrupt::VECTORS;
 use crate::object::buffer::Buffer;
 use crate::object::eq::{EQE, Eq};
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_eq_in, _>::new(input);
     let context = input.sub(create_eq_in::eq_context_entry);
     let log_size = context.get32(eqc::log_eq_size);
@@ -45,14 +45,14 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Re
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_eq_in, _>::new(input).get32(destroy_eq_in::eq_number);
     let eq = device.objects.eqs.remove(number)?;
     device.objects.uars.release(eq.uar);
     Ok(vec![])
 }
 
-pub(crate) fn query_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_eq_in, _>::new(input).get32(query_eq_in::eq_number);
     let eq = device.objects.eqs.get(number)?;
     let mut out = Bits::<query_eq_out, _>::new(vec![0; query_eq_out::SIZE]);

@@ -7,15 +7,15 @@ use uverbs_uapi::mlx5::prm::flow::{
 use uverbs_uapi::mlx5::prm::vport::traffic_counter;
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::port::Traffic;
-use crate::refusal::{Refused, refuse};
 
 pub(crate) fn alloc_flow_counter(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<alloc_flow_counter_in, _>::new(input);
     if input.is_set(alloc_flow_counter_in::flow_counter_bulk) {
         return refuse!(BadParam, "flow counters in bulk are not modelled");
@@ -30,7 +30,7 @@ pub(crate) fn dealloc_flow_counter(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<dealloc_flow_counter_in, _>::new(input);
     let number = input.get32(dealloc_flow_counter_in::flow_counter_id);
     device.objects.flow_counters.own(uid, number)?;
@@ -42,7 +42,7 @@ pub(crate) fn query_flow_counter(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_flow_counter_in, _>::new(input);
     let first = input.get32(query_flow_counter_in::flow_counter_id);
     let count = input.get32(query_flow_counter_in::num_of_counters).max(1);

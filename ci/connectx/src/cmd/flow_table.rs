@@ -12,12 +12,12 @@ use uverbs_uapi::mlx5::prm::flow::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::frame::Parts;
 use crate::object::flow_table::{
     DROP, Destination, Entry, FlowTable, Group, MATCH, NIC_RECEIVE, NIC_TRANSMIT,
 };
-use crate::refusal::{Refused, refuse};
 
 /// The most groups, and the most entries, of all flow tables together.
 const MAX_GROUPS: usize = 1 << 12;
@@ -36,7 +36,7 @@ pub(crate) fn create_flow_table(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_flow_table_in, _>::new(input);
     let context = input.sub(create_flow_table_in::flow_table_context);
     let log_size = context.get(flow_table_context::log_size);
@@ -69,7 +69,7 @@ fn flow_table(
     uid: u32,
     kind: u64,
     number: u32,
-) -> Result<&mut FlowTable, Refused> {
+) -> Result<&mut FlowTable, CommandError> {
     let table = device.objects.flow_tables.own(uid, number)?;
     if table.kind != kind {
         return refuse!(BadResource, "flow table {number} is of type {}, not {kind}", table.kind);
@@ -81,7 +81,7 @@ pub(crate) fn modify_flow_table(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     const MISS_TABLE: u64 = 1;
     let input = Bits::<modify_flow_table_in, _>::new(input);
     let select = input.get(modify_flow_table_in::modify_field_select);
@@ -111,7 +111,7 @@ pub(crate) fn destroy_flow_table(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<destroy_flow_table_in, _>::new(input);
     let number = input.get32(destroy_flow_table_in::table_id);
     let table = flow_table(device, uid, input.get(destroy_flow_table_in::table_type), number)?;
@@ -131,7 +131,7 @@ pub(crate) fn set_flow_table_root(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     const DISCONNECT: u64 = 1;
     let input = Bits::<set_flow_table_root_in, _>::new(input);
     let kind = input.get(set_flow_table_root_in::table_type);
@@ -149,7 +149,7 @@ pub(crate) fn create_flow_group(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_flow_group_in, _>::new(input);
     let number = input.get32(create_flow_group_in::table_id);
     let kind = input.get(create_flow_group_in::table_type);
@@ -183,7 +183,7 @@ pub(crate) fn destroy_flow_group(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<destroy_flow_group_in, _>::new(input);
     let number = input.get32(destroy_flow_group_in::table_id);
     let id = input.get32(destroy_flow_group_in::group_id);
@@ -198,7 +198,11 @@ pub(crate) fn destroy_flow_group(
     Ok(vec![])
 }
 
-pub(crate) fn set_fte(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn set_fte(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<set_fte_in, _>::new(input);
     let number = input.get32(set_fte_in::table_id);
     let kind = input.get(set_fte_in::table_type);
@@ -273,7 +277,11 @@ pub(crate) fn set_fte(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec
     Ok(vec![])
 }
 
-pub(crate) fn delete_fte(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn delete_fte(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<delete_fte_in, _>::new(input);
     let number = input.get32(delete_fte_in::table_id);
     let index = input.get32(delete_fte_in::flow_index);

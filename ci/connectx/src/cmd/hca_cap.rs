@@ -4,14 +4,14 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::cmd::{query_hca_cap_out, set_hca_cap_in};
 use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 
-use crate::caps::{ATOMIC, Caps, GENERAL, GROUP, ROCE};
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
+use crate::hca_caps::{ATOMIC, GENERAL, GROUP, HcaCaps, ROCE};
 
 /// QUERY_HCA_CAP: bit 0 of `op_mod` selects current values, the other bits are the group.
 ///
 /// # Errors
 /// If the function has no such group.
-pub(crate) fn query_hca_cap(caps: &Caps, op_mod: u16) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_hca_cap(caps: &HcaCaps, op_mod: u16) -> Result<Vec<u8>, CommandError> {
     let Some(group) = caps.groups.get(&(op_mod >> 1)) else {
         return refuse!(BadParam, "capability group {:#x} is not modelled", op_mod >> 1);
     };
@@ -25,7 +25,11 @@ pub(crate) fn query_hca_cap(caps: &Caps, op_mod: u16) -> Result<Vec<u8>, Refused
 ///
 /// # Errors
 /// If the group cannot be set.
-pub(crate) fn set_hca_cap(caps: &mut Caps, op_mod: u16, input: &[u8]) -> Result<(), Refused> {
+pub(crate) fn set_hca_cap(
+    caps: &mut HcaCaps,
+    op_mod: u16,
+    input: &[u8],
+) -> Result<(), CommandError> {
     let input = Bits::<set_hca_cap_in, _>::new(input);
     let kind = op_mod >> 1;
     let Some(group) = caps.groups.get_mut(&kind) else {
@@ -57,7 +61,7 @@ mod tests {
 
     #[test]
     fn setting_the_endianness_of_atomics_keeps_the_atomics() {
-        let mut caps = Caps::new(&Options::default());
+        let mut caps = HcaCaps::new(&Options::default());
         let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + GROUP]);
         let mut value = Bits::<atomic_caps, _>::new([0u8; 64]);
         value.set(atomic_caps::atomic_req_8B_endianness_mode, 1);

@@ -3,8 +3,8 @@
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::qpc::attach_to_mcg_in;
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::refusal::{Refused, refuse};
 
 const MAX_GROUPS: usize = 1024;
 const MAX_MEMBERS: usize = 32;
@@ -21,7 +21,7 @@ pub(crate) fn attach_to_mcg(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let (qpn, gid) = arguments(input);
     device.objects.qps.own(uid, qpn)?;
     let groups = &mut device.objects.groups.members;
@@ -42,7 +42,7 @@ pub(crate) fn detach_from_mcg(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let (qpn, gid) = arguments(input);
     device.objects.qps.own(uid, qpn)?;
     let groups = &mut device.objects.groups.members;

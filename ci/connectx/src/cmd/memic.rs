@@ -6,11 +6,11 @@ use uverbs_uapi::mlx5::prm::object::{alloc_memic_in, alloc_memic_out, dealloc_me
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE};
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::memic::{Allocation, LOG_MAX_ALIGNMENT, LOG_UNIT, MEMORY};
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<alloc_memic_in, _>::new(input);
     let start = input.get(alloc_memic_in::range_start_addr);
     let range = input.get(alloc_memic_in::range_size);
@@ -42,7 +42,7 @@ pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
     Ok(out.into_inner())
 }
 
-pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<dealloc_memic_in, _>::new(input);
     let start = input.get(dealloc_memic_in::memic_start_addr);
     let len = input.get(dealloc_memic_in::memic_size);

@@ -5,15 +5,19 @@ use uverbs_uapi::mlx5::prm::mkc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::mkey::{DEVICE_MEMORY, KLMS, KSM, Mkey, PAGES, PHYSICAL};
 use crate::object::table::{KERNEL, SHARED};
-use crate::refusal::{Refused, refuse};
 
 /// The most bytes of all translation lists together.
 const MAX_LISTS: usize = 2 << 30;
 
-pub(crate) fn create_mkey(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_mkey(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_mkey_in, _>::new(input);
     let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
     let context = Bits::<mkc, _>::new(entry.bytes().to_vec());
@@ -73,7 +77,7 @@ pub(crate) fn destroy_mkey(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
     device.objects.mkeys.own(uid, number)?;
     let mkey = device.objects.mkeys.remove(number)?;
@@ -86,7 +90,11 @@ pub(crate) fn destroy_mkey(
     Ok(vec![])
 }
 
-pub(crate) fn query_mkey(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_mkey(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
     let mkey = device.objects.mkeys.own(uid, number)?;
     let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);

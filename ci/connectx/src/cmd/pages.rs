@@ -7,10 +7,10 @@ use uverbs_uapi::mlx5::prm::cmd::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::event;
-use crate::pages::{BOOT_PAGES, INIT_PAGES, Pages};
-use crate::refusal::{Refused, refuse};
+use crate::pages::{BOOT_PAGES, FirmwarePages, INIT_PAGES};
 
 const BOOT: u64 = 1;
 const INIT: u64 = 2;
@@ -27,7 +27,7 @@ const MOST_PAGES: usize = 1 << 18;
 ///
 /// # Errors
 /// For a phase that does not exist.
-pub(crate) fn query_pages(pages: &Pages, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_pages(pages: &FirmwarePages, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_pages_in, _>::new(input);
     let wanted = match input.get(query_pages_in::op_mod) {
         BOOT => BOOT_PAGES,
@@ -46,14 +46,14 @@ pub(crate) fn query_pages(pages: &Pages, input: &[u8]) -> Result<Vec<u8>, Refuse
 /// # Errors
 /// For a page that is given twice, a list that is too short, or an address that is no page.
 pub(crate) fn manage_pages(
-    pages: &mut Pages,
+    pages: &mut FirmwarePages,
     input: &[u8],
     room: usize,
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<manage_pages_in, _>::new(input);
     let count = input.get(manage_pages_in::input_num_entries) as usize;
     let mut out = Bits::<manage_pages_out, _>::new(vec![0; manage_pages_out::SIZE]);
-    pages.asked = false;
+    pages.requested = false;
     match input.get(manage_pages_in::op_mod) {
         CANNOT_GIVE => log::warn!("the driver cannot give pages"),
         GIVE => {
@@ -93,7 +93,7 @@ pub(crate) fn balance_pages(device: &mut Device) {
         return;
     }
     let objects = device.objects.counts().iter().map(|(_, count)| count).sum();
-    if let Some(change) = device.pages.change(objects) {
+    if let Some(change) = device.pages.wanted(objects) {
         log::debug!("{change} host pages, for {objects} objects");
         let mut data = [0; 28];
         data[4..8].copy_from_slice(&change.to_be_bytes());
@@ -116,26 +116,28 @@ mod tests {
 
     #[test]
     fn pages_follow_objects() {
-        let mut pages =
-            Pages { held: (0..80).map(|page| page << 12).collect(), ..Pages::default() };
-        assert_eq!(pages.change(100), None, "not running");
-        pages.run(true);
-        assert_eq!(pages.change(8), Some(1 + 16));
-        assert_eq!(pages.change(800), None, "the driver has not answered");
+        let mut pages = FirmwarePages {
+            held: (0..80).map(|page| page << 12).collect(),
+            ..FirmwarePages::default()
+        };
+        assert_eq!(pages.wanted(100), None, "not running");
+        pages.set_running(true);
+        assert_eq!(pages.wanted(8), Some(1 + 16));
+        assert_eq!(pages.wanted(800), None, "the driver has not answered");
         let more: Vec<u64> = (100..117).map(|page| page << 12).collect();
         manage_pages(&mut pages, &command(GIVE, &more, 17), 16).unwrap();
-        assert_eq!(pages.change(80), None);
-        assert_eq!(pages.change(8 * 14), Some(13));
+        assert_eq!(pages.wanted(80), None);
+        assert_eq!(pages.wanted(8 * 14), Some(13));
         let more: Vec<u64> = (200..250).map(|page| page << 12).collect();
         manage_pages(&mut pages, &command(GIVE, &more, 50), 16).unwrap();
-        assert_eq!(pages.change(0), Some(16 - 67));
+        assert_eq!(pages.wanted(0), Some(16 - 67));
         manage_pages(&mut pages, &command(TAKE, &[], 51), 16 + 51 * 8).unwrap();
-        assert_eq!(pages.change(0), None);
+        assert_eq!(pages.wanted(0), None);
     }
 
     #[test]
     fn pages_come_back_once() {
-        let mut pages = Pages::default();
+        let mut pages = FirmwarePages::default();
         manage_pages(&mut pages, &command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
         assert!(manage_pages(&mut pages, &command(GIVE, &[0x2000], 1), 16).is_err());
         assert!(
@@ -151,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_long_list_takes_no_longer_for_each_page() {
-        let mut pages = Pages::default();
+        let mut pages = FirmwarePages::default();
         let many: Vec<u64> = (1..=MOST_PAGES as u64).map(|page| page << 12).collect();
         let count = many.len() as u64;
         manage_pages(&mut pages, &command(GIVE, &many, count), 16).unwrap();

@@ -10,8 +10,8 @@ use uverbs_uapi::mlx5::prm::register::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::refusal::{Refused, refuse};
 
 /// Bytes of a group.
 const GROUP: usize = 0xf8;
@@ -38,7 +38,10 @@ fn group<L>(counters: &[(Field<L>, Field<L>, u64)]) -> Vec<u8> {
     group.into_inner()
 }
 
-pub(crate) fn ppcnt(device: &Device, mut ppcnt: Bits<ppcnt_reg, &mut [u8]>) -> Result<(), Refused> {
+pub(crate) fn ppcnt(
+    device: &Device,
+    mut ppcnt: Bits<ppcnt_reg, &mut [u8]>,
+) -> Result<(), CommandError> {
     let (sent, received) = (device.port.sent, device.port.received);
     let (all_sent, all_received) = (sent.total(), received.total());
     let counters = match ppcnt.get(ppcnt_reg::grp) {

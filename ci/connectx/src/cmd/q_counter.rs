@@ -5,11 +5,11 @@ use uverbs_uapi::mlx5::prm::vport::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::CommandError;
 use crate::device::Device;
 use crate::object::q_counter::CounterSet;
-use crate::refusal::Refused;
 
-pub(crate) fn alloc_q_counter(device: &mut Device, uid: u32) -> Result<Vec<u8>, Refused> {
+pub(crate) fn alloc_q_counter(device: &mut Device, uid: u32) -> Result<Vec<u8>, CommandError> {
     let number = device.objects.counters.insert_owned(uid, CounterSet::default())?;
     let mut out = Bits::<alloc_q_counter_out, _>::new(vec![0; alloc_q_counter_out::SIZE]);
     out.set(alloc_q_counter_out::counter_set_id, number.into());
@@ -20,7 +20,7 @@ pub(crate) fn dealloc_q_counter(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<dealloc_q_counter_in, _>::new(input);
     let number = input.get32(dealloc_q_counter_in::counter_set_id);
     device.objects.counters.own(uid, number)?;
@@ -32,7 +32,7 @@ pub(crate) fn query_q_counter(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_q_counter_in, _>::new(input);
     let number = input.get32(query_q_counter_in::counter_set_id);
     let set = device.objects.counters.own(uid, number)?;

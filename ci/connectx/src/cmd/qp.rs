@@ -6,6 +6,7 @@ use uverbs_uapi::mlx5::prm::qpc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::qp::{Qp, Service, State};
 use crate::object::receive_queue::{Order, ReceiveQueue};
@@ -13,7 +14,6 @@ use crate::object::send_queue::SendRing;
 use crate::object::srq::Kind;
 use crate::object::table::{KERNEL, SHARED};
 use crate::object::umem::{QueueMemory, Request};
-use crate::refusal::{Refused, refuse};
 
 /// The field that names the umem of the doorbell record. The kernel's description leaves it out.
 const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
@@ -47,7 +47,11 @@ const RQ_OWN: u64 = 0;
 const RQ_SHARED: u64 = 1;
 const RQ_NONE: u64 = 3;
 
-pub(crate) fn create_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_qp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_qp_in, _>::new(input);
     let mut context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
     // RST2INIT sets the Q counter.
@@ -176,7 +180,11 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
     }
 }
 
-pub(crate) fn destroy_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_qp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
     device.objects.qps.own(uid, number)?;
     device.stop_waiting(number);
@@ -191,7 +199,7 @@ pub(crate) fn modify_qp(
     op: u16,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
     let input = Bits::<rst2init_qp_in, _>::new(input);
     let number = input.get32(rst2init_qp_in::qpn);
@@ -252,7 +260,11 @@ pub(crate) fn modify_qp(
     Ok(vec![])
 }
 
-pub(crate) fn query_qp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_qp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
     let qp = device.objects.qps.own(uid, number)?;
     let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);

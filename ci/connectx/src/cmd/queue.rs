@@ -6,7 +6,7 @@ use super::mailbox::{self, Delivery, xor};
 use super::pages;
 use crate::device::Device;
 use crate::format::event;
-use crate::record::Entry;
+use crate::recording::Entry;
 
 const SLOT: usize = 64;
 const TRANSPORT_PCI: u8 = 7;
@@ -54,7 +54,7 @@ pub(crate) fn run(device: &mut Device, mut slots: u32) {
 }
 
 fn run_slot(device: &mut Device, index: u32) {
-    let Some(queue) = device.segment.queue() else {
+    let Some(queue) = device.init_segment.queue() else {
         log::warn!("command doorbell {index} without a command queue");
         return;
     };
@@ -78,7 +78,7 @@ fn run_slot(device: &mut Device, index: u32) {
         Err(delivery) => {
             log::warn!("command slot {index}: {delivery:?}");
             let (slot, delivery) = (index as u8, delivery as u8);
-            device.recorder.add(device.now, &Entry::Answer { slot, delivery, output: &[] });
+            device.recorder.add(device.now, &Entry::CommandOutput { slot, delivery, output: &[] });
             delivery
         }
     };
@@ -132,7 +132,7 @@ fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, De
         return Ok(false);
     };
     output.resize(out_len, 0);
-    let answer = Entry::Answer { slot: index, delivery: 0, output: &output[..] };
+    let answer = Entry::CommandOutput { slot: index, delivery: 0, output: &output[..] };
     device.recorder.add(device.now, &answer);
     let inline = out_len.min(INLINE);
     slot.bytes[OUTPUT..OUTPUT + inline].copy_from_slice(&output[..inline]);

@@ -8,10 +8,10 @@ use uverbs_uapi::mlx5::prm::cmd::access_register_in;
 use uverbs_uapi::mlx5::prm::register::{paos_reg, pcap_reg, pmtu_reg, ptys_reg, pvlc_reg};
 
 use super::ppcnt;
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::options::PortType;
 use crate::port::MAX_MTU;
-use crate::refusal::{Refused, refuse};
 
 const PCAP: u64 = 0x5001;
 const PMTU: u64 = 0x5003;
@@ -37,7 +37,7 @@ const DOWN: u64 = 2;
 /// Bytes of headers that the MTU of an Ethernet port includes.
 const L2_HEADERS: u16 = 22;
 
-pub(crate) fn access_register(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn access_register(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let command = Bits::<access_register_in, _>::new(input);
     let write = command.get(access_register_in::op_mod) == WRITE;
     let register = command.get(access_register_in::register_id);
@@ -85,7 +85,7 @@ fn ptys(
     device: &mut Device,
     mut ptys: Bits<ptys_reg, &mut [u8]>,
     write: bool,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let ethernet = device.options.port_type == PortType::Ethernet;
     if write {
         let wanted = Bits::<ptys_reg, _>::new(ptys.into_inner().to_vec());
@@ -119,7 +119,7 @@ fn pmtu(
     device: &mut Device,
     mut pmtu: Bits<pmtu_reg, &mut [u8]>,
     write: bool,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let ethernet = device.options.port_type == PortType::Ethernet;
     let max = if ethernet { MAX_MTU + L2_HEADERS } else { 4096 };
     if write {

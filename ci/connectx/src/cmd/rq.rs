@@ -6,11 +6,15 @@ use uverbs_uapi::mlx5::prm::rqc::{
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::rq::{Rq, State};
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_rq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     const INLINE: u64 = 0;
     let input = Bits::<create_rq_in, _>::new(input);
     let context = Bits::<rqc, _>::new(input.sub(create_rq_in::ctx).bytes().to_vec());
@@ -45,7 +49,11 @@ pub(crate) fn create_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_rq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     const SCATTER_FCS: u64 = 1 << 2;
     const VLAN_STRIPPING: u64 = 1 << 1;
     const COUNTER_SET: u64 = 1 << 3;
@@ -86,7 +94,11 @@ pub(crate) fn modify_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(vec![])
 }
 
-pub(crate) fn query_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_rq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_rq_in, _>::new(input).get32(query_rq_in::rqn);
     let rq = device.objects.rqs.own(uid, number)?;
     let mut out = Bits::<query_rq_out, _>::new(vec![0; query_rq_out::SIZE]);
@@ -95,7 +107,11 @@ pub(crate) fn query_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Ve
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_rq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_rq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_rq_in, _>::new(input).get32(destroy_rq_in::rqn);
     device.objects.rqs.own(uid, number)?;
     let rq = device.objects.rqs.remove(number)?;

@@ -7,11 +7,11 @@ use uverbs_uapi::mlx5::prm::rqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::rqt::{LOG_MAX_QUEUES, Rqt};
-use crate::refusal::{Refused, refuse};
 
-fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, Refused> {
+fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, CommandError> {
     if count > 1 << LOG_MAX_QUEUES {
         return refuse!(LimitExceeded, "{count} queues of an RQ table, 2^{LOG_MAX_QUEUES} at most");
     }
@@ -22,7 +22,7 @@ fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, Refused> {
     Ok(entries.iter().map(|entry| u32::from_be_bytes(*entry) & 0xff_ffff).collect())
 }
 
-fn hold_queues(device: &mut Device, uid: u32, queues: &[u32]) -> Result<(), Refused> {
+fn hold_queues(device: &mut Device, uid: u32, queues: &[u32]) -> Result<(), CommandError> {
     for queue in queues {
         device.objects.rqs.allow(uid, *queue)?;
     }
@@ -32,7 +32,11 @@ fn hold_queues(device: &mut Device, uid: u32, queues: &[u32]) -> Result<(), Refu
     Ok(())
 }
 
-pub(crate) fn create_rqt(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_rqt(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_rqt_in, _>::new(input);
     let context = input.sub(create_rqt_in::rqt_context);
     let list = input.bytes().get(create_rqt_in::SIZE..).unwrap_or_default();
@@ -45,7 +49,11 @@ pub(crate) fn create_rqt(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_rqt(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_rqt(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_rqt_in, _>::new(input);
     let number = input.get32(modify_rqt_in::rqtn);
     let context = input.sub(modify_rqt_in::ctx);
@@ -58,7 +66,11 @@ pub(crate) fn modify_rqt(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-pub(crate) fn destroy_rqt(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_rqt(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_rqt_in, _>::new(input).get32(destroy_rqt_in::rqtn);
     device.objects.rqts.own(uid, number)?;
     let rqt = device.objects.rqts.remove(number)?;

@@ -6,14 +6,18 @@ use uverbs_uapi::mlx5::prm::rqc::{
 use uverbs_uapi::mlx5::prm::srqc::wq;
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::rq::State;
 use crate::object::send_queue::SendRing;
 use crate::object::sq::Sq;
 use crate::object::umem::{QueueMemory, Request};
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_sq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_sq_in, _>::new(input);
     let context = Bits::<sqc, _>::new(input.sub(create_sq_in::ctx).bytes().to_vec());
     let pas = input.bytes().get(create_sq_in::SIZE..).unwrap_or_default();
@@ -57,7 +61,11 @@ pub(crate) fn create_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_sq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_sq_in, _>::new(input);
     let number = input.get32(modify_sq_in::sqn);
     let from = State::new(input.get(modify_sq_in::sq_state))?;
@@ -79,7 +87,11 @@ pub(crate) fn modify_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(vec![])
 }
 
-pub(crate) fn query_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_sq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_sq_in, _>::new(input).get32(query_sq_in::sqn);
     let sq = device.objects.sqs.own(uid, number)?;
     let mut out = Bits::<query_sq_out, _>::new(vec![0; query_sq_out::SIZE]);
@@ -88,7 +100,11 @@ pub(crate) fn query_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Ve
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_sq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_sq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_sq_in, _>::new(input).get32(destroy_sq_in::sqn);
     device.objects.sqs.own(uid, number)?;
     let sq = device.objects.sqs.remove(number)?;

@@ -9,16 +9,20 @@ use uverbs_uapi::mlx5::prm::srqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::buffer::Buffer;
 use crate::object::receive_queue::{Order, ReceiveQueue};
 use crate::object::srq::{Kind, Srq};
-use crate::refusal::{Refused, refuse};
 
 /// RMP state "ready".
 const READY: u64 = 1;
 
-pub(crate) fn create_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_rmp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_rmp_in, _>::new(input);
     let context = input.sub(create_rmp_in::ctx);
     let pas = input.bytes().get(create_rmp_in::SIZE..).unwrap_or_default();
@@ -36,7 +40,7 @@ pub(crate) fn create_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(out.into_inner())
 }
 
-fn pool(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
+fn pool(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
     let srq = device.objects.srqs.own(uid, number)?;
     if srq.kind != Kind::Pool {
         return refuse!(BadResource, "SRQ {number:#x} is not a memory pool");
@@ -44,7 +48,7 @@ fn pool(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, Refused>
     Ok(srq)
 }
 
-fn xrc_srq(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, Refused> {
+fn xrc_srq(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
     let srq = device.objects.srqs.own(uid, number)?;
     if srq.kind == Kind::Pool {
         return refuse!(BadResource, "SRQ {number:#x} is not an XRC SRQ");
@@ -52,7 +56,11 @@ fn xrc_srq(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, Refus
     Ok(srq)
 }
 
-pub(crate) fn modify_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_rmp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_rmp_in, _>::new(input);
     let number = input.get32(modify_rmp_in::rmpn);
     let wanted = input.sub(modify_rmp_in::ctx);
@@ -68,7 +76,11 @@ pub(crate) fn modify_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-pub(crate) fn query_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_rmp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_rmp_in, _>::new(input).get32(query_rmp_in::rmpn);
     let srq = pool(device, uid, number)?;
     let (pd, limit) = (srq.pd, srq.limit);
@@ -81,7 +93,11 @@ pub(crate) fn query_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_rmp(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_rmp(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_rmp_in, _>::new(input).get32(destroy_rmp_in::rmpn);
     pool(device, uid, number)?;
     let srq = device.objects.srqs.remove(number)?;
@@ -94,7 +110,7 @@ pub(crate) fn create_xrc_srq(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_xrc_srq_in, _>::new(input);
     let context = input.sub(create_xrc_srq_in::xrc_srq_context_entry);
     if input.is_set(create_xrc_srq_in::xrc_srq_umem_valid) {
@@ -136,7 +152,7 @@ pub(crate) fn query_xrc_srq(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_xrc_srq_in, _>::new(input).get32(query_xrc_srq_in::xrc_srqn);
     let srq = xrc_srq(device, uid, number)?;
     let (pd, limit) = (srq.pd, srq.limit);
@@ -147,7 +163,11 @@ pub(crate) fn query_xrc_srq(
     Ok(out.into_inner())
 }
 
-pub(crate) fn arm_xrc_srq(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn arm_xrc_srq(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<arm_xrc_srq_in, _>::new(input);
     let number = input.get32(arm_xrc_srq_in::xrc_srqn);
     xrc_srq(device, uid, number)?.limit = input.get(arm_xrc_srq_in::lwm) as u16;
@@ -159,7 +179,7 @@ pub(crate) fn destroy_xrc_srq(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_xrc_srq_in, _>::new(input).get32(destroy_xrc_srq_in::xrc_srqn);
     xrc_srq(device, uid, number)?;
     let srq = device.objects.srqs.remove(number)?;

@@ -7,18 +7,22 @@ use uverbs_uapi::mlx5::prm::rqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::tir::{DIRECT, INDIRECT, Tir, hash};
-use crate::refusal::{Refused, refuse};
 
-fn hash_function(number: u64) -> Result<(), Refused> {
+fn hash_function(number: u64) -> Result<(), CommandError> {
     match number {
         hash::INVERTED_XOR8 | hash::TOEPLITZ => Ok(()),
         other => refuse!(BadParam, "receive hash function {other} is not modelled"),
     }
 }
 
-pub(crate) fn create_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_tir(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_tir_in, _>::new(input);
     let context = Bits::<tirc, _>::new(input.sub(create_tir_in::ctx).bytes().to_vec());
     if context.is_set(tirc::packet_merge_mask) || context.is_set(tirc::tls_en) {
@@ -53,7 +57,11 @@ pub(crate) fn create_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_tir(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     const SELF_LOOPBACK: u64 = 1 << 4;
     const HASH: u64 = 1 << 3;
     let input = Bits::<modify_tir_in, _>::new(input);
@@ -81,7 +89,11 @@ pub(crate) fn modify_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-pub(crate) fn destroy_tir(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_tir(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_tir_in, _>::new(input).get32(destroy_tir_in::tirn);
     device.objects.tirs.own(uid, number)?;
     let tir = device.objects.tirs.remove(number)?;

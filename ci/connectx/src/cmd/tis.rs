@@ -7,11 +7,15 @@ use uverbs_uapi::mlx5::prm::rqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::tis::Tis;
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_tis(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let context = Bits::<create_tis_in, _>::new(input);
     let context = context.sub(create_tis_in::ctx);
     if context.is_set(tisc::tls_en) {
@@ -27,7 +31,11 @@ pub(crate) fn create_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(out.into_inner())
 }
 
-pub(crate) fn modify_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn modify_tis(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_tis_in, _>::new(input);
     device.objects.tises.own(uid, input.get32(modify_tis_in::tisn))?;
     if input.get(modify_tis_in::bitmask) & !1 != 0 {
@@ -37,7 +45,11 @@ pub(crate) fn modify_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<
     Ok(vec![])
 }
 
-pub(crate) fn destroy_tis(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_tis(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_tis_in, _>::new(input).get32(destroy_tis_in::tisn);
     device.objects.tises.own(uid, number)?;
     let tis = device.objects.tises.remove(number)?;

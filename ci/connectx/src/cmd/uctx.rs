@@ -3,11 +3,11 @@
 use uverbs_uapi::mlx5::prm::object::{create_uctx_in, create_uctx_out, destroy_uctx_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::uctx::Uctx;
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_uctx_in, _>::new(input);
     let caps = input.sub(create_uctx_in::uctx);
     let wanted = caps.get(uverbs_uapi::mlx5::prm::object::uctx::cap);
@@ -20,7 +20,7 @@ pub(crate) fn create_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
     Ok(out.into_inner())
 }
 
-pub(crate) fn destroy_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn destroy_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<destroy_uctx_in, _>::new(input);
     let uid = input.get32(destroy_uctx_in::uid);
     device.objects.uctxs.get(uid)?;

@@ -7,12 +7,16 @@ use uverbs_uapi::mlx5::prm::object::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::buffer::Buffer;
 use crate::object::umem::Umem;
-use crate::refusal::{Refused, refuse};
 
-pub(crate) fn create_umem(device: &mut Device, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn create_umem(
+    device: &mut Device,
+    uid: u32,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_umem_in, _>::new(input);
     let umem = input.sub(create_umem_in::umem);
     let pages = umem.get(context::num_of_mtt);
@@ -38,7 +42,7 @@ pub(crate) fn destroy_umem(
     device: &mut Device,
     uid: u32,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<destroy_umem_in, _>::new(input);
     let number = input.get32(destroy_umem_in::umem_id);
     device.objects.umems.own(uid, number)?;

@@ -10,10 +10,10 @@ use uverbs_uapi::mlx5::prm::vport::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::options::PortType;
 use crate::port::{DEFAULT_PKEY, GIDS, Traffic};
-use crate::refusal::{Refused, refuse};
 
 /// Entries of the partition key table.
 const PKEYS: u64 = 128;
@@ -21,7 +21,7 @@ const PKEYS: u64 = 128;
 const ADDRESS_LIST_MC: u64 = 1;
 const ADDRESS_LIST_VLAN: u64 = 2;
 
-fn own_vport(number: u64, what: &str) -> Result<(), Refused> {
+fn own_vport(number: u64, what: &str) -> Result<(), CommandError> {
     if number != 0 {
         return refuse!(BadParam, "{what} of vport {number}, only the function's own exists");
     }
@@ -31,14 +31,14 @@ fn own_vport(number: u64, what: &str) -> Result<(), Refused> {
 pub(crate) fn query_nic_vport_context(
     device: &mut Device,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_nic_vport_context_in, _>::new(input);
     own_vport(input.get(query_nic_vport_context_in::vport_number), "context")?;
     let kind = input.get(query_nic_vport_context_in::allowed_list_type);
     let mut out =
         Bits::<query_nic_vport_context_out, _>::new(vec![0; query_nic_vport_context_out::SIZE]);
     out.set_sub(query_nic_vport_context_out::nic_vport_context, device.port.context.bytes());
-    let Some(list) = device.port.lists.get(kind as usize) else {
+    let Some(list) = device.port.address_lists.get(kind as usize) else {
         return refuse!(BadParam, "address list {kind}");
     };
     let mut context = out.sub_mut(query_nic_vport_context_out::nic_vport_context);
@@ -53,7 +53,7 @@ pub(crate) fn query_nic_vport_context(
 pub(crate) fn modify_nic_vport_context(
     device: &mut Device,
     input: &[u8],
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_nic_vport_context_in, _>::new(input);
     own_vport(input.get(modify_nic_vport_context_in::vport_number), "context")?;
     let chosen = input.sub(modify_nic_vport_context_in::field_select);
@@ -68,7 +68,7 @@ pub(crate) fn modify_nic_vport_context(
         let count = new.get(nic::allowed_list_size) as usize;
         let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
         let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
-        let Some(to) = device.port.lists.get_mut(kind as usize) else {
+        let Some(to) = device.port.address_lists.get_mut(kind as usize) else {
             return refuse!(BadParam, "address list {kind}");
         };
         if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
@@ -111,7 +111,10 @@ pub(crate) fn modify_nic_vport_context(
     Ok(vec![])
 }
 
-pub(crate) fn query_vport_state(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_vport_state(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_vport_state_in, _>::new(input);
     own_vport(input.get(query_vport_state_in::vport_number), "state")?;
     let mut out = Bits::<query_vport_state_out, _>::new(vec![0; query_vport_state_out::SIZE]);
@@ -120,7 +123,10 @@ pub(crate) fn query_vport_state(device: &mut Device, input: &[u8]) -> Result<Vec
     Ok(out.into_inner())
 }
 
-pub(crate) fn query_vport_counter(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_vport_counter(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_vport_counter_in, _>::new(input);
     own_vport(input.get(query_vport_counter_in::vport_number), "counters")?;
     let mut out = Bits::<query_vport_counter_out, _>::new(vec![0; query_vport_counter_out::SIZE]);
@@ -147,7 +153,7 @@ pub(crate) fn query_vport_counter(device: &mut Device, input: &[u8]) -> Result<V
     Ok(out.into_inner())
 }
 
-pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, CommandError> {
     const ACTIVE: u64 = 4;
     const DOWN: u64 = 1;
     const LINK_UP: u64 = 5;
@@ -177,7 +183,10 @@ pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Re
     Ok(out.into_inner())
 }
 
-pub(crate) fn query_hca_vport_gid(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_hca_vport_gid(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_hca_vport_gid_in, _>::new(input);
     let index = input.get(query_hca_vport_gid_in::gid_index);
     let all = index == 0xffff;
@@ -196,7 +205,7 @@ pub(crate) fn query_hca_vport_gid(device: &mut Device, input: &[u8]) -> Result<V
     Ok(out)
 }
 
-pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_hca_vport_pkey_in, _>::new(input);
     let index = input.get(query_hca_vport_pkey_in::pkey_index);
     let range = match index {
@@ -212,7 +221,7 @@ pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, Refused> {
     Ok(out)
 }
 
-pub(crate) fn set_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn set_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<set_roce_address_in, _>::new(input);
     let index = input.get(set_roce_address_in::roce_address_index) as usize;
     let Some(entry) = device.port.gids.get_mut(index) else {
@@ -224,7 +233,10 @@ pub(crate) fn set_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<
     Ok(vec![])
 }
 
-pub(crate) fn query_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(crate) fn query_roce_address(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_roce_address_in, _>::new(input);
     let index = input.get(query_roce_address_in::roce_address_index) as usize;
     let Some(entry) = device.port.gids.get(index) else {

@@ -11,7 +11,7 @@ use crate::format::cqe::{
     RESPONSE_SEND_INV, RESPONSE_WRITE_IMM, SOLICITED,
 };
 use crate::format::event::{self, QueueType};
-use crate::format::syndrome::{Syndrome, Syndromes};
+use crate::format::syndrome::{CqeError, Syndrome};
 use crate::object::qp::{Service, State};
 use crate::object::srq::Kind;
 use crate::port::DEFAULT_PKEY;
@@ -42,7 +42,7 @@ impl Device {
     }
 
     /// Reports a send that failed.
-    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: Syndromes) {
+    pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {cause:x?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);
@@ -133,7 +133,7 @@ impl Device {
         qpn: u32,
         srqn: Option<u32>,
         index: u16,
-        cause: Syndromes,
+        cause: CqeError,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
         self.objects.count(qpn, |set| set.count_receive_error(cause.syndrome));

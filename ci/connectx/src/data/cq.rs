@@ -6,9 +6,9 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 
 use crate::device::Device;
 use crate::format::event;
+use crate::init_segment::NS_PER_TICK;
 use crate::object::cq::{Arm, PADDED, PRODUCER_MASK, is_behind};
-use crate::record::{Counter, Entry};
-use crate::segment::NS_PER_TICK;
+use crate::recording::{DoorbellCounter, Entry};
 
 const OVERRUN: u8 = 1;
 const WRITE_FAULT: u8 = 2;
@@ -44,7 +44,7 @@ impl Device {
             Ok(word) => word & PRODUCER_MASK,
             Err(_) => return self.fail_cq(number, WRITE_FAULT),
         };
-        self.recorder.saw(now, Counter::Consumer, number, consumer);
+        self.recorder.doorbell_record(now, DoorbellCounter::CqConsumer, number, consumer);
         let waiting = cq.producer().wrapping_sub(consumer) & PRODUCER_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.fail_cq(number, OVERRUN);
@@ -73,7 +73,7 @@ impl Device {
         let index = cq.producer();
         if self.recorder.on() {
             let whole = [if len > 0 { &first[..] } else { &[] }, &cqe].concat();
-            self.recorder.add(now, &Entry::Completion { number, index, bytes: &whole });
+            self.recorder.add(now, &Entry::Cqe { number, index, bytes: &whole });
         }
         cq.written += 1;
         if solicited {
@@ -155,20 +155,25 @@ impl Device {
         let number = number & 0xff_ffff;
         let Ok(cq) = self.objects.cqs.get_mut(number) else {
             log::debug!("doorbell of CQ {number:#x} which does not exist");
-            self.doorbells.faults.stray += 1;
+            self.doorbells.errors.stray += 1;
             return;
         };
         if cq.uar != uar {
             log::warn!("doorbell of CQ {number:#x} on UAR {uar}, not {}", cq.uar);
-            self.doorbells.faults.stray += 1;
+            self.doorbells.errors.stray += 1;
             return;
         }
         if let Ok(seen) = self.memory.read_be32(cq.record)
             && let Ok(armed) = self.memory.read_be32(cq.record.wrapping_add(4))
         {
-            self.recorder.saw(self.now, Counter::Consumer, number, seen & PRODUCER_MASK);
-            self.recorder.saw(self.now, Counter::Arm, number, armed);
-            self.doorbells.faults.record_behind += u64::from(is_behind(armed, command));
+            self.recorder.doorbell_record(
+                self.now,
+                DoorbellCounter::CqConsumer,
+                number,
+                seen & PRODUCER_MASK,
+            );
+            self.recorder.doorbell_record(self.now, DoorbellCounter::CqArm, number, armed);
+            self.doorbells.errors.record_behind += u64::from(is_behind(armed, command));
         }
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;

@@ -4,8 +4,8 @@
 //! registers of send queues, whose writes [`crate::doorbell`] gathers.
 
 use crate::device::Device;
-use crate::doorbell::{Doorbell, Faults};
-use crate::record::Counter;
+use crate::doorbell::{Doorbell, DoorbellErrors};
+use crate::recording::DoorbellCounter;
 
 const CQ: u64 = 0x20;
 const EQ_ARM: u64 = 0x40;
@@ -14,8 +14,8 @@ const SEND: u64 = 0x800;
 
 impl Device {
     /// Counts of what a correct driver does not do at doorbells.
-    pub fn doorbell_faults(&self) -> Faults {
-        self.doorbells.faults
+    pub fn doorbell_errors(&self) -> DoorbellErrors {
+        self.doorbells.errors
     }
 
     /// A write to a UAR page.
@@ -33,7 +33,7 @@ impl Device {
             (EQ_UPDATE, 4) => self.eq_doorbell(uar, word(0), false),
             _ => {
                 log::debug!("{} bytes to {offset:#x} of UAR {uar}", from.len());
-                self.doorbells.faults.stray += 1;
+                self.doorbells.errors.stray += 1;
             }
         }
     }
@@ -63,16 +63,16 @@ impl Device {
         };
         let Some(ring) = ring.filter(|_| owner == uar) else {
             log::debug!("doorbell of send queue {number:#x} on UAR {uar}, its own is {owner}");
-            self.doorbells.faults.stray += 1;
+            self.doorbells.errors.stray += 1;
             return;
         };
         let end = index.wrapping_add(blocks);
         // If the record cannot be read or is out of range, the device reports that when it runs the
         // queue.
         let refreshed = ring.refresh(&self.memory);
-        self.recorder.saw(self.now, Counter::Send, number, ring.posted().into());
+        self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, number, ring.posted().into());
         if refreshed.is_ok() && ring.behind(end) {
-            self.doorbells.faults.record_behind += 1;
+            self.doorbells.errors.record_behind += 1;
         }
         // If the device has already executed the WQE, because it saw the doorbell record first, the
         // driver may have overwritten the WQE.
@@ -82,7 +82,7 @@ impl Device {
             let stored = ring.read(&self.memory, index, usize::from(blocks));
             let same = |stored: Vec<u8>| copy.iter().zip(&stored).all(|(copy, own)| copy == own);
             if !stored.is_ok_and(same) {
-                self.doorbells.faults.differs += 1;
+                self.doorbells.errors.differs += 1;
             }
             if let Some(data) = data {
                 ring.set_data(index, data);
@@ -118,9 +118,15 @@ mod tests {
         let mut device = Device::new(Options::default(), 1);
         burst(&mut device, 0..8, None);
         assert!(!device.gathering());
-        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
+        assert_eq!(
+            device.doorbell_errors(),
+            DoorbellErrors { stray: 1, ..DoorbellErrors::default() }
+        );
         burst(&mut device, 0..8, Some(0));
-        assert_eq!(device.doorbell_faults(), Faults { stray: 2, late: 7, ..Faults::default() });
+        assert_eq!(
+            device.doorbell_errors(),
+            DoorbellErrors { stray: 2, late: 7, ..DoorbellErrors::default() }
+        );
     }
 
     #[test]
@@ -130,8 +136,8 @@ mod tests {
             burst(&mut device, 0..3, pause);
             burst(&mut device, 0..1, None);
             device.settle();
-            let want = Faults { stray: 2, torn: 1, ..Faults::default() };
-            assert_eq!(device.doorbell_faults(), want);
+            let want = DoorbellErrors { stray: 2, torn: 1, ..DoorbellErrors::default() };
+            assert_eq!(device.doorbell_errors(), want);
         }
     }
 
@@ -147,7 +153,7 @@ mod tests {
                 device.uar_write(20, SEND + other + word * 8, &bytes);
             }
             device.settle();
-            assert!(device.doorbell_faults().torn > 0, "{:?}", device.doorbell_faults());
+            assert!(device.doorbell_errors().torn > 0, "{:?}", device.doorbell_errors());
         }
     }
 
@@ -161,7 +167,10 @@ mod tests {
             device.uar_write(20, SEND + REGISTER + word * 8, &bytes);
         }
         assert!(!device.gathering());
-        assert_eq!(device.doorbell_faults(), Faults { stray: 3, ..Faults::default() });
+        assert_eq!(
+            device.doorbell_errors(),
+            DoorbellErrors { stray: 3, ..DoorbellErrors::default() }
+        );
     }
 
     #[test]
@@ -170,6 +179,9 @@ mod tests {
         let mut device = Device::new(options, 1);
         burst(&mut device, 0..8, None);
         assert!(!device.gathering());
-        assert_eq!(device.doorbell_faults(), Faults { stray: 1, ..Faults::default() });
+        assert_eq!(
+            device.doorbell_errors(),
+            DoorbellErrors { stray: 1, ..DoorbellErrors::default() }
+        );
     }
 }

@@ -6,7 +6,7 @@
 use crate::device::Device;
 use crate::format::event::QueueType;
 use crate::object::eq::EQE;
-use crate::record::Entry;
+use crate::recording::Entry;
 
 impl Device {
     /// Reports an asynchronous event to every EQ that subscribed to its type.
@@ -48,7 +48,7 @@ impl Device {
             return;
         }
         let index = eq.producer;
-        self.recorder.add(self.now, &Entry::Event { number, index, bytes: &eqe });
+        self.recorder.add(self.now, &Entry::Eqe { number, index, bytes: &eqe });
         eq.producer = eq.producer.wrapping_add(1) & 0xff_ffff;
         if std::mem::take(&mut eq.armed) {
             self.interrupts.raise(eq.vector);

@@ -8,14 +8,14 @@ use crate::device::Device;
 use crate::format::cqe::{Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND};
 use crate::format::event::{self, QueueType};
 use crate::format::frame::{self, Parts};
-use crate::format::syndrome::{Syndrome, Syndromes};
+use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{Control, Gather, Segments, op};
 use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, Right};
 use crate::object::rq::State;
 use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
-use crate::record::{self, Entry, Source};
+use crate::recording::{self, Entry, RqType};
 
 /// The longest frame, and the most data of one LSO WQE.
 const MAX_DATA: u64 = 1 << 18;
@@ -73,8 +73,8 @@ impl Device {
             }
         };
         let index = sq.ring.next();
-        let request = Entry::Request {
-            service: record::RAW,
+        let request = Entry::Wqe {
+            service: recording::SERVICE_RAW_SQ,
             blue_flame: sq.ring.has_data(),
             index,
             number: sqn,
@@ -132,7 +132,7 @@ impl Device {
         cqe.put(32, sq.context.get32(sqc::user_index));
         cqe.put(56, u32::from(opcode) << 24 | sqn);
         cqe.put16(60, index);
-        if let Some(cause) = cause.map(Syndromes::from) {
+        if let Some(cause) = cause.map(CqeError::from) {
             cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
         }
         let cqn = sq.context.get32(sqc::cqn);
@@ -182,7 +182,7 @@ impl Device {
     /// Reports a receive of a raw queue that failed.
     fn fail_raw_receive(&mut self, rqn: u32, index: u16, cause: Syndrome) {
         let Ok(rq) = self.objects.rqs.get(rqn) else { return };
-        let cause = Syndromes::from(cause);
+        let cause = CqeError::from(cause);
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, rq.context.get32(rqc::user_index));
         cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
@@ -351,7 +351,7 @@ impl Device {
             return false;
         }
         rq.queue.take(&receive);
-        receive.record(&mut self.recorder, self.now, Source::Raw, rqn);
+        receive.record(&mut self.recorder, self.now, RqType::Rq, rqn);
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
         let mark = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];

@@ -31,7 +31,7 @@ impl Device {
     /// Reads the memory of an access.
     pub(crate) fn read_pieces(&self, access: Access) -> Result<Vec<u8>, String> {
         let pieces = self.objects.resolve(access)?;
-        self.objects.effort.moved(access.len);
+        self.objects.cost.add_bytes(access.len);
         let mut data = vec![0; access.len as usize];
         let mut at = 0;
         for piece in pieces {
@@ -44,7 +44,7 @@ impl Device {
     /// Writes the memory of an access.
     pub(crate) fn write_pieces(&self, access: Access, data: &[u8]) -> Result<(), String> {
         let pieces = self.objects.resolve(access)?;
-        self.objects.effort.moved(access.len);
+        self.objects.cost.add_bytes(access.len);
         let mut at = 0;
         for piece in pieces {
             self.write_piece(piece, &data[at..at + piece.len])?;

@@ -15,7 +15,7 @@ use crate::object::qp::{Service, State};
 use crate::object::receive_queue::Receive;
 use crate::object::table::KERNEL;
 use crate::options::PortType;
-use crate::record::Source;
+use crate::recording::RqType;
 
 /// Bytes in front of the data of a datagram.
 const ROUTE: usize = 40;
@@ -53,7 +53,7 @@ impl Device {
         }
         if let Some(datagram) = &message.datagram {
             if datagram.qkey != qp.context.get32(qpc::q_key) {
-                self.port.count_wrong_qkey();
+                self.port.count_qkey_violation();
                 return Answer::Lost;
             }
             return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
@@ -226,13 +226,13 @@ impl Device {
                 return Some(Answer::OperationError);
             }
         };
-        let (source, number) = shared.map_or((Source::Pair, qpn), |srqn| (Source::Shared, srqn));
-        receive.record(&mut self.recorder, self.now, source, number);
+        let (rq_type, number) = shared.map_or((RqType::Qp, qpn), |srqn| (RqType::Srq, srqn));
+        receive.record(&mut self.recorder, self.now, rq_type, number);
         if let Some(queue) = self.objects.receive_queue(qpn, message.srqn) {
             queue.take(&receive);
         }
         let user = self.objects.qps.owner(qpn) != KERNEL;
-        let answer = match self.faults.request(qpn, user, Side::Receive) {
+        let answer = match self.faults.next_wqe(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);
                 self.qp_error(qpn, None);

@@ -9,14 +9,14 @@ use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 use super::message::{Action, Answer, Datagram, Message, rnr_timer};
 use crate::device::Device;
 use crate::fault::Side;
-use crate::format::syndrome::{Syndrome, Syndromes};
+use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::format::{event, frame};
 use crate::object::mkey::{Access, Right};
 use crate::object::qp::{Service, State, Wait};
 use crate::object::table::KERNEL;
 use crate::options::PortType;
-use crate::record::{Counter, Entry};
+use crate::recording::{DoorbellCounter, Entry};
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -81,7 +81,7 @@ impl Device {
             self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
-        self.recorder.saw(self.now, Counter::Send, qpn, ring.posted().into());
+        self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, qpn, ring.posted().into());
         if !ring.waiting() {
             return Next::Idle;
         }
@@ -93,7 +93,7 @@ impl Device {
                 return Next::Idle;
             }
         };
-        let request = Entry::Request {
+        let request = Entry::Wqe {
             service: qp.context.get(qpc::st) as u8,
             blue_flame: ring.has_data(),
             index: ring.next(),
@@ -102,7 +102,7 @@ impl Device {
         };
         self.recorder.add(self.now, &request);
         let user = self.objects.qps.owner(qpn) != KERNEL;
-        if let Some(cause) = self.faults.request(qpn, user, Side::Send) {
+        if let Some(cause) = self.faults.next_wqe(qpn, user, Side::Send) {
             self.fail(qpn, &control, cause);
             return Next::Done;
         }
@@ -156,7 +156,7 @@ impl Device {
     }
 
     /// Reports a WQE as failed and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &Control, cause: Syndromes) {
+    fn fail(&mut self, qpn: u32, control: &Control, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.send.as_mut().map_or(0, |ring| {

@@ -36,7 +36,7 @@ impl Device {
             }
             left -= 1;
             // A guest with too many entries loses its own frames instead of delaying other guests.
-            if !self.objects.effort.step(ENTRY_STEPS * table.len() as u64) {
+            if !self.objects.cost.add_steps(ENTRY_STEPS * table.len() as u64) {
                 log::debug!("a frame ends at flow table {number}, after too many entries");
                 verdict.dropped = true;
                 break;
@@ -161,11 +161,11 @@ mod tests {
     fn a_frame_that_costs_too_much_is_lost() {
         let (mut device, ..) = device();
         assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
-        while device.objects.effort.step(1) {}
+        while device.objects.cost.add_steps(1) {}
         assert!(device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
-        assert!(device.cost() > 0);
+        assert!(device.take_cost() > 0);
         assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
-        assert_eq!(device.cost(), ENTRY_STEPS);
+        assert_eq!(device.take_cost(), ENTRY_STEPS);
     }
 
     #[test]

@@ -15,7 +15,7 @@ impl Device {
             self.wake(number);
         }
         self.run_cq_timers();
-        while let Some(up) = self.faults.link(self.now) {
+        while let Some(up) = self.faults.due_link_change(self.now) {
             self.set_link(up);
         }
     }

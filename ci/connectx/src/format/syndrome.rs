@@ -4,7 +4,7 @@
 
 /// The syndromes of an error CQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Syndromes {
+pub struct CqeError {
     /// `MLX5_CQE_SYNDROME_*`, or any other number.
     pub syndrome: u8,
     /// The vendor syndrome (`vendor_err_synd`).
@@ -30,7 +30,7 @@ pub enum Syndrome {
     ReceiverNotReady = 0x16,
 }
 
-impl From<Syndrome> for Syndromes {
+impl From<Syndrome> for CqeError {
     fn from(syndrome: Syndrome) -> Self {
         Self { syndrome: syndrome as u8, vendor: 0x80 | syndrome as u8 }
     }

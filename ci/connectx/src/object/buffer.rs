@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::guest::{Fault, GuestMemory};
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
+use crate::guest::{DmaFault, GuestMemory};
 
 /// The most pages that all buffers of a function may list together. Without this limit, a guest
 /// that lists the same page again and again could use up the host's memory.
@@ -30,7 +30,7 @@ impl Listed {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn list(&self, pages: Vec<u64>) -> Result<List, Refused> {
+    fn list(&self, pages: Vec<u64>) -> Result<List, CommandError> {
         let all = self.pages() + pages.len();
         if all > MAX_PAGES {
             return refuse!(NoResources, "all queues would list {all} pages, {MAX_PAGES} at most");
@@ -69,7 +69,7 @@ impl Buffer {
         page_offset: u64,
         len: u64,
         list: &[u8],
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, CommandError> {
         if log_page_size > 31 {
             return refuse!(BadParam, "log_page_size {log_page_size} is above 31");
         }
@@ -100,7 +100,7 @@ impl Buffer {
     ///
     /// # Errors
     /// If they are not all in the buffer.
-    pub fn part(&self, at: u64, len: u64) -> Result<Self, Refused> {
+    pub fn part(&self, at: u64, len: u64) -> Result<Self, CommandError> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return refuse!(BadParam, "{len:#x} bytes at {at:#x} of {:#x}", self.len);
         }
@@ -111,7 +111,7 @@ impl Buffer {
     ///
     /// # Errors
     /// If it is not aligned, or not in the buffer.
-    pub fn address(&self, at: u64, len: u64) -> Result<u64, Refused> {
+    pub fn address(&self, at: u64, len: u64) -> Result<u64, CommandError> {
         let place = self.part(at, len)?.offset;
         let inside = place & ((1 << self.shift) - 1);
         if !inside.is_multiple_of(len) {
@@ -137,9 +137,9 @@ impl Buffer {
         &self,
         at: u64,
         len: usize,
-        mut each: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let fault = Fault { address: at, len };
+        mut each: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), DmaFault>,
+    ) -> Result<(), DmaFault> {
+        let fault = DmaFault { address: at, len };
         if at.checked_add(len as u64).is_none_or(|end| end > self.len) {
             return Err(fault);
         }
@@ -159,7 +159,7 @@ impl Buffer {
     ///
     /// # Errors
     /// [`DmaFault`] past the end, or where a page is not in guest memory.
-    pub fn read(&self, memory: &GuestMemory, at: u64, to: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, memory: &GuestMemory, at: u64, to: &mut [u8]) -> Result<(), DmaFault> {
         self.pieces(at, to.len(), |address, range| memory.read(address, &mut to[range]))
     }
 
@@ -167,7 +167,7 @@ impl Buffer {
     ///
     /// # Errors
     /// [`DmaFault`] past the end, or where a page is not in guest memory.
-    pub fn write(&self, memory: &GuestMemory, at: u64, from: &[u8]) -> Result<(), Fault> {
+    pub fn write(&self, memory: &GuestMemory, at: u64, from: &[u8]) -> Result<(), DmaFault> {
         self.pieces(at, from.len(), |address, range| memory.write(address, &from[range]))
     }
 }

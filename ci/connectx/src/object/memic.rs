@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
 
 /// How many bytes may be allocated.
 pub const MEMORY: u64 = 128 << 10;
@@ -45,7 +45,7 @@ impl Memic {
     ///
     /// # Errors
     /// If the range is not inside one allocation.
-    pub(crate) fn hold(&mut self, start: u64, len: u64) -> Result<(), Refused> {
+    pub(crate) fn hold(&mut self, start: u64, len: u64) -> Result<(), CommandError> {
         let Some(allocation) = self.holding(start, len) else {
             return refuse!(BadParam, "{start:#x}+{len:#x} is not allocated device memory");
         };

@@ -7,7 +7,7 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 use super::Objects;
-use crate::effort::Effort;
+use crate::cost::Cost;
 
 /// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
@@ -114,7 +114,7 @@ impl Mkey {
 impl Objects {
     /// Finds the address ranges of an access, or the reason why it is not allowed.
     pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
-        let mut walk = Walk { pieces: vec![], effort: &self.effort };
+        let mut walk = Walk { pieces: vec![], cost: &self.cost };
         self.resolve_into(access, 0, &mut walk)?;
         Ok(walk.pieces)
     }
@@ -262,13 +262,13 @@ impl Objects {
 /// One access on its way through lists of mkeys.
 struct Walk<'a> {
     pieces: Vec<Piece>,
-    effort: &'a Effort,
+    cost: &'a Cost,
 }
 
 impl Walk<'_> {
     /// Looks at more entries of a list. Nested lists could otherwise keep the device busy for ever.
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
-        match self.effort.step(count as u64) {
+        match self.cost.add_steps(count as u64) {
             true => Ok(()),
             false => Err(format!("an access ends after too many entries, at key {key:#x}")),
         }
@@ -442,7 +442,7 @@ mod tests {
         let piece = Piece { place: Place::Guest(0x5900), len: 1 };
         assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [piece]);
         assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [piece; 2]);
-        objects.effort.take();
+        objects.cost.take();
         let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
         assert!(why.contains("an access ends after"), "{why}");
     }
@@ -452,7 +452,7 @@ mod tests {
     fn a_pattern_costs_its_parts() {
         let objects = pattern(4, 24);
         objects.resolve(Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
-        assert_eq!(objects.effort.take(), 2 + 1);
+        assert_eq!(objects.cost.take(), 2 + 1);
     }
 
     /// Two ranges of the mkey of `objects`, 16 and 8 bytes, with strides of 32 and 8 bytes.

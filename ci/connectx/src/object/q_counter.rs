@@ -5,8 +5,8 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::vport::query_q_counter_out;
 
 use super::Objects;
+use crate::command_error::CommandError;
 use crate::format::syndrome::Syndrome;
-use crate::refusal::Refused;
 
 macro_rules! counter_set {
     ($($field:ident,)*) => {
@@ -90,7 +90,7 @@ impl CounterSet {
 
 impl Objects {
     /// Moves a queue from one Q counter to another; 0 is none.
-    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), Refused> {
+    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), CommandError> {
         if old == new {
             return Ok(());
         }

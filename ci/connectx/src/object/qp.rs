@@ -6,7 +6,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 use super::Objects;
 use super::receive_queue::ReceiveQueue;
 use super::send_queue::SendRing;
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Service {
 }
 
 impl Service {
-    pub(crate) fn new(st: u64) -> Result<Self, Refused> {
+    pub(crate) fn new(st: u64) -> Result<Self, CommandError> {
         match st {
             0x0 => Ok(Self::Rc),
             0x1 => Ok(Self::Uc),

@@ -6,7 +6,7 @@
 use super::buffer::Buffer;
 use crate::format::wqe::{INVALID_KEY, Scatter};
 use crate::guest::GuestMemory;
-use crate::record::{Counter, Entry, Recorder, Source};
+use crate::recording::{DoorbellCounter, Entry, Recorder, RqType};
 
 /// The order of the WQEs, `wq_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,15 +49,15 @@ pub struct Receive {
 
 impl Receive {
     /// Records the WQE as read from queue `number`.
-    pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, source: Source, number: u32) {
-        let counter = match source {
-            Source::Pair => Counter::Receive,
-            Source::Shared => Counter::Shared,
-            Source::Raw => Counter::Raw,
+    pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, rq_type: RqType, number: u32) {
+        let counter = match rq_type {
+            RqType::Qp => DoorbellCounter::QpRq,
+            RqType::Srq => DoorbellCounter::Srq,
+            RqType::Rq => DoorbellCounter::Rq,
         };
-        recorder.saw(now, counter, number, self.posted.into());
+        recorder.doorbell_record(now, counter, number, self.posted.into());
         let (linked, index, bytes) = (self.linked, self.index, &self.bytes[..]);
-        recorder.add(now, &Entry::Receive { source, linked, index, number, bytes });
+        recorder.add(now, &Entry::ReceiveWqe { rq_type, linked, index, number, bytes });
     }
 }
 

@@ -4,7 +4,7 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::rqc::rqc;
 
 use super::receive_queue::ReceiveQueue;
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
 
 /// States of raw send and receive queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum State {
 }
 
 impl State {
-    pub(crate) fn new(value: u64) -> Result<Self, Refused> {
+    pub(crate) fn new(value: u64) -> Result<Self, CommandError> {
         match value {
             0 => Ok(Self::Reset),
             1 => Ok(Self::Ready),
@@ -30,7 +30,7 @@ impl State {
 
     /// Checks a transition by command. A failed queue has to go back to reset first. A queue in
     /// reset may be moved to error: a raw packet queue pair before RTS has such a send queue.
-    pub(crate) fn becomes(self, to: Self) -> Result<(), Refused> {
+    pub(crate) fn becomes(self, to: Self) -> Result<(), CommandError> {
         match (self, to) {
             (Self::Error, Self::Ready) => {
                 refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")

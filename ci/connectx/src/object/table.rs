@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
 
 /// The objects of one kind.
 pub struct Table<T> {
@@ -37,13 +37,13 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If all numbers are in use.
-    pub fn room(&self) -> Result<(), Refused> {
+    pub fn room(&self) -> Result<(), CommandError> {
         self.free_number().map(|_| ())
     }
 
     /// The number of the next object. Numbers are reused as late as possible, so that a stale
     /// number does not soon name another object.
-    fn free_number(&self) -> Result<u32, Refused> {
+    fn free_number(&self) -> Result<u32, CommandError> {
         let candidates = (self.next..=*self.numbers.end()).chain(*self.numbers.start()..self.next);
         for number in candidates {
             if !self.rows.contains_key(&number) {
@@ -57,7 +57,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If all numbers are in use.
-    pub fn insert(&mut self, value: T) -> Result<u32, Refused> {
+    pub fn insert(&mut self, value: T) -> Result<u32, CommandError> {
         self.insert_owned(KERNEL, value)
     }
 
@@ -65,7 +65,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If all numbers are in use.
-    pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, Refused> {
+    pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, CommandError> {
         let number = self.free_number()?;
         self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
         self.rows.insert(number, Row { value, holders: 0, owner });
@@ -76,7 +76,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or another context owns it.
-    pub fn own(&mut self, uid: u32, number: u32) -> Result<&mut T, Refused> {
+    pub fn own(&mut self, uid: u32, number: u32) -> Result<&mut T, CommandError> {
         match self.rows.get_mut(&number) {
             Some(row) if row.owner == uid || matches!(uid, KERNEL | SHARED) => Ok(&mut row.value),
             Some(row) => refuse!(
@@ -98,7 +98,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or the context may not use it.
-    pub fn allow(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
+    pub fn allow(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
         if self.rows.get(&number).is_some_and(|row| row.owner == SHARED) {
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or another context owns it.
-    pub fn allow_lent(&mut self, uid: u32, number: u32) -> Result<(), Refused> {
+    pub fn allow_lent(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
         if self.rows.get(&number).is_some_and(|row| row.owner == KERNEL) {
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn get(&self, number: u32) -> Result<&T, Refused> {
+    pub fn get(&self, number: u32) -> Result<&T, CommandError> {
         match self.rows.get(&number) {
             Some(row) => Ok(&row.value),
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -144,7 +144,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn get_mut(&mut self, number: u32) -> Result<&mut T, Refused> {
+    pub fn get_mut(&mut self, number: u32) -> Result<&mut T, CommandError> {
         match self.rows.get_mut(&number) {
             Some(row) => Ok(&mut row.value),
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -155,7 +155,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If it does not exist.
-    pub fn hold(&mut self, number: u32) -> Result<(), Refused> {
+    pub fn hold(&mut self, number: u32) -> Result<(), CommandError> {
         match self.rows.get_mut(&number) {
             Some(row) => {
                 row.holders += 1;
@@ -176,7 +176,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If it does not exist, or has users.
-    pub fn remove(&mut self, number: u32) -> Result<T, Refused> {
+    pub fn remove(&mut self, number: u32) -> Result<T, CommandError> {
         match self.rows.get(&number) {
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
             Some(row) if row.holders > 0 => {
@@ -218,7 +218,7 @@ impl<T> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusal::Status;
+    use crate::command_error::CommandStatus;
 
     #[test]
     fn numbers_are_reused_late_and_run_out() {
@@ -228,7 +228,7 @@ mod tests {
         table.remove(1).unwrap();
         assert_eq!(table.insert(()).unwrap(), 3);
         assert_eq!(table.insert(()).unwrap(), 1);
-        assert_eq!(table.insert(()).unwrap_err().status, Status::NoResources);
+        assert_eq!(table.insert(()).unwrap_err().status, CommandStatus::NoResources);
     }
 
     #[test]
@@ -260,10 +260,10 @@ mod tests {
         let mut table = Table::new("pd", 1..=3);
         table.insert(()).unwrap();
         table.hold(1).unwrap();
-        assert_eq!(table.remove(1).unwrap_err().status, Status::ResourceBusy);
+        assert_eq!(table.remove(1).unwrap_err().status, CommandStatus::ResourceBusy);
         table.release(1);
         table.remove(1).unwrap();
-        assert_eq!(table.remove(1).unwrap_err().status, Status::BadResource);
-        assert_eq!(table.hold(1).unwrap_err().status, Status::BadResource);
+        assert_eq!(table.remove(1).unwrap_err().status, CommandStatus::BadResource);
+        assert_eq!(table.hold(1).unwrap_err().status, CommandStatus::BadResource);
     }
 }

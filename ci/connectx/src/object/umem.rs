@@ -7,7 +7,7 @@ use uverbs_uapi::mlx5::prm::srqc::wq;
 use super::Objects;
 use super::buffer::Buffer;
 use super::receive_queue::{Order, ReceiveQueue};
-use crate::refusal::{Refused, refuse};
+use crate::command_error::{CommandError, refuse};
 
 /// `wq_type` values.
 const WQ_LINKED: u64 = 0;
@@ -66,7 +66,7 @@ impl Objects {
         &mut self,
         uid: u32,
         request: &Request<'_>,
-    ) -> Result<QueueMemory, Refused> {
+    ) -> Result<QueueMemory, CommandError> {
         let mut umems = vec![];
         let buffer = match request.queue {
             Some((number, offset)) => {
@@ -109,7 +109,7 @@ impl Objects {
         uid: u32,
         context: &Bits<wq, &[u8]>,
         pages: &[u8],
-    ) -> Result<(ReceiveQueue, Vec<u32>), Refused> {
+    ) -> Result<(ReceiveQueue, Vec<u32>), CommandError> {
         let log_size = context.get32(wq::log_wq_sz);
         let log_stride = context.get32(wq::log_wq_stride);
         if log_size > 15 || !(4..=10).contains(&log_stride) {

@@ -10,7 +10,7 @@ use super::wire::{Broken, Request, Wire, command};
 use crate::function::{Function, Region};
 use crate::interrupt::VECTORS;
 use crate::pci::CONFIG_SIZE;
-use crate::{bar, bar0};
+use crate::{bar_memory, bar0};
 
 const EINVAL: u32 = 22;
 const EOPNOTSUPP: u32 = 95;
@@ -177,9 +177,12 @@ fn region_info(request: &Request, function: &Function) -> Answer {
         // If a client may map anything, it must wait for a reply to each write: otherwise its
         // accesses to mapped memory could overtake a write.
         flags |= REGION_MMAP | REGION_CAPS;
-        areas.extend(words(&[SPARSE_MMAP, 0, bar::AREAS.len() as u32, 0]));
+        areas.extend(words(&[SPARSE_MMAP, 0, bar_memory::AREAS.len() as u32, 0]));
         areas.extend(
-            bar::AREAS.iter().flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()]).flatten(),
+            bar_memory::AREAS
+                .iter()
+                .flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()])
+                .flatten(),
         );
     }
     let capabilities = if areas.is_empty() { 0 } else { PLAIN };
@@ -331,7 +334,7 @@ mod tests {
         );
         assert_eq!((word(&body, 12), long(&body, 16)), (32, bar0::SIZE));
         assert_eq!((word(&body, 32), word(&body, 36), word(&body, 40)), (SPARSE_MMAP, 0, 2));
-        for (at, (offset, len)) in [48, 64].into_iter().zip(bar::AREAS) {
+        for (at, (offset, len)) in [48, 64].into_iter().zip(bar_memory::AREAS) {
             assert_eq!((long(&body, at), long(&body, at + 8)), (offset, len));
         }
     }

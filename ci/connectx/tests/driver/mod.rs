@@ -66,7 +66,7 @@ pub(crate) struct Driver {
 }
 
 /// The status and the syndrome of a refused command.
-pub(crate) type Refused = (u8, u32);
+pub(crate) type CommandError = (u8, u32);
 
 impl Driver {
     /// A function with a command queue, a UAR page and a PD.
@@ -119,14 +119,18 @@ impl Driver {
     }
 
     /// Runs a command and fills in its opcode.
-    pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[..2].copy_from_slice(&op.to_be_bytes());
         self.command(&input, 4096)
     }
 
     /// Runs a command in the first slot.
-    pub(crate) fn command(&mut self, input: &[u8], out_len: usize) -> Result<Vec<u8>, Refused> {
+    pub(crate) fn command(
+        &mut self,
+        input: &[u8],
+        out_len: usize,
+    ) -> Result<Vec<u8>, CommandError> {
         let (input_token, memory) = (7, self.memory());
         for (base, len) in [(INPUT, input.len()), (OUTPUT, out_len)] {
             let blocks = len.saturating_sub(16).div_ceil(DATA_BLOCK);
@@ -234,7 +238,7 @@ impl Driver {
         number: u32,
         log_size: u64,
         page: u64,
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = Bits::<modify_cq_in, _>::new(vec![0; modify_cq_in::SIZE]);
         input.set(modify_cq_in::op_mod, 1);
         input.set(modify_cq_in::cqn, number.into());
@@ -319,7 +323,7 @@ impl Driver {
         service: u64,
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
-    ) -> Result<Queue, Refused> {
+    ) -> Result<Queue, CommandError> {
         let record = self.page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
@@ -352,7 +356,7 @@ impl Driver {
         qp: &Queue,
         peer: u32,
         fields: &[(Field<qpc>, u64)],
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
         input.set(rst2init_qp_in::qpn, qp.number.into());
         let mut context = input.sub_mut(rst2init_qp_in::qpc);
@@ -377,7 +381,7 @@ impl Driver {
     }
 
     /// Resets a reliable queue pair and connects it again, if that is possible.
-    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), Refused> {
+    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), CommandError> {
         self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
         qp.posted = 0;
         qp.received = 0;
@@ -494,7 +498,7 @@ impl Driver {
         uid: u32,
         op: u16,
         input: &[u8],
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[2..4].copy_from_slice(&(uid as u16).to_be_bytes());
         self.simple(op, &input)

@@ -3,7 +3,7 @@
 use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
 use connectx::format::wqe::{Control, Gather, Segments};
 use connectx::guest::GuestMemory;
-use connectx::record::{MAGIC, VERSION};
+use connectx::recording::{MAGIC, VERSION};
 use connectx::{decode, golden};
 
 use arbitrary::{Result, Unstructured};

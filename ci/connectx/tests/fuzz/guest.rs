@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use connectx::function::Region;
-use connectx::record::{Entry, Recorder, Recording};
+use connectx::recording::{Entry, Recorder, Recording};
 use rustix::time::{ClockId, clock_gettime};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode::OPCODES;
@@ -161,9 +161,9 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
 
 /// A recording in memory.
 #[derive(Clone, Default)]
-struct Tape(Rc<RefCell<Vec<u8>>>);
+struct MemoryFile(Rc<RefCell<Vec<u8>>>);
 
-impl io::Write for Tape {
+impl io::Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().extend(bytes);
         Ok(bytes.len())
@@ -177,15 +177,15 @@ impl io::Write for Tape {
 /// Runs one input to its end. The traits are what the device answered, according to its recording.
 pub(crate) fn run(input: &[u8]) -> Traits {
     let mut guest = guest();
-    let tape = Tape::default();
+    let file = MemoryFile::default();
     *guest.driver.fabric.function(0).device_mut().recorder_mut() =
-        Recorder::new(tape.clone(), 0).unwrap();
+        Recorder::new(file.clone(), 0).unwrap();
     let mut u = Unstructured::new(input);
     let start = worked();
     while !u.is_empty() && step(&mut u, &mut guest).is_ok() {
         assert!(worked() - start <= PATIENCE, "the device hangs");
     }
-    let bytes = tape.0.borrow();
+    let bytes = file.0.borrow();
     let mut recording = Recording::new(&bytes[..]).unwrap();
     let mut traits = Traits::new();
     let mut opcode = 0;
@@ -195,26 +195,26 @@ pub(crate) fn run(input: &[u8]) -> Traits {
                 opcode = u32::from(input[0]) << 8 | u32::from(input[1]);
                 continue;
             }
-            Entry::Answer { delivery, output, .. } if *delivery > 0 || output.is_empty() => {
+            Entry::CommandOutput { delivery, output, .. } if *delivery > 0 || output.is_empty() => {
                 (0, u32::from(*delivery), 0)
             }
             // The syndrome tells one refusal from another.
-            Entry::Answer { output, .. } => {
+            Entry::CommandOutput { output, .. } => {
                 let syndrome = output[4..8].try_into().map_or(0, u32::from_be_bytes);
                 (1, opcode, if output[0] == 0 { 0 } else { syndrome })
             }
-            Entry::Request { service, blue_flame, bytes, .. } => {
+            Entry::Wqe { service, blue_flame, bytes, .. } => {
                 let first = u32::from(*service) << 8 | u32::from(*blue_flame);
                 (2, first, u32::from(bytes[3]))
             }
-            Entry::Receive { bytes, .. } => (3, bytes.len() as u32, 0),
-            Entry::Completion { bytes, .. } => {
+            Entry::ReceiveWqe { bytes, .. } => (3, bytes.len() as u32, 0),
+            Entry::Cqe { bytes, .. } => {
                 let cqe = &bytes[bytes.len() - 64..];
                 let failed = matches!(cqe[63] >> 4, 0xd | 0xe);
                 let syndrome = if failed { cqe[55].into() } else { 0 };
                 (4, u32::from(cqe[63] >> 4) << 8 | u32::from(cqe[56]), syndrome)
             }
-            Entry::Event { bytes, .. } => (5, bytes[1].into(), 0),
+            Entry::Eqe { bytes, .. } => (5, bytes[1].into(), 0),
             Entry::Write { .. } | Entry::DoorbellRecord { .. } | Entry::Reset => continue,
         };
         traits.insert((kind, first, second));

@@ -12,22 +12,22 @@ const STEP_BYTES: u64 = 64;
 
 /// The cost of a WQE so far.
 #[derive(Debug, Default)]
-pub(crate) struct Effort {
+pub(crate) struct Cost {
     steps: Cell<u64>,
     bytes: Cell<u64>,
 }
 
-impl Effort {
+impl Cost {
     /// Adds `count` steps; returns false if the WQE has taken too many.
     #[must_use]
-    pub(crate) fn step(&self, count: u64) -> bool {
+    pub(crate) fn add_steps(&self, count: u64) -> bool {
         let steps = self.steps.get().saturating_add(count);
         self.steps.set(steps);
         steps <= MAX_STEPS
     }
 
     /// Adds bytes that were moved.
-    pub(crate) fn moved(&self, count: u64) {
+    pub(crate) fn add_bytes(&self, count: u64) {
         self.bytes.set(self.bytes.get().saturating_add(count));
     }
 
@@ -43,14 +43,14 @@ mod tests {
 
     #[test]
     fn a_request_takes_so_many_steps_and_no_more() {
-        let effort = Effort::default();
-        assert!(effort.step(MAX_STEPS));
-        assert!(!effort.step(1));
-        assert!(!effort.step(u64::MAX));
-        effort.moved(10 * STEP_BYTES);
-        assert_eq!(effort.take(), u64::MAX);
-        effort.moved(10 * STEP_BYTES);
-        assert!(effort.step(1));
-        assert_eq!((effort.take(), effort.take()), (11, 0));
+        let cost = Cost::default();
+        assert!(cost.add_steps(MAX_STEPS));
+        assert!(!cost.add_steps(1));
+        assert!(!cost.add_steps(u64::MAX));
+        cost.add_bytes(10 * STEP_BYTES);
+        assert_eq!(cost.take(), u64::MAX);
+        cost.add_bytes(10 * STEP_BYTES);
+        assert!(cost.add_steps(1));
+        assert_eq!((cost.take(), cost.take()), (11, 0));
     }
 }

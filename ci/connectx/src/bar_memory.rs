@@ -7,7 +7,7 @@
 use std::fs::File;
 
 use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
-use crate::guest::Shared;
+use crate::guest::SharedMemory;
 
 /// Where the memory ends in BAR0. It begins with the VAR pages.
 pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
@@ -19,13 +19,13 @@ pub const AREAS: [(u64, u64); 2] =
 /// The memory in a function's BAR0.
 pub struct BarMemory {
     /// `None` if the host has no memory left: reads then return zero.
-    memory: Option<(File, Shared)>,
+    memory: Option<(File, SharedMemory)>,
 }
 
 impl BarMemory {
     /// Creates the memory, filled with zeros.
     pub fn new() -> Self {
-        let memory = Shared::create("connectx-bar0", END as usize);
+        let memory = SharedMemory::create("connectx-bar0", END as usize);
         if let Err(error) = &memory {
             log::error!("no memory for VAR pages and device memory: {error}");
         }
@@ -54,7 +54,7 @@ impl BarMemory {
     }
 
     /// The memory, if the whole range is inside one area.
-    pub(crate) fn shared(&self, offset: u64, len: usize) -> Option<&Shared> {
+    pub(crate) fn shared(&self, offset: u64, len: usize) -> Option<&SharedMemory> {
         let end = offset.checked_add(len as u64)?;
         let inside = |(start, len): &(u64, u64)| *start <= offset && end <= start + len;
         let (_, memory) = self.memory.as_ref()?;
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn who_maps_the_file_sees_what_is_written_and_writes_what_is_seen() {
         let bar = BarMemory::new();
-        let guest = Shared::map(bar.file().unwrap(), VAR_OFFSET, 4096).unwrap();
+        let guest = SharedMemory::map(bar.file().unwrap(), VAR_OFFSET, 4096).unwrap();
         assert!(bar.write(VAR_OFFSET + 8, &[1, 2, 3]));
         let mut bytes = [0; 3];
         guest.read(8, &mut bytes).unwrap();

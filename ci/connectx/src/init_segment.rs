@@ -25,7 +25,7 @@ const HEALTH_COUNTER: u64 = 0x1010;
 
 /// NIC interface state, bits 8 to 10 of the low word of the command queue's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interface {
+pub enum NicInterface {
     /// The driver uses the interface.
     Full = 0,
     /// After a reset: the interface does not work.
@@ -38,16 +38,16 @@ const SOFTWARE_RESET: u32 = 7;
 const RESET_SUPPORTED: u32 = 1 << 30;
 
 /// The registers of the segment.
-pub struct Segment {
+pub struct InitSegment {
     queue: u64,
-    interface: Interface,
+    interface: NicInterface,
     health: u32,
     severity: u32,
 }
 
 /// What a write to the segment asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum InitSegmentAction {
     /// Nothing.
     None,
     /// Execute the commands in these slots.
@@ -56,22 +56,22 @@ pub enum Effect {
     Reset,
 }
 
-impl Segment {
+impl InitSegment {
     /// As after power on.
     pub fn new() -> Self {
-        Self { queue: 0, interface: Interface::Full, health: 0, severity: 0 }
+        Self { queue: 0, interface: NicInterface::Full, health: 0, severity: 0 }
     }
 
     /// The state after an FLR or a software reset. The driver is not notified of the first and
     /// waits for the second. It must find the interface disabled, or its commands would time out;
     /// writing the address of the command queue enables it.
     pub fn after_reset() -> Self {
-        Self { queue: 0, interface: Interface::Disabled, health: 0, severity: 0 }
+        Self { queue: 0, interface: NicInterface::Disabled, health: 0, severity: 0 }
     }
 
     /// Address of the command queue, if the driver has set one.
     pub fn queue(&self) -> Option<u64> {
-        (self.queue != 0 && self.interface == Interface::Full).then_some(self.queue)
+        (self.queue != 0 && self.interface == NicInterface::Full).then_some(self.queue)
     }
 
     /// Sets the health syndrome that the driver polls; 0 is healthy. With `fatal`, firmware
@@ -101,26 +101,26 @@ impl Segment {
 
     /// Writes the word at `offset`, a multiple of 4.
     #[must_use]
-    pub fn write(&mut self, offset: u64, value: u32) -> Effect {
+    pub fn write(&mut self, offset: u64, value: u32) -> InitSegmentAction {
         match offset {
             CMDQ_HIGH => self.queue = self.queue & 0xffff_ffff | u64::from(value) << 32,
-            CMDQ_LOW if value >> 8 & 7 == SOFTWARE_RESET => return Effect::Reset,
+            CMDQ_LOW if value >> 8 & 7 == SOFTWARE_RESET => return InitSegmentAction::Reset,
             CMDQ_LOW => {
                 self.queue = self.queue & !0xffff_ffff | u64::from(value & !0xfff);
-                self.interface = if value >> 8 & 7 == Interface::Full as u32 {
-                    Interface::Full
+                self.interface = if value >> 8 & 7 == NicInterface::Full as u32 {
+                    NicInterface::Full
                 } else {
-                    Interface::Disabled
+                    NicInterface::Disabled
                 };
             }
-            DOORBELL => return Effect::Commands(value),
+            DOORBELL => return InitSegmentAction::Commands(value),
             _ => {}
         }
-        Effect::None
+        InitSegmentAction::None
     }
 }
 
-impl Default for Segment {
+impl Default for InitSegment {
     fn default() -> Self {
         Self::new()
     }

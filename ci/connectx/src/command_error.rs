@@ -1,4 +1,4 @@
-//! Refused commands: a status, which the driver turns into an errno, and a syndrome.
+//! CommandError commands: a status, which the driver turns into an errno, and a syndrome.
 //!
 //! Pairs with `cmd_status_to_err` of mlx5_core. Firmware's syndromes are not documented. Here the
 //! upper half is the status, and the lower half a hash of the reason.
@@ -9,7 +9,7 @@ use std::fmt;
 #[allow(missing_docs, reason = "the driver's names, MLX5_CMD_STAT_*")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum CommandStatus {
     InternalError = 0x01,
     BadOp = 0x02,
     BadParam = 0x03,
@@ -26,14 +26,14 @@ pub enum Status {
 
 /// A refused command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct CommandError {
     /// The status.
-    pub status: Status,
+    pub status: CommandStatus,
     /// The reason, for the log.
     pub why: String,
 }
 
-impl Refused {
+impl CommandError {
     /// A number that tells one reason from another in the driver's log.
     pub fn syndrome(&self) -> u32 {
         // FNV-1a over the message without its numbers, so that each reason has one syndrome.
@@ -44,7 +44,7 @@ impl Refused {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} (syndrome {:#x}): {}", self.status, self.syndrome(), self.why)
     }
@@ -53,8 +53,8 @@ impl fmt::Display for Refused {
 /// `Err` of a [`CommandError`] with a formatted reason.
 macro_rules! refuse {
     ($status:ident, $($why:tt)*) => {
-        Err($crate::refusal::Refused {
-            status: $crate::refusal::Status::$status,
+        Err($crate::command_error::CommandError {
+            status: $crate::command_error::CommandStatus::$status,
             why: format!($($why)*),
         })
     };

@@ -15,9 +15,9 @@ use uverbs_uapi::mlx5::prm::hca_cap::{
 use crate::bar0::{
     LOG_VAR_STRIDE, MEMIC_BYTES, MEMIC_OFFSET, TLP_OFFSET, TLP_PAGES, VAR_BYTES, VAR_OFFSET,
 };
+use crate::init_segment::CLOCK_KHZ;
 use crate::object::{memic, rqt};
 use crate::options::{Options, PortType};
-use crate::segment::CLOCK_KHZ;
 
 /// Bytes of one group of capabilities.
 pub(crate) const GROUP: usize = 0x1000;
@@ -41,14 +41,14 @@ const OBJECT_VIRTIO_NET_Q: u64 = 1 << 13;
 /// The unit of `log_doorbell_bar_size`.
 const VAR_UNIT: u64 = 4096;
 
-pub(crate) struct Group {
+pub(crate) struct CapGroup {
     pub(crate) max: Vec<u8>,
     pub(crate) current: Vec<u8>,
 }
 
 /// The capabilities of a function.
-pub struct Caps {
-    pub(crate) groups: BTreeMap<u16, Group>,
+pub struct HcaCaps {
+    pub(crate) groups: BTreeMap<u16, CapGroup>,
 }
 
 fn general(options: &Options) -> Vec<u8> {
@@ -255,12 +255,12 @@ fn tlp() -> Vec<u8> {
     cap.into_inner()
 }
 
-impl Caps {
+impl HcaCaps {
     /// All capabilities at their maximum.
     pub fn new(options: &Options) -> Self {
         let mut groups = BTreeMap::new();
         let mut add = |kind, max: Vec<u8>| {
-            groups.insert(kind, Group { current: max.clone(), max });
+            groups.insert(kind, CapGroup { current: max.clone(), max });
         };
         add(GENERAL, general(options));
         add(ATOMIC, atomic());

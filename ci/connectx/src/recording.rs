@@ -10,13 +10,13 @@
 //! | kind | entry | body |
 //! |---|---|---|
 //! | 1 | [`Entry::Command`] | slot 1, input |
-//! | 2 | [`Entry::Answer`] | slot 1, delivery status 1, output |
+//! | 2 | [`Entry::CommandOutput`] | slot 1, delivery status 1, output |
 //! | 3 | [`Entry::Write`] | offset in BAR0 8, bytes |
-//! | 4 | [`Entry::DoorbellRecord`] | [`Counter`] 1, number 4, value 4 |
-//! | 5 | [`Entry::Request`] | service 1, by BlueFlame 1, index 2, number 4, bytes |
-//! | 6 | [`Entry::Receive`] | [`Source`] 1, linked 1, index 2, number 4, bytes |
-//! | 7 | [`Entry::Completion`] | number 4, index 4, bytes |
-//! | 8 | [`Entry::Event`] | number 4, index 4, bytes |
+//! | 4 | [`Entry::DoorbellRecord`] | [`DoorbellCounter`] 1, number 4, value 4 |
+//! | 5 | [`Entry::Wqe`] | service 1, by BlueFlame 1, index 2, number 4, bytes |
+//! | 6 | [`Entry::ReceiveWqe`] | [`RqType`] 1, linked 1, index 2, number 4, bytes |
+//! | 7 | [`Entry::Cqe`] | number 4, index 4, bytes |
+//! | 8 | [`Entry::Eqe`] | number 4, index 4, bytes |
 //! | 9 | [`Entry::Reset`] | nothing |
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
@@ -36,36 +36,36 @@ const MAX_BODY: u32 = 64 << 20;
 const HEADER: usize = 16;
 
 /// The service of a raw send queue, which has no `MLX5_QP_ST_*`.
-pub const RAW: u8 = 0xff;
+pub const SERVICE_RAW_SQ: u8 = 0xff;
 
 /// What a doorbell record counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Counter {
+pub enum DoorbellCounter {
     /// WQEBBs posted to a send queue.
-    Send = 0,
+    Sq = 0,
     /// Receives posted to a queue pair.
-    Receive = 1,
+    QpRq = 1,
     /// Receives posted to an SRQ.
-    Shared = 2,
+    Srq = 2,
     /// Receives posted to a raw receive queue.
-    Raw = 3,
+    Rq = 3,
     /// Consumer index of a CQ.
-    Consumer = 4,
+    CqConsumer = 4,
     /// Arm word of a CQ.
-    Arm = 5,
+    CqArm = 5,
 }
 
 /// The type of queue to which a receive was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Source {
+pub enum RqType {
     /// A queue pair.
-    Pair = 0,
+    Qp = 0,
     /// An SRQ.
-    Shared = 1,
+    Srq = 1,
     /// A raw receive queue.
-    Raw = 2,
+    Rq = 2,
 }
 
 /// One entry. `B` is borrowed for writing and owned after reading.
@@ -79,7 +79,7 @@ pub enum Entry<B> {
         input: B,
     },
     /// The output of a command.
-    Answer {
+    CommandOutput {
         /// Its slot.
         slot: u8,
         /// Delivery status; not 0 if the command could not be read.
@@ -97,14 +97,14 @@ pub enum Entry<B> {
     /// A doorbell record whose value has changed since the device last read it.
     DoorbellRecord {
         /// What it counts.
-        counter: Counter,
+        counter: DoorbellCounter,
         /// Number of the queue.
         number: u32,
         /// The value.
         value: u32,
     },
     /// A WQE as the device read it.
-    Request {
+    Wqe {
         /// Service type of the queue pair, `MLX5_QP_ST_*`, or [`SERVICE_RAW_SQ`].
         service: u8,
         /// Whether the device read it from the BlueFlame register instead of memory.
@@ -117,9 +117,9 @@ pub enum Entry<B> {
         bytes: B,
     },
     /// A receive WQE as the device read it.
-    Receive {
+    ReceiveWqe {
         /// Type of the queue.
-        source: Source,
+        rq_type: RqType,
         /// Whether it begins with a link to the next WQE.
         linked: bool,
         /// `wqe_counter` of its CQE.
@@ -130,7 +130,7 @@ pub enum Entry<B> {
         bytes: B,
     },
     /// A CQE as the device wrote it.
-    Completion {
+    Cqe {
         /// Number of the queue.
         number: u32,
         /// Producer index before it.
@@ -139,7 +139,7 @@ pub enum Entry<B> {
         bytes: B,
     },
     /// An EQE as the device wrote it.
-    Event {
+    Eqe {
         /// Number of the queue.
         number: u32,
         /// Producer index before it.
@@ -157,26 +157,28 @@ impl<B: AsRef<[u8]>> Entry<B> {
         let head = |pieces: &[&[u8]]| pieces.concat();
         match self {
             Self::Command { slot, input } => (1, vec![*slot], input.as_ref()),
-            Self::Answer { slot, delivery, output } => (2, vec![*slot, *delivery], output.as_ref()),
+            Self::CommandOutput { slot, delivery, output } => {
+                (2, vec![*slot, *delivery], output.as_ref())
+            }
             Self::Write { offset, bytes } => (3, offset.to_le_bytes().to_vec(), bytes.as_ref()),
             Self::DoorbellRecord { counter, number, value } => {
                 let parts = [&[*counter as u8][..], &number.to_le_bytes(), &value.to_le_bytes()];
                 (4, head(&parts), &[])
             }
-            Self::Request { service, blue_flame, index, number, bytes } => {
+            Self::Wqe { service, blue_flame, index, number, bytes } => {
                 let first = [*service, u8::from(*blue_flame)];
                 let parts = [&first[..], &index.to_le_bytes(), &number.to_le_bytes()];
                 (5, head(&parts), bytes.as_ref())
             }
-            Self::Receive { source, linked, index, number, bytes } => {
-                let first = [*source as u8, u8::from(*linked)];
+            Self::ReceiveWqe { rq_type, linked, index, number, bytes } => {
+                let first = [*rq_type as u8, u8::from(*linked)];
                 let parts = [&first[..], &index.to_le_bytes(), &number.to_le_bytes()];
                 (6, head(&parts), bytes.as_ref())
             }
-            Self::Completion { number, index, bytes } => {
+            Self::Cqe { number, index, bytes } => {
                 (7, head(&[&number.to_le_bytes(), &index.to_le_bytes()]), bytes.as_ref())
             }
-            Self::Event { number, index, bytes } => {
+            Self::Eqe { number, index, bytes } => {
                 (8, head(&[&number.to_le_bytes(), &index.to_le_bytes()]), bytes.as_ref())
             }
             Self::Reset => (9, vec![], &[]),
@@ -205,7 +207,7 @@ impl Entry<Vec<u8>> {
         };
         Some(match kind {
             1 => Self::Command { slot: byte(&mut rest)?, input: rest.to_vec() },
-            2 => Self::Answer {
+            2 => Self::CommandOutput {
                 slot: byte(&mut rest)?,
                 delivery: byte(&mut rest)?,
                 output: rest.to_vec(),
@@ -216,29 +218,29 @@ impl Entry<Vec<u8>> {
             }
             4 => Self::DoorbellRecord {
                 counter: match byte(&mut rest)? {
-                    0 => Counter::Send,
-                    1 => Counter::Receive,
-                    2 => Counter::Shared,
-                    3 => Counter::Raw,
-                    4 => Counter::Consumer,
-                    5 => Counter::Arm,
+                    0 => DoorbellCounter::Sq,
+                    1 => DoorbellCounter::QpRq,
+                    2 => DoorbellCounter::Srq,
+                    3 => DoorbellCounter::Rq,
+                    4 => DoorbellCounter::CqConsumer,
+                    5 => DoorbellCounter::CqArm,
                     _ => return None,
                 },
                 number: word(&mut rest)?,
                 value: word(&mut rest)?,
             },
-            5 => Self::Request {
+            5 => Self::Wqe {
                 service: byte(&mut rest)?,
                 blue_flame: byte(&mut rest)? != 0,
                 index: half(&mut rest)?,
                 number: word(&mut rest)?,
                 bytes: rest.to_vec(),
             },
-            6 => Self::Receive {
-                source: match byte(&mut rest)? {
-                    0 => Source::Pair,
-                    1 => Source::Shared,
-                    2 => Source::Raw,
+            6 => Self::ReceiveWqe {
+                rq_type: match byte(&mut rest)? {
+                    0 => RqType::Qp,
+                    1 => RqType::Srq,
+                    2 => RqType::Rq,
                     _ => return None,
                 },
                 linked: byte(&mut rest)? != 0,
@@ -246,12 +248,12 @@ impl Entry<Vec<u8>> {
                 number: word(&mut rest)?,
                 bytes: rest.to_vec(),
             },
-            7 => Self::Completion {
+            7 => Self::Cqe {
                 number: word(&mut rest)?,
                 index: word(&mut rest)?,
                 bytes: rest.to_vec(),
             },
-            8 => Self::Event {
+            8 => Self::Eqe {
                 number: word(&mut rest)?,
                 index: word(&mut rest)?,
                 bytes: rest.to_vec(),
@@ -266,7 +268,7 @@ impl Entry<Vec<u8>> {
 #[derive(Default)]
 pub struct Recorder {
     to: Option<Box<dyn Write>>,
-    seen: BTreeMap<(Counter, u32), u32>,
+    seen: BTreeMap<(DoorbellCounter, u32), u32>,
 }
 
 impl Recorder {
@@ -312,7 +314,7 @@ impl Recorder {
     }
 
     /// Adds the value of a doorbell record, if it has changed.
-    pub fn saw(&mut self, now: u64, counter: Counter, number: u32, value: u32) {
+    pub fn doorbell_record(&mut self, now: u64, counter: DoorbellCounter, number: u32, value: u32) {
         if self.to.is_some() && self.seen.insert((counter, number), value) != Some(value) {
             self.add(now, &Entry::DoorbellRecord { counter, number, value });
         }
@@ -343,7 +345,7 @@ pub struct Recording<R> {
 }
 
 /// An entry and its time in nanoseconds since the start.
-pub type Stamped = (u64, Entry<Vec<u8>>);
+pub type TimedEntry = (u64, Entry<Vec<u8>>);
 
 fn bad(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
@@ -373,7 +375,7 @@ impl<R: Read> Recording<R> {
     ///
     /// # Errors
     /// `InvalidData` for a body that is too long, or an error of reading.
-    pub fn next_entry(&mut self) -> io::Result<Option<Stamped>> {
+    pub fn next_entry(&mut self) -> io::Result<Option<TimedEntry>> {
         loop {
             let mut head = [0; HEADER];
             let mut body = Vec::new();
@@ -410,9 +412,9 @@ pub(crate) mod tests {
 
     /// A recording in memory that can be read while it is written.
     #[derive(Clone, Default)]
-    pub(crate) struct Tape(Rc<RefCell<Vec<u8>>>);
+    pub(crate) struct MemoryFile(Rc<RefCell<Vec<u8>>>);
 
-    impl Write for Tape {
+    impl Write for MemoryFile {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.borrow_mut().extend(bytes);
             Ok(bytes.len())
@@ -423,12 +425,12 @@ pub(crate) mod tests {
         }
     }
 
-    impl Tape {
+    impl MemoryFile {
         pub(crate) fn bytes(&self) -> Vec<u8> {
             self.0.borrow().clone()
         }
 
-        pub(crate) fn entries(&self) -> Vec<Stamped> {
+        pub(crate) fn entries(&self) -> Vec<TimedEntry> {
             let bytes = self.bytes();
             let mut recording = Recording::new(&bytes[..]).unwrap();
             std::iter::from_fn(|| recording.next_entry().unwrap()).collect()
@@ -440,27 +442,27 @@ pub(crate) mod tests {
         let bytes: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8, 9];
         let entries = [
             Entry::Command { slot: 3, input: bytes },
-            Entry::Answer { slot: 3, delivery: 2, output: bytes },
+            Entry::CommandOutput { slot: 3, delivery: 2, output: bytes },
             Entry::Write { offset: 0x1_0000_0800, bytes },
-            Entry::DoorbellRecord { counter: Counter::Arm, number: 0x400, value: 7 },
-            Entry::Request {
-                service: RAW,
+            Entry::DoorbellRecord { counter: DoorbellCounter::CqArm, number: 0x400, value: 7 },
+            Entry::Wqe {
+                service: SERVICE_RAW_SQ,
                 blue_flame: true,
                 index: 0xfff0,
                 number: 0x10_0001,
                 bytes,
             },
-            Entry::Receive { source: Source::Shared, linked: true, index: 9, number: 4, bytes },
-            Entry::Completion { number: 0x401, index: 0x12_3456, bytes },
-            Entry::Event { number: 5, index: 6, bytes },
+            Entry::ReceiveWqe { rq_type: RqType::Srq, linked: true, index: 9, number: 4, bytes },
+            Entry::Cqe { number: 0x401, index: 0x12_3456, bytes },
+            Entry::Eqe { number: 5, index: 6, bytes },
             Entry::Reset,
         ];
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 0).unwrap();
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 0).unwrap();
         for (time, entry) in entries.iter().enumerate() {
             recorder.add(time as u64 + (1 << 40), entry);
         }
-        let read = tape.entries();
+        let read = file.entries();
         assert_eq!(read.len(), entries.len());
         for (time, (written, (stamp, read))) in entries.iter().zip(&read).enumerate() {
             assert_eq!(*stamp, time as u64 + (1 << 40));
@@ -470,14 +472,14 @@ pub(crate) mod tests {
 
     #[test]
     fn a_record_is_noted_when_it_changes() {
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 1).unwrap();
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 1).unwrap();
         for value in [1, 1, 2, 2, 1] {
-            recorder.saw(0, Counter::Send, 0x40, value);
+            recorder.doorbell_record(0, DoorbellCounter::Sq, 0x40, value);
         }
         recorder.reset(0);
-        recorder.saw(0, Counter::Send, 0x40, 1);
-        let values: Vec<Option<u32>> = tape
+        recorder.doorbell_record(0, DoorbellCounter::Sq, 0x40, 1);
+        let values: Vec<Option<u32>> = file
             .entries()
             .into_iter()
             .map(|(_, entry)| match entry {
@@ -490,11 +492,11 @@ pub(crate) mod tests {
 
     #[test]
     fn a_broken_end_is_an_end_and_other_files_are_refused() {
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 1).unwrap();
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 1).unwrap();
         recorder.add(0, &Entry::Write { offset: 0, bytes: &[1, 2, 3, 4] });
         recorder.add(0, &Entry::Write { offset: 0, bytes: &[1, 2, 3, 4] });
-        let mut bytes = tape.bytes();
+        let mut bytes = file.bytes();
         bytes.truncate(bytes.len() - 1);
         let mut recording = Recording::new(&bytes[..]).unwrap();
         assert_eq!(recording.function, 1);

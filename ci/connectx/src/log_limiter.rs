@@ -12,14 +12,14 @@ const MAX_LINES: usize = 4096;
 
 /// Counts how often each line was logged. Lines that differ only in numbers are the same.
 #[derive(Debug, Default)]
-pub struct Repetitions {
+pub struct LogLimiter {
     seen: BTreeMap<String, u64>,
 }
 
-impl Repetitions {
+impl LogLimiter {
     /// How many times a line was logged, including this time, if it is to be printed: the first
     /// times, and then whenever the count is a power of two.
-    pub fn note(&mut self, line: &str) -> Option<u64> {
+    pub fn count(&mut self, line: &str) -> Option<u64> {
         let words: String = line.chars().filter(|letter| !letter.is_ascii_hexdigit()).collect();
         if self.seen.len() >= MAX_LINES && !self.seen.contains_key(&words) {
             return None;
@@ -36,12 +36,12 @@ mod tests {
 
     #[test]
     fn what_repeats_is_printed_more_and_more_rarely() {
-        let mut repetitions = Repetitions::default();
-        let mut note = |number: u32| repetitions.note(&format!("EQ {number:#x} is full"));
+        let mut limiter = LogLimiter::default();
+        let mut note = |number: u32| limiter.count(&format!("EQ {number:#x} is full"));
         let printed: Vec<_> = (0..100).filter_map(&mut note).filter(|n| *n > 14).collect();
         assert_eq!(printed, [15, 16, 32, 64]);
-        assert_eq!(repetitions.note("CQ 7 is full"), Some(1));
+        assert_eq!(limiter.count("CQ 7 is full"), Some(1));
         let kinds = (1..2 * MAX_LINES).map(|length| "x".repeat(length));
-        assert_eq!(kinds.filter_map(|line| repetitions.note(&line)).count(), MAX_LINES - 2);
+        assert_eq!(kinds.filter_map(|line| limiter.count(&line)).count(), MAX_LINES - 2);
     }
 }
