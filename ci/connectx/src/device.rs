@@ -13,7 +13,7 @@ use crate::hca_caps::HcaCaps;
 use crate::init_segment::InitSegment;
 use crate::interrupt::Interrupts;
 use crate::object::Objects;
-use crate::object::qp::Wait;
+use crate::object::qp::RetryTimer;
 use crate::options::Options;
 use crate::pages::FirmwarePages;
 use crate::port::{Port, TrafficByCast};
@@ -153,14 +153,14 @@ impl Device {
     pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        qp.waits = Some(Wait::Until(due));
+        qp.retry_timer = Some(RetryTimer::At(due));
         self.timers.insert((due, qpn), ());
     }
 
     /// Cancels the retry timer of a queue pair.
     pub(crate) fn stop_waiting(&mut self, qpn: u32) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        if let Some(Wait::Until(due)) = qp.waits.take() {
+        if let Some(RetryTimer::At(due)) = qp.retry_timer.take() {
             self.timers.remove(&(due, qpn));
         }
     }

@@ -186,7 +186,7 @@ impl Fabric {
                     continue;
                 }
                 let device = self.functions[number].device_mut();
-                for qpn in device.objects.groups.members(&group) {
+                for qpn in device.objects.multicast_groups.members(&group) {
                     // A sender that is a member of the group receives its own message, unless
                     // `block_lb_mc` is set.
                     if deaf && number == from && qpn == message.source_qpn {

@@ -9,8 +9,8 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::cqe::RESIZED;
 use crate::object::buffer::Buffer;
-use crate::object::cq::{Arm, Cq, PADDED, PRODUCER_MASK};
-use crate::object::umem::{QueueMemory, Request};
+use crate::object::cq::{ArmState, Cq, PADDED, PRODUCER_MASK};
+use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
 /// description leaves them out, because only user contexts use them.
@@ -39,19 +39,19 @@ pub(crate) fn create_cq(
     if log_size > 22 {
         return refuse!(BadParam, "log_cq_size {log_size} is above 22");
     }
-    let entry = match context.get(cqc::cqe_sz) {
+    let cqe_size = match context.get(cqc::cqe_sz) {
         0 => 64,
         1 | PADDED => 128,
         other => return refuse!(BadParam, "cqe_sz {other}"),
     };
     let eqn = context.get32(cqc::c_eqn_or_apu_element) & 0xff;
     let uar = context.get32(cqc::uar_page);
-    device.objects.cqs.room()?;
+    device.objects.cqs.check_room()?;
     device.objects.eqs.get(eqn)?;
-    device.objects.uars.allow(uid, uar)?;
+    device.objects.uars.check_use(uid, uar)?;
     let QueueMemory { buffer, record, umems } = device.objects.queue_memory(
         uid,
-        &Request {
+        &QueueLocation {
             queue: input
                 .is_set(create_cq_in::cq_umem_valid)
                 .then(|| (input.get32(CQ_UMEM), input.get(CQ_UMEM_OFFSET))),
@@ -59,7 +59,7 @@ pub(crate) fn create_cq(
             record_address: context.get(cqc::dbr_addr),
             log_page_size: context.get(cqc::log_page_size),
             page_offset: context.get(cqc::page_offset),
-            len: entry << log_size,
+            len: cqe_size << log_size,
             pages: input.tail(create_cq_in::pas),
         },
     )?;
@@ -73,11 +73,11 @@ pub(crate) fn create_cq(
             record,
             umems,
             log_size,
-            entry,
+            cqe_size,
             written: 0,
             solicited: 0,
             notified: 0,
-            armed: Arm::No,
+            armed: ArmState::Disarmed,
             unreported: 0,
             reported: 0,
             due: None,
@@ -97,7 +97,7 @@ pub(crate) fn destroy_cq(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_cq_in, _>::new(input).get32(destroy_cq_in::cqn);
-    device.objects.cqs.own(uid, number)?;
+    device.objects.cqs.owned_mut(uid, number)?;
     let cq = device.objects.cqs.remove(number)?;
     if let Some(due) = cq.due {
         device.cq_timers.remove(&(due, number));
@@ -114,7 +114,7 @@ pub(crate) fn query_cq(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_cq_in, _>::new(input).get32(query_cq_in::cqn);
-    let cq = device.objects.cqs.own(uid, number)?;
+    let cq = device.objects.cqs.owned_mut(uid, number)?;
     let mut out = Bits::<query_cq_out, _>::new(vec![0; query_cq_out::SIZE]);
     out.set_sub(query_cq_out::cq_context, cq.context.bytes());
     let mut context = out.sub_mut(query_cq_out::cq_context);
@@ -133,7 +133,7 @@ pub(crate) fn modify_cq(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_cq_in, _>::new(input);
     let number = input.get32(modify_cq_in::cqn);
-    device.objects.cqs.own(uid, number)?;
+    device.objects.cqs.owned_mut(uid, number)?;
     match input.get(modify_cq_in::op_mod) {
         0 => {}
         RESIZE => return resize_cq(device, number, &input),
@@ -167,14 +167,14 @@ fn resize_cq(
     if log_size > 22 || cq.failed {
         return refuse!(BadParam, "CQ {number:#x} cannot get 2^{log_size} entries");
     }
-    if (new.get(cqc::cqe_sz) == 0) != (cq.entry == 64) {
-        return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.entry);
+    if (new.get(cqc::cqe_sz) == 0) != (cq.cqe_size == 64) {
+        return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.cqe_size);
     }
     let buffer = Buffer::new(
-        &device.objects.listed,
+        &device.objects.listed_pages,
         new.get(cqc::log_page_size),
         new.get(cqc::page_offset),
-        cq.entry << log_size,
+        cq.cqe_size << log_size,
         input.tail(modify_cq_in::pas),
     )?;
     let consumer = device.memory.read_be32(cq.record);

@@ -27,7 +27,7 @@ macro_rules! domain {
             input: &[u8],
         ) -> Result<Vec<u8>, CommandError> {
             let number = Bits::<$in, _>::new(input).get32($in::$out_field);
-            device.objects.$table.own(uid, number)?;
+            device.objects.$table.owned_mut(uid, number)?;
             device.objects.$table.remove(number)?;
             Ok(vec![])
         }

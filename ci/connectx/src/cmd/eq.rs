@@ -24,7 +24,7 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Co
     }
     let uar = context.get32(eqc::uar_page);
     let buffer = Buffer::new(
-        &device.objects.listed,
+        &device.objects.listed_pages,
         context.get(eqc::log_page_size),
         context.get(eqc::page_offset),
         EQE << log_size,
@@ -35,7 +35,7 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Co
     for (to, from) in mask.iter_mut().zip(words) {
         *to = u64::from_be_bytes(*from);
     }
-    device.objects.eqs.room()?;
+    device.objects.eqs.check_room()?;
     device.objects.uars.hold(uar)?;
     let eq =
         Eq { buffer, log_size, producer: 0, consumer: 0, armed: false, vector, uar, mask, lost: 0 };

@@ -33,7 +33,7 @@ pub(crate) fn dealloc_flow_counter(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<dealloc_flow_counter_in, _>::new(input);
     let number = input.get32(dealloc_flow_counter_in::flow_counter_id);
-    device.objects.flow_counters.own(uid, number)?;
+    device.objects.flow_counters.owned_mut(uid, number)?;
     device.objects.flow_counters.remove(number)?;
     Ok(vec![])
 }
@@ -48,11 +48,11 @@ pub(crate) fn query_flow_counter(
     let count = input.get32(query_flow_counter_in::num_of_counters).max(1);
     // Check all counters first: a counter that was cleared but not reported would be lost.
     for number in (0..count).map(|step| first.wrapping_add(step)) {
-        device.objects.flow_counters.own(uid, number)?;
+        device.objects.flow_counters.owned_mut(uid, number)?;
     }
     let mut out = vec![0; query_flow_counter_out::SIZE];
     for number in (0..count).map(|step| first.wrapping_add(step)) {
-        let counter = device.objects.flow_counters.own(uid, number)?;
+        let counter = device.objects.flow_counters.owned_mut(uid, number)?;
         let mut entry = Bits::<traffic_counter, _>::new(vec![0; traffic_counter::SIZE]);
         entry.set(traffic_counter::packets, counter.packets);
         entry.set(traffic_counter::octets, counter.octets);

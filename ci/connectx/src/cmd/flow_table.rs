@@ -16,7 +16,8 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::frame::Parts;
 use crate::object::flow_table::{
-    DROP, Destination, Entry, FlowTable, Group, MATCH, NIC_RECEIVE, NIC_TRANSMIT,
+    DROP, FlowDestination, FlowGroup, FlowTable, FlowTableEntry, MATCH_BYTES, NIC_RECEIVE,
+    NIC_TRANSMIT,
 };
 
 /// The most groups, and the most entries, of all flow tables together.
@@ -43,18 +44,18 @@ pub(crate) fn create_flow_table(
     if log_size > 16 {
         return refuse!(LimitExceeded, "log_size {log_size} of a flow table is above 16");
     }
-    let kind = input.get(create_flow_table_in::table_type);
-    if !matches!(kind, NIC_RECEIVE | NIC_TRANSMIT) {
-        return refuse!(BadParam, "flow tables of type {kind} are not modelled");
+    let table_type = input.get(create_flow_table_in::table_type);
+    if !matches!(table_type, NIC_RECEIVE | NIC_TRANSMIT) {
+        return refuse!(BadParam, "flow tables of type {table_type} are not modelled");
     }
     let miss = context
         .is_set(flow_table_context::table_miss_action)
         .then(|| context.get32(flow_table_context::table_miss_id));
     if let Some(miss) = miss {
-        device.objects.flow_tables.allow_lent(uid, miss)?;
+        device.objects.flow_tables.check_use_or_kernels(uid, miss)?;
     }
     let table =
-        FlowTable { kind, log_size, miss, groups: BTreeMap::new(), entries: BTreeMap::new() };
+        FlowTable { table_type, log_size, miss, groups: BTreeMap::new(), entries: BTreeMap::new() };
     let number = device.objects.flow_tables.insert_owned(uid, table)?;
     if let Some(miss) = miss {
         device.objects.flow_tables.hold(miss)?;
@@ -67,12 +68,16 @@ pub(crate) fn create_flow_table(
 fn flow_table(
     device: &mut Device,
     uid: u32,
-    kind: u64,
+    table_type: u64,
     number: u32,
 ) -> Result<&mut FlowTable, CommandError> {
-    let table = device.objects.flow_tables.own(uid, number)?;
-    if table.kind != kind {
-        return refuse!(BadResource, "flow table {number} is of type {}, not {kind}", table.kind);
+    let table = device.objects.flow_tables.owned_mut(uid, number)?;
+    if table.table_type != table_type {
+        return refuse!(
+            BadResource,
+            "flow table {number} is of type {}, not {table_type}",
+            table.table_type
+        );
     }
     Ok(table)
 }
@@ -93,10 +98,10 @@ pub(crate) fn modify_flow_table(
         .is_set(flow_table_context::table_miss_action)
         .then(|| context.get32(flow_table_context::table_miss_id));
     if let Some(miss) = miss {
-        device.objects.flow_tables.allow_lent(uid, miss)?;
+        device.objects.flow_tables.check_use_or_kernels(uid, miss)?;
     }
-    let kind = input.get(modify_flow_table_in::table_type);
-    let table = flow_table(device, uid, kind, input.get32(modify_flow_table_in::table_id))?;
+    let table_type = input.get(modify_flow_table_in::table_type);
+    let table = flow_table(device, uid, table_type, input.get32(modify_flow_table_in::table_id))?;
     let old = std::mem::replace(&mut table.miss, miss);
     if let Some(miss) = miss {
         device.objects.flow_tables.hold(miss)?;
@@ -134,14 +139,14 @@ pub(crate) fn set_flow_table_root(
 ) -> Result<Vec<u8>, CommandError> {
     const DISCONNECT: u64 = 1;
     let input = Bits::<set_flow_table_root_in, _>::new(input);
-    let kind = input.get(set_flow_table_root_in::table_type);
+    let table_type = input.get(set_flow_table_root_in::table_type);
     let number = input.get32(set_flow_table_root_in::table_id);
     if input.get(set_flow_table_root_in::op_mod) == DISCONNECT {
-        device.objects.flow_roots.tables.remove(&kind);
+        device.objects.flow_roots.tables.remove(&table_type);
         return Ok(vec![]);
     }
-    flow_table(device, uid, kind, number)?;
-    device.objects.flow_roots.tables.insert(kind, number);
+    flow_table(device, uid, table_type, number)?;
+    device.objects.flow_roots.tables.insert(table_type, number);
     Ok(vec![])
 }
 
@@ -152,7 +157,7 @@ pub(crate) fn create_flow_group(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_flow_group_in, _>::new(input);
     let number = input.get32(create_flow_group_in::table_id);
-    let kind = input.get(create_flow_group_in::table_type);
+    let table_type = input.get(create_flow_group_in::table_type);
     let range = input.get32(create_flow_group_in::start_flow_index)
         ..=input.get32(create_flow_group_in::end_flow_index);
     let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
@@ -163,9 +168,10 @@ pub(crate) fn create_flow_group(
     if groups >= MAX_GROUPS {
         return refuse!(NoResources, "all flow tables have {groups} groups");
     }
-    let table = flow_table(device, uid, kind, number)?;
-    let overlaps =
-        |group: &Group| group.range.start() <= range.end() && range.start() <= group.range.end();
+    let table = flow_table(device, uid, table_type, number)?;
+    let overlaps = |group: &FlowGroup| {
+        group.range.start() <= range.end() && range.start() <= group.range.end()
+    };
     if range.is_empty() || u64::from(*range.end()) >= 1 << table.log_size {
         return refuse!(BadParam, "flow indices {range:?} of 2^{}", table.log_size);
     }
@@ -173,7 +179,7 @@ pub(crate) fn create_flow_group(
         return refuse!(BadParam, "flow indices {range:?} belong to another group");
     }
     let id = table.groups.last_key_value().map_or(1, |(last, _)| last.wrapping_add(1));
-    table.groups.insert(id, Group { range, mask });
+    table.groups.insert(id, FlowGroup { range, mask });
     let mut out = Bits::<create_flow_group_out, _>::new(vec![0; create_flow_group_out::SIZE]);
     out.set(create_flow_group_out::group_id, id.into());
     Ok(out.into_inner())
@@ -205,7 +211,7 @@ pub(crate) fn set_fte(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<set_fte_in, _>::new(input);
     let number = input.get32(set_fte_in::table_id);
-    let kind = input.get(set_fte_in::table_type);
+    let table_type = input.get(set_fte_in::table_type);
     let index = input.get32(set_fte_in::flow_index);
     let context = input.sub(set_fte_in::flow_context);
     let action = context.get(flow_context::action);
@@ -239,7 +245,7 @@ pub(crate) fn set_fte(
         return refuse!(BadParam, "action {action:#x} with {} counters", counters.len());
     }
     for counter in &counters {
-        device.objects.flow_counters.allow(uid, *counter)?;
+        device.objects.flow_counters.check_use(uid, *counter)?;
     }
     let mut to = Vec::new();
     for entry in list {
@@ -247,28 +253,28 @@ pub(crate) fn set_fte(
         let id = entry.get32(dest_format::destination_id);
         match entry.get(dest_format::destination_type) {
             TO_TABLE => {
-                device.objects.flow_tables.allow_lent(uid, id)?;
-                to.push(Destination::Table(id));
+                device.objects.flow_tables.check_use_or_kernels(uid, id)?;
+                to.push(FlowDestination::Table(id));
             }
             TO_TIR => {
-                device.objects.tirs.allow_lent(uid, id)?;
-                to.push(Destination::Tir(id));
+                device.objects.tirs.check_use_or_kernels(uid, id)?;
+                to.push(FlowDestination::Tir(id));
             }
             other => return refuse!(BadParam, "flow destination {other:#x} is not modelled"),
         }
     }
     let mut value = context.sub(flow_context::match_value).bytes().to_vec();
-    value.resize(MATCH, 0);
+    value.resize(MATCH_BYTES, 0);
     let flow_tag = context.get32(flow_context::flow_tag);
     let entries: usize = device.objects.flow_tables.iter().map(|(_, t)| t.entries.len()).sum();
-    let table = flow_table(device, uid, kind, number)?;
+    let table = flow_table(device, uid, table_type, number)?;
     if entries >= MAX_ENTRIES && !table.entries.contains_key(&index) {
         return refuse!(NoResources, "all flow tables have {entries} entries");
     }
     let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
         return refuse!(BadIndex, "flow index {index} of table {number} is in no group");
     };
-    let entry = Entry { value, mask: group.mask.clone(), action, flow_tag, to, counters };
+    let entry = FlowTableEntry { value, mask: group.mask.clone(), action, flow_tag, to, counters };
     let old = table.entries.insert(index, entry);
     hold_for_entry(device, number, index);
     if let Some(old) = old {
@@ -299,8 +305,8 @@ fn hold_for_entry(device: &mut Device, number: u32, index: u32) {
     let Some(entry) = table.entries.get(&index) else { return };
     let (to, counters) = (entry.to.clone(), entry.counters.clone());
     let held = to.iter().try_for_each(|to| match to {
-        Destination::Table(table) => device.objects.flow_tables.hold(*table),
-        Destination::Tir(tir) => device.objects.tirs.hold(*tir),
+        FlowDestination::Table(table) => device.objects.flow_tables.hold(*table),
+        FlowDestination::Tir(tir) => device.objects.tirs.hold(*tir),
     });
     let counted =
         counters.iter().try_for_each(|counter| device.objects.flow_counters.hold(*counter));
@@ -309,11 +315,11 @@ fn hold_for_entry(device: &mut Device, number: u32, index: u32) {
     }
 }
 
-fn release_for_entry(device: &mut Device, entry: &Entry) {
+fn release_for_entry(device: &mut Device, entry: &FlowTableEntry) {
     for to in &entry.to {
         match to {
-            Destination::Table(table) => device.objects.flow_tables.release(*table),
-            Destination::Tir(tir) => device.objects.tirs.release(*tir),
+            FlowDestination::Table(table) => device.objects.flow_tables.release(*table),
+            FlowDestination::Tir(tir) => device.objects.tirs.release(*tir),
         }
     }
     for counter in &entry.counters {

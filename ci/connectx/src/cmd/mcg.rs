@@ -23,8 +23,8 @@ pub(crate) fn attach_to_mcg(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let (qpn, gid) = arguments(input);
-    device.objects.qps.own(uid, qpn)?;
-    let groups = &mut device.objects.groups.members;
+    device.objects.qps.owned_mut(uid, qpn)?;
+    let groups = &mut device.objects.multicast_groups.members;
     if groups.len() >= MAX_GROUPS && !groups.contains_key(&gid) {
         return refuse!(LimitExceeded, "{MAX_GROUPS} multicast groups exist");
     }
@@ -44,8 +44,8 @@ pub(crate) fn detach_from_mcg(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let (qpn, gid) = arguments(input);
-    device.objects.qps.own(uid, qpn)?;
-    let groups = &mut device.objects.groups.members;
+    device.objects.qps.owned_mut(uid, qpn)?;
+    let groups = &mut device.objects.multicast_groups.members;
     let left = groups.get_mut(&gid).is_some_and(|group| group.remove(&qpn));
     if !left {
         return refuse!(BadParam, "QP {qpn:#x} is not in the group");

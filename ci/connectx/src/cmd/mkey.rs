@@ -47,7 +47,7 @@ pub(crate) fn create_mkey(
         return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
     };
     if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
-        device.objects.pds.allow(uid, context.get32(mkc::pd))?;
+        device.objects.pds.check_use(uid, context.get32(mkc::pd))?;
     }
     // UMR WQEs replace entries in units of 64 bytes, padded if needed.
     let bytes = (room as usize * 16).next_multiple_of(64);
@@ -57,7 +57,7 @@ pub(crate) fn create_mkey(
     }
     let mut translation = list.to_vec();
     translation.resize(bytes, 0);
-    device.objects.mkeys.room()?;
+    device.objects.mkeys.check_room()?;
     if mode == DEVICE_MEMORY {
         device.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
     }
@@ -79,7 +79,7 @@ pub(crate) fn destroy_mkey(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
-    device.objects.mkeys.own(uid, number)?;
+    device.objects.mkeys.owned_mut(uid, number)?;
     let mkey = device.objects.mkeys.remove(number)?;
     device.objects.mkey_lists -= mkey.translation.len();
     device.objects.pds.release(mkey.context.get32(mkc::pd));
@@ -96,7 +96,7 @@ pub(crate) fn query_mkey(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
-    let mkey = device.objects.mkeys.own(uid, number)?;
+    let mkey = device.objects.mkeys.owned_mut(uid, number)?;
     let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
     out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
     Ok(out.into_inner())

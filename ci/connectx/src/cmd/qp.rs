@@ -8,12 +8,12 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::object::qp::{Qp, Service, State};
-use crate::object::receive_queue::{Order, ReceiveQueue};
-use crate::object::send_queue::SendRing;
-use crate::object::srq::Kind;
+use crate::object::qp::{Qp, QpState, Service};
+use crate::object::receive_queue::{ReceiveQueue, WqType};
+use crate::object::send_queue::SendQueue;
+use crate::object::srq::SrqType;
 use crate::object::table::{KERNEL, SHARED};
-use crate::object::umem::{QueueMemory, Request};
+use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// The field that names the umem of the doorbell record. The kernel's description leaves it out.
 const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
@@ -85,30 +85,30 @@ pub(crate) fn create_qp(
     let uar = context.get32(qpc::uar_page);
     // A UMR QP gets its PD at RST2INIT.
     if service != Service::Umr || pd != 0 {
-        device.objects.pds.allow(uid, pd)?;
+        device.objects.pds.check_use(uid, pd)?;
     }
     // The driver lends its own CQ and SRQ to queue pairs that have none.
     for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
-        device.objects.cqs.allow_lent(uid, cqn)?;
+        device.objects.cqs.check_use_or_kernels(uid, cqn)?;
     }
     if sq_bytes > 0 {
-        device.objects.uars.allow(uid, uar)?;
+        device.objects.uars.check_use(uid, uar)?;
     }
     if service == Service::Xrc {
-        device.objects.xrcds.allow_lent(uid, context.get32(qpc::xrcd))?;
+        device.objects.xrcds.check_use_or_kernels(uid, context.get32(qpc::xrcd))?;
     }
     if let Some(srqn) = srqn {
-        device.objects.srqs.allow_lent(uid, srqn)?;
+        device.objects.srqs.check_use_or_kernels(uid, srqn)?;
         // The CQEs of an XRC SRQ go to the CQ of the SRQ, which is not a CQ of this queue pair.
-        let is_xrc = matches!(device.objects.srqs.get(srqn)?.kind, Kind::Xrc { .. });
+        let is_xrc = matches!(device.objects.srqs.get(srqn)?.srq_type, SrqType::Xrc { .. });
         if is_xrc && service != Service::Xrc {
             return refuse!(BadResource, "SRQ {srqn:#x} is for XRC");
         }
     }
-    device.objects.qps.room()?;
+    device.objects.qps.check_room()?;
     let QueueMemory { buffer, record, umems } = device.objects.queue_memory(
         uid,
-        &Request {
+        &QueueLocation {
             queue: input.is_set(create_qp_in::wq_umem_valid).then(|| {
                 (input.get32(create_qp_in::wq_umem_id), input.get(create_qp_in::wq_umem_offset))
             }),
@@ -120,25 +120,25 @@ pub(crate) fn create_qp(
             pages: input.tail(create_qp_in::pas),
         },
     )?;
-    let receive = (rq_type == RQ_OWN)
-        .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
-    let send = (sq_bytes > 0)
-        .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
+    let rq = (rq_type == RQ_OWN)
+        .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, WqType::Cyclic, record));
+    let sq = (sq_bytes > 0)
+        .then(|| SendQueue::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
     let qp = Qp {
         umems,
         service,
-        state: State::Reset,
+        state: QpState::Reset,
         context,
-        send,
-        receive,
+        sq,
+        rq,
         srqn,
         pd,
         uar,
         retries: 0,
         rnr_retries: 0,
-        waits: None,
-        looks: 0,
-        told_last: false,
+        retry_timer: None,
+        late_receive_checks: 0,
+        last_wqe_reported: false,
         last_atomic: None,
     };
     hold_for_qp(device, &qp, true);
@@ -165,7 +165,7 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
     }
     count!(cqs, qp.send_cq());
     count!(cqs, qp.receive_cq());
-    if qp.send.is_some() {
+    if qp.sq.is_some() {
         count!(uars, qp.uar);
     }
     if qp.service == Service::Xrc {
@@ -176,7 +176,7 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
     }
     let counter_set = qp.context.get32(qpc::counter_set_id);
     if counter_set != 0 {
-        count!(counters, counter_set);
+        count!(q_counters, counter_set);
     }
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn destroy_qp(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
-    device.objects.qps.own(uid, number)?;
+    device.objects.qps.owned_mut(uid, number)?;
     device.stop_waiting(number);
     let qp = device.objects.qps.remove(number)?;
     hold_for_qp(device, &qp, false);
@@ -200,10 +200,10 @@ pub(crate) fn modify_qp(
     uid: u32,
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
-    use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
+    use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
     let input = Bits::<rst2init_qp_in, _>::new(input);
     let number = input.get32(rst2init_qp_in::qpn);
-    let (from, to): (&[State], State) = match op {
+    let (from, to): (&[QpState], QpState) = match op {
         opcode::RST2INIT_QP => (&[Reset], Init),
         opcode::INIT2INIT_QP => (&[Init], Init),
         opcode::INIT2RTR_QP => (&[Init], ReadyToReceive),
@@ -213,7 +213,7 @@ pub(crate) fn modify_qp(
         opcode::TO_ERR_QP => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Error),
         _ => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Reset),
     };
-    let qp = device.objects.qps.own(uid, number)?;
+    let qp = device.objects.qps.owned_mut(uid, number)?;
     if !from.contains(&qp.state) {
         return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
     }
@@ -229,26 +229,26 @@ pub(crate) fn modify_qp(
     let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
     let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;
     if has_late_pd {
-        device.objects.pds.allow(uid, late_pd)?;
+        device.objects.pds.check_use(uid, late_pd)?;
     }
     let new = input.sub(rst2init_qp_in::qpc);
     let optional = input.get(rst2init_qp_in::opt_param_mask);
-    let before = device.objects.qps.own(uid, number)?.context.get32(qpc::counter_set_id);
+    let before = device.objects.qps.owned_mut(uid, number)?.context.get32(qpc::counter_set_id);
     let counter_set = match to {
         Reset => 0,
         Init if op == opcode::RST2INIT_QP => new.get32(qpc::counter_set_id),
         _ if optional & OPTIONAL_COUNTER_SET != 0 => new.get32(qpc::counter_set_id),
         _ => before,
     };
-    device.objects.count_in(uid, before, counter_set)?;
+    device.objects.switch_q_counter(uid, before, counter_set)?;
     if has_late_pd {
         device.objects.pds.hold(late_pd)?;
-        device.objects.qps.own(uid, number)?.pd = late_pd;
+        device.objects.qps.owned_mut(uid, number)?.pd = late_pd;
     }
-    let qp = device.objects.qps.own(uid, number)?;
+    let qp = device.objects.qps.owned_mut(uid, number)?;
     merge(qp, op, &new, optional);
     qp.context.set(qpc::counter_set_id, counter_set.into());
-    qp.enter(to);
+    qp.set_state(to);
     if to == Reset {
         device.stop_waiting(number);
     }
@@ -266,13 +266,13 @@ pub(crate) fn query_qp(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
-    let qp = device.objects.qps.own(uid, number)?;
+    let qp = device.objects.qps.owned_mut(uid, number)?;
     let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
     out.set_sub(query_qp_out::qpc, qp.context.bytes());
     let mut context = out.sub_mut(query_qp_out::qpc);
     context.set(qpc::state, qp.state as u64);
-    if let Some(send) = &qp.send {
-        context.set(qpc::hw_sq_wqebb_counter, send.next().into());
+    if let Some(sq) = &qp.sq {
+        context.set(qpc::hw_sq_wqebb_counter, sq.consumer_index().into());
     }
     Ok(out.into_inner())
 }

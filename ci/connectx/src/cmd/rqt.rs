@@ -24,7 +24,7 @@ fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, CommandError> {
 
 fn hold_queues(device: &mut Device, uid: u32, queues: &[u32]) -> Result<(), CommandError> {
     for queue in queues {
-        device.objects.rqs.allow(uid, *queue)?;
+        device.objects.rqs.check_use(uid, *queue)?;
     }
     for queue in queues {
         device.objects.rqs.hold(*queue)?;
@@ -41,7 +41,7 @@ pub(crate) fn create_rqt(
     let context = input.sub(create_rqt_in::rqt_context);
     let list = input.bytes().get(create_rqt_in::SIZE..).unwrap_or_default();
     let queues = queues(list, context.get(rqtc::rqt_actual_size))?;
-    device.objects.rqts.room()?;
+    device.objects.rqts.check_room()?;
     hold_queues(device, uid, &queues)?;
     let number = device.objects.rqts.insert_owned(uid, Rqt { queues })?;
     let mut out = Bits::<create_rqt_out, _>::new(vec![0; create_rqt_out::SIZE]);
@@ -59,7 +59,7 @@ pub(crate) fn modify_rqt(
     let context = input.sub(modify_rqt_in::ctx);
     let list = input.bytes().get(modify_rqt_in::SIZE..).unwrap_or_default();
     let queues = queues(list, context.get(rqtc::rqt_actual_size))?;
-    device.objects.rqts.own(uid, number)?;
+    device.objects.rqts.owned_mut(uid, number)?;
     hold_queues(device, uid, &queues)?;
     let old = std::mem::replace(&mut device.objects.rqts.get_mut(number)?.queues, queues);
     old.into_iter().for_each(|queue| device.objects.rqs.release(queue));
@@ -72,7 +72,7 @@ pub(crate) fn destroy_rqt(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_rqt_in, _>::new(input).get32(destroy_rqt_in::rqtn);
-    device.objects.rqts.own(uid, number)?;
+    device.objects.rqts.owned_mut(uid, number)?;
     let rqt = device.objects.rqts.remove(number)?;
     rqt.queues.into_iter().for_each(|queue| device.objects.rqs.release(queue));
     Ok(vec![])

@@ -12,8 +12,8 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::buffer::Buffer;
-use crate::object::receive_queue::{Order, ReceiveQueue};
-use crate::object::srq::{Kind, Srq};
+use crate::object::receive_queue::{ReceiveQueue, WqType};
+use crate::object::srq::{Srq, SrqType};
 
 /// RMP state "ready".
 const READY: u64 = 1;
@@ -29,28 +29,28 @@ pub(crate) fn create_rmp(
     let wq_context = context.sub(rmpc::wq);
     let pd = wq_context.get32(wq::pd);
     let limit = wq_context.get(wq::lwm) as u16;
-    device.objects.pds.allow(uid, pd)?;
-    device.objects.srqs.room()?;
-    let (queue, umems) = device.objects.receive_queue_of(uid, &wq_context, pas)?;
+    device.objects.pds.check_use(uid, pd)?;
+    device.objects.srqs.check_room()?;
+    let (queue, umems) = device.objects.new_receive_queue(uid, &wq_context, pas)?;
     device.objects.pds.hold(pd)?;
-    let srq = Srq { kind: Kind::Pool, queue, umems, pd, limit };
+    let srq = Srq { srq_type: SrqType::Rmp, queue, umems, pd, limit };
     let number = device.objects.srqs.insert_owned(uid, srq)?;
     let mut out = Bits::<create_rmp_out, _>::new(vec![0; create_rmp_out::SIZE]);
     out.set(create_rmp_out::rmpn, number.into());
     Ok(out.into_inner())
 }
 
-fn pool(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
-    let srq = device.objects.srqs.own(uid, number)?;
-    if srq.kind != Kind::Pool {
+fn rmp(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
+    let srq = device.objects.srqs.owned_mut(uid, number)?;
+    if srq.srq_type != SrqType::Rmp {
         return refuse!(BadResource, "SRQ {number:#x} is not a memory pool");
     }
     Ok(srq)
 }
 
 fn xrc_srq(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
-    let srq = device.objects.srqs.own(uid, number)?;
-    if srq.kind == Kind::Pool {
+    let srq = device.objects.srqs.owned_mut(uid, number)?;
+    if srq.srq_type == SrqType::Rmp {
         return refuse!(BadResource, "SRQ {number:#x} is not an XRC SRQ");
     }
     Ok(srq)
@@ -65,7 +65,7 @@ pub(crate) fn modify_rmp(
     let number = input.get32(modify_rmp_in::rmpn);
     let wanted = input.sub(modify_rmp_in::ctx);
     let limit_chosen = input.sub(modify_rmp_in::bitmask).is_set(rmp_bitmask::lwm);
-    let srq = pool(device, uid, number)?;
+    let srq = rmp(device, uid, number)?;
     if wanted.get(rmpc::state) != READY {
         return refuse!(BadResourceState, "RMP state {}", wanted.get(rmpc::state));
     }
@@ -82,7 +82,7 @@ pub(crate) fn query_rmp(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<query_rmp_in, _>::new(input).get32(query_rmp_in::rmpn);
-    let srq = pool(device, uid, number)?;
+    let srq = rmp(device, uid, number)?;
     let (pd, limit) = (srq.pd, srq.limit);
     let mut out = Bits::<query_rmp_out, _>::new(vec![0; query_rmp_out::SIZE]);
     let mut context = out.sub_mut(query_rmp_out::rmp_context);
@@ -99,7 +99,7 @@ pub(crate) fn destroy_rmp(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_rmp_in, _>::new(input).get32(destroy_rmp_in::rmpn);
-    pool(device, uid, number)?;
+    rmp(device, uid, number)?;
     let srq = device.objects.srqs.remove(number)?;
     device.objects.pds.release(srq.pd);
     device.objects.release_umems(&srq.umems);
@@ -119,7 +119,7 @@ pub(crate) fn create_xrc_srq(
     let log_size = context.get32(xrc_srqc::log_xrc_srq_size);
     let log_stride = context.get32(xrc_srqc::log_rq_stride) + 4;
     let buffer = Buffer::new(
-        &device.objects.listed,
+        &device.objects.listed_pages,
         context.get(xrc_srqc::log_page_size),
         context.get(xrc_srqc::page_offset),
         1 << (log_size + log_stride),
@@ -127,22 +127,22 @@ pub(crate) fn create_xrc_srq(
     )?;
     let record = context.get(xrc_srqc::db_record_addr_h) << 32
         | context.get(xrc_srqc::db_record_addr_l) << 2;
-    let queue = ReceiveQueue::new(buffer, log_size, log_stride, Order::Linked, record);
+    let queue = ReceiveQueue::new(buffer, log_size, log_stride, WqType::Linked, record);
     let pd = context.get32(xrc_srqc::pd);
     let xrcd = context.get32(xrc_srqc::xrcd);
     let cqn = context.get32(xrc_srqc::cqn);
     let user_index = context.get32(xrc_srqc::user_index);
-    device.objects.pds.allow(uid, pd)?;
-    device.objects.xrcds.allow_lent(uid, xrcd)?;
-    device.objects.cqs.allow_lent(uid, cqn)?;
-    device.objects.srqs.room()?;
+    device.objects.pds.check_use(uid, pd)?;
+    device.objects.xrcds.check_use_or_kernels(uid, xrcd)?;
+    device.objects.cqs.check_use_or_kernels(uid, cqn)?;
+    device.objects.srqs.check_room()?;
     device.objects.cqs.hold(cqn)?;
     device.objects.pds.hold(pd)?;
     device.objects.xrcds.hold(xrcd)?;
-    let kind = Kind::Xrc { xrcd, cqn, user_index };
+    let srq_type = SrqType::Xrc { xrcd, cqn, user_index };
     let limit = context.get(xrc_srqc::lwm) as u16;
     let number =
-        device.objects.srqs.insert_owned(uid, Srq { kind, queue, umems: vec![], pd, limit })?;
+        device.objects.srqs.insert_owned(uid, Srq { srq_type, queue, umems: vec![], pd, limit })?;
     let mut out = Bits::<create_xrc_srq_out, _>::new(vec![0; create_xrc_srq_out::SIZE]);
     out.set(create_xrc_srq_out::xrc_srqn, number.into());
     Ok(out.into_inner())
@@ -184,7 +184,7 @@ pub(crate) fn destroy_xrc_srq(
     xrc_srq(device, uid, number)?;
     let srq = device.objects.srqs.remove(number)?;
     device.objects.pds.release(srq.pd);
-    if let Kind::Xrc { xrcd, cqn, .. } = srq.kind {
+    if let SrqType::Xrc { xrcd, cqn, .. } = srq.srq_type {
         device.objects.xrcds.release(xrcd);
         device.objects.cqs.release(cqn);
     }

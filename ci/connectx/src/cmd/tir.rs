@@ -34,16 +34,16 @@ pub(crate) fn create_tir(
     // Without a transport domain a TIR receives frames of every sender.
     let domain = context.get32(tirc::transport_domain);
     if domain != 0 {
-        device.objects.transport_domains.allow_lent(uid, domain)?;
+        device.objects.transport_domains.check_use_or_kernels(uid, domain)?;
     }
-    device.objects.tirs.room()?;
+    device.objects.tirs.check_room()?;
     match context.get(tirc::disp_type) {
         DIRECT => {
-            device.objects.rqs.allow(uid, context.get32(tirc::inline_rqn))?;
+            device.objects.rqs.check_use(uid, context.get32(tirc::inline_rqn))?;
             device.objects.rqs.hold(context.get32(tirc::inline_rqn))?;
         }
         INDIRECT => {
-            device.objects.rqts.allow(uid, context.get32(tirc::indirect_table))?;
+            device.objects.rqts.check_use(uid, context.get32(tirc::indirect_table))?;
             device.objects.rqts.hold(context.get32(tirc::indirect_table))?;
         }
         other => return refuse!(BadParam, "TIR disp_type {other}"),
@@ -71,7 +71,7 @@ pub(crate) fn modify_tir(
     if select & HASH != 0 {
         hash_function(new.get(tirc::rx_hash_fn))?;
     }
-    let tir = device.objects.tirs.own(uid, number)?;
+    let tir = device.objects.tirs.owned_mut(uid, number)?;
     if select & !(SELF_LOOPBACK | HASH) != 0 {
         return refuse!(BadParam, "MODIFY_TIR of {select:#x}");
     }
@@ -95,7 +95,7 @@ pub(crate) fn destroy_tir(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_tir_in, _>::new(input).get32(destroy_tir_in::tirn);
-    device.objects.tirs.own(uid, number)?;
+    device.objects.tirs.owned_mut(uid, number)?;
     let tir = device.objects.tirs.remove(number)?;
     if tir.context.get(tirc::disp_type) == DIRECT {
         device.objects.rqs.release(tir.context.get32(tirc::inline_rqn));

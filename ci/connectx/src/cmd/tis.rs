@@ -22,8 +22,8 @@ pub(crate) fn create_tis(
         return refuse!(BadParam, "TLS is not modelled");
     }
     let transport_domain = context.get32(tisc::transport_domain);
-    device.objects.transport_domains.allow_lent(uid, transport_domain)?;
-    device.objects.tises.room()?;
+    device.objects.transport_domains.check_use_or_kernels(uid, transport_domain)?;
+    device.objects.tises.check_room()?;
     device.objects.transport_domains.hold(transport_domain)?;
     let number = device.objects.tises.insert_owned(uid, Tis { transport_domain })?;
     let mut out = Bits::<create_tis_out, _>::new(vec![0; create_tis_out::SIZE]);
@@ -37,7 +37,7 @@ pub(crate) fn modify_tis(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<modify_tis_in, _>::new(input);
-    device.objects.tises.own(uid, input.get32(modify_tis_in::tisn))?;
+    device.objects.tises.owned_mut(uid, input.get32(modify_tis_in::tisn))?;
     if input.get(modify_tis_in::bitmask) & !1 != 0 {
         return refuse!(BadParam, "MODIFY_TIS of {:#x}", input.get(modify_tis_in::bitmask));
     }
@@ -51,7 +51,7 @@ pub(crate) fn destroy_tis(
     input: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_tis_in, _>::new(input).get32(destroy_tis_in::tisn);
-    device.objects.tises.own(uid, number)?;
+    device.objects.tises.owned_mut(uid, number)?;
     let tis = device.objects.tises.remove(number)?;
     device.objects.transport_domains.release(tis.transport_domain);
     Ok(vec![])

@@ -21,7 +21,7 @@ pub(crate) fn dealloc_uar(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<dealloc_uar_in, _>::new(input);
     let number = input.get32(dealloc_uar_in::uar);
-    device.objects.uars.own(uid, number)?;
+    device.objects.uars.owned_mut(uid, number)?;
     device.objects.uars.remove(number)?;
     Ok(vec![])
 }

@@ -30,7 +30,7 @@ pub(crate) fn destroy_uctx(device: &mut Device, input: &[u8]) -> Result<Vec<u8>,
     }
     device.objects.uctxs.remove(uid)?;
     // A process may close its device before it frees its UAR pages.
-    let left = device.objects.uars.reclaim(uid);
+    let left = device.objects.uars.remove_owned_by(uid);
     if left > 0 {
         log::debug!("user context {uid} left {left} UARs behind");
     }

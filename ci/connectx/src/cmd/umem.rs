@@ -30,8 +30,8 @@ pub(crate) fn create_umem(
     let Some(rest) = len.checked_sub(offset) else {
         return refuse!(BadParam, "umem begins {offset:#x} bytes into {len:#x}");
     };
-    let buffer =
-        Buffer::new(&device.objects.listed, log_page_size, 0, len, list)?.part(offset, rest)?;
+    let buffer = Buffer::new(&device.objects.listed_pages, log_page_size, 0, len, list)?
+        .part(offset, rest)?;
     let number = device.objects.umems.insert_owned(uid, Umem { buffer })?;
     let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
     out.set(create_umem_out::umem_id, number.into());
@@ -45,7 +45,7 @@ pub(crate) fn destroy_umem(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<destroy_umem_in, _>::new(input);
     let number = input.get32(destroy_umem_in::umem_id);
-    device.objects.umems.own(uid, number)?;
+    device.objects.umems.owned_mut(uid, number)?;
     device.objects.umems.remove(number)?;
     Ok(vec![])
 }

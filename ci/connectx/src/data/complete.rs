@@ -12,8 +12,8 @@ use crate::format::cqe::{
 };
 use crate::format::event::{self, QueueType};
 use crate::format::syndrome::{CqeError, Syndrome};
-use crate::object::qp::{Service, State};
-use crate::object::srq::Kind;
+use crate::object::qp::{QpState, Service};
+use crate::object::srq::SrqType;
 use crate::port::DEFAULT_PKEY;
 
 /// `user_index` of an object that has none of its own.
@@ -52,7 +52,7 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        self.objects.count(qpn, |set| set.count_send_error(cause.syndrome));
+        self.objects.count_for_qp(qpn, |set| set.count_send_error(cause.syndrome));
         // Errors count as solicited, on either side.
         let written = self.complete(cqn, cqe.bytes(), true);
         self.unless_written(qpn, written);
@@ -69,7 +69,7 @@ impl Device {
     fn receive_target(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
         if let Some(srqn) = srqn
             && let Ok(srq) = self.objects.srqs.get(srqn)
-            && let Kind::Xrc { cqn, user_index, .. } = srq.kind
+            && let SrqType::Xrc { cqn, user_index, .. } = srq.srq_type
         {
             return Some((cqn, if user_index == NO_INDEX { srqn } else { user_index }));
         }
@@ -136,7 +136,7 @@ impl Device {
         cause: CqeError,
     ) {
         let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
-        self.objects.count(qpn, |set| set.count_receive_error(cause.syndrome));
+        self.objects.count_for_qp(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
         cqe.put8(54, cause.vendor);
@@ -150,10 +150,10 @@ impl Device {
     /// Moves a queue pair to the error state and schedules it, so that its WQEs are flushed.
     pub(crate) fn qp_error(&mut self, qpn: u32, kind: Option<u8>) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        if qp.state == State::Error {
+        if qp.state == QpState::Error {
             return;
         }
-        qp.state = State::Error;
+        qp.state = QpState::Error;
         self.wake(qpn);
         if let Some(kind) = kind {
             self.qp_event(qpn, kind);
@@ -170,8 +170,8 @@ impl Device {
         if qp.srqn.is_some() || qp.service == Service::Xrc {
             // Receives of an SRQ stay. One event tells the owner that this queue pair takes no more
             // of them. An XRC initiator never took any, although the driver gives it an SRQ.
-            let sends_only = qp.service == Service::Xrc && qp.send.is_some();
-            if !std::mem::replace(&mut qp.told_last, true) && !sends_only {
+            let sends_only = qp.service == Service::Xrc && qp.sq.is_some();
+            if !std::mem::replace(&mut qp.last_wqe_reported, true) && !sends_only {
                 self.qp_event(qpn, event::LAST_WQE_REACHED);
             }
             return;
@@ -179,7 +179,7 @@ impl Device {
         // At most as many as a queue holds: the doorbell record may keep changing.
         for _ in 0..1 << 15 {
             let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-            let Some(queue) = qp.receive.as_mut() else { return };
+            let Some(queue) = qp.rq.as_mut() else { return };
             let Ok(Some(receive)) = queue.peek(&self.memory) else { return };
             queue.take(&receive);
             self.fail_receive(qpn, None, receive.index, Syndrome::Flushed.into());

@@ -7,7 +7,7 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 use crate::device::Device;
 use crate::format::event;
 use crate::init_segment::NS_PER_TICK;
-use crate::object::cq::{Arm, PADDED, PRODUCER_MASK, is_behind};
+use crate::object::cq::{ArmState, PADDED, PRODUCER_MASK, arm_word_lags};
 use crate::recording::{DoorbellCounter, Entry};
 
 const OVERRUN: u8 = 1;
@@ -17,7 +17,7 @@ impl Device {
     /// How many bytes of data fit a CQE of this queue: 32 in place of fields that only datagrams
     /// use, or 64 in the first half of a 128-byte CQE.
     pub(crate) fn inline_room(&self, number: u32) -> usize {
-        self.objects.cqs.get(number).map_or(0, |cq| if cq.entry == 64 { 32 } else { 64 })
+        self.objects.cqs.get(number).map_or(0, |cq| if cq.cqe_size == 64 { 32 } else { 64 })
     }
 
     /// Writes a CQE; see [`Device::write_cqe_with_data`].
@@ -55,18 +55,18 @@ impl Device {
         }
         cqe[63] = cqe[63] & 0xfe | (cq.producer() >> cq.log_size) as u8 & 1;
         let index = u64::from(cq.producer() & ((1 << cq.log_size) - 1));
-        let at = index * cq.entry;
+        let at = index * cq.cqe_size;
         // With padding the driver wants full cache lines written, so that no line is read first.
         let mut first = [0; 64];
         let padded = cq.context.get(cqc::cqe_sz) == PADDED;
         let len = if padded { first.len() } else { data.len().min(first.len()) };
         first[..data.len().min(64)].copy_from_slice(&data[..data.len().min(64)]);
-        let written = match cq.entry {
+        let written = match cq.cqe_size {
             64 => Ok(()),
             _ => cq.buffer.write(&self.memory, at, &first[..len]),
         };
         let written =
-            written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.entry - 64), &cqe));
+            written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.cqe_size - 64), &cqe));
         if written.is_err() {
             return self.fail_cq(number, WRITE_FAULT);
         }
@@ -79,7 +79,7 @@ impl Device {
         if solicited {
             cq.solicited = cq.written;
         }
-        if cq.armed == Arm::Any || cq.armed == Arm::Solicited && solicited {
+        if cq.armed == ArmState::Any || cq.armed == ArmState::Solicited && solicited {
             self.moderate(number, 1);
         }
         true
@@ -125,7 +125,7 @@ impl Device {
     fn notify(&mut self, number: u32) {
         let now = self.now;
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
-        cq.armed = Arm::No;
+        cq.armed = ArmState::Disarmed;
         cq.unreported = 0;
         cq.notified = cq.written;
         cq.reported = now;
@@ -173,15 +173,15 @@ impl Device {
                 seen & PRODUCER_MASK,
             );
             self.recorder.doorbell_record(self.now, DoorbellCounter::CqArm, number, armed);
-            self.doorbells.errors.record_behind += u64::from(is_behind(armed, command));
+            self.doorbells.errors.record_behind += u64::from(arm_word_lags(armed, command));
         }
         let consumer = command & PRODUCER_MASK;
         let solicited_only = command >> 24 & 1 != 0;
-        cq.armed = if solicited_only { Arm::Solicited } else { Arm::Any };
+        cq.armed = if solicited_only { ArmState::Solicited } else { ArmState::Any };
         // Arming starts the moderation again, with the CQEs that the driver has not seen.
         cq.unreported = 0;
         let waited = cq.due.take();
-        let unseen = cq.unseen(consumer, solicited_only);
+        let unseen = cq.cqes_to_report(consumer, solicited_only);
         if let Some(due) = waited {
             self.cq_timers.remove(&(due, number));
         }

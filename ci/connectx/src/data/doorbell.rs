@@ -55,9 +55,9 @@ impl Device {
         let blocks = ((second & 0x3f) * 16).div_ceil(64) as u16;
         let index = (first >> 8) as u16;
         let (ring, owner) = if let Ok(qp) = self.objects.qps.get_mut(number) {
-            (qp.send.as_mut(), qp.uar)
+            (qp.sq.as_mut(), qp.uar)
         } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
-            (Some(&mut sq.ring), sq.uar)
+            (Some(&mut sq.queue), sq.uar)
         } else {
             (None, 0)
         };
@@ -69,23 +69,28 @@ impl Device {
         let end = index.wrapping_add(blocks);
         // If the record cannot be read or is out of range, the device reports that when it runs the
         // queue.
-        let refreshed = ring.refresh(&self.memory);
-        self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, number, ring.posted().into());
-        if refreshed.is_ok() && ring.behind(end) {
+        let refreshed = ring.read_doorbell_record(&self.memory);
+        self.recorder.doorbell_record(
+            self.now,
+            DoorbellCounter::Sq,
+            number,
+            ring.producer_index().into(),
+        );
+        if refreshed.is_ok() && ring.record_lags(end) {
             self.doorbells.errors.record_behind += 1;
         }
         // If the device has already executed the WQE, because it saw the doorbell record first, the
         // driver may have overwritten the WQE.
-        if ring.pending(index) {
+        if ring.is_pending(index) {
             let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
             let copy = data.as_ref().unwrap_or(&words);
-            let stored = ring.read(&self.memory, index, usize::from(blocks));
+            let stored = ring.read_wqebbs(&self.memory, index, usize::from(blocks));
             let same = |stored: Vec<u8>| copy.iter().zip(&stored).all(|(copy, own)| copy == own);
             if !stored.is_ok_and(same) {
                 self.doorbells.errors.differs += 1;
             }
             if let Some(data) = data {
-                ring.set_data(index, data);
+                ring.set_blue_flame_wqe(index, data);
             }
         }
         self.wake(number);

@@ -11,8 +11,8 @@ use crate::format::frame::{self, Parts};
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{Control, Gather, Segments, op};
 use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
-use crate::object::mkey::{Access, Right};
-use crate::object::rq::State;
+use crate::object::mkey::{Access, AccessRight};
+use crate::object::rq::WqState;
 use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
 use crate::recording::{self, Entry, RqType};
@@ -52,16 +52,16 @@ impl Device {
     pub(crate) fn next_frames(&mut self, sqn: u32) -> Outgoing {
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
         match sq.state {
-            State::Ready => {}
-            State::Error => {
+            WqState::Ready => {}
+            WqState::Error => {
                 self.flush_frames(sqn);
                 return Outgoing::Idle;
             }
-            State::Reset => return Outgoing::Idle,
+            WqState::Reset => return Outgoing::Idle,
         }
-        let request = match sq.ring.refresh(&self.memory) {
-            Ok(()) if !sq.ring.waiting() => return Outgoing::Idle,
-            Ok(()) => sq.ring.request(&self.memory),
+        let request = match sq.queue.read_doorbell_record(&self.memory) {
+            Ok(()) if !sq.queue.has_pending() => return Outgoing::Idle,
+            Ok(()) => sq.queue.next_wqe(&self.memory),
             Err(why) => Err(why),
         };
         let (control, bytes) = match request {
@@ -72,10 +72,10 @@ impl Device {
                 return Outgoing::Idle;
             }
         };
-        let index = sq.ring.next();
+        let index = sq.queue.consumer_index();
         let request = Entry::Wqe {
             service: recording::SERVICE_RAW_SQ,
-            blue_flame: sq.ring.has_data(),
+            blue_flame: sq.queue.has_blue_flame_wqe(),
             index,
             number: sqn,
             bytes: &bytes[..],
@@ -92,10 +92,10 @@ impl Device {
             opcode => operation(format!("opcode {opcode:#x}")),
         };
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
-        sq.ring.advance(control.blocks());
+        sq.queue.advance(control.blocks());
         let cause = frames.as_ref().err().map(|(syndrome, _)| *syndrome);
         if cause.is_some() {
-            sq.state = State::Error;
+            sq.state = WqState::Error;
             self.wake(sqn);
         }
         if control.signaled() || cause.is_some() {
@@ -145,18 +145,18 @@ impl Device {
     fn flush_frames(&mut self, sqn: u32) {
         for _ in 0..1 << 16 {
             let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return };
-            if sq.ring.refresh(&self.memory).is_err() || !sq.ring.waiting() {
+            if sq.queue.read_doorbell_record(&self.memory).is_err() || !sq.queue.has_pending() {
                 return;
             }
-            let index = sq.ring.next();
-            let opcode = match sq.ring.request(&self.memory) {
+            let index = sq.queue.consumer_index();
+            let opcode = match sq.queue.next_wqe(&self.memory) {
                 Ok((control, _)) => {
-                    sq.ring.advance(control.blocks());
+                    sq.queue.advance(control.blocks());
                     control.opcode
                 }
                 // The WQE cannot be read, so the next one cannot be found: drop the rest.
                 Err(_) => {
-                    sq.ring.discard();
+                    sq.queue.discard_pending();
                     0
                 }
             };
@@ -170,8 +170,8 @@ impl Device {
             QueueType::Send => self.objects.sqs.get_mut(number).ok().map(|sq| &mut sq.state),
             _ => self.objects.rqs.get_mut(number).ok().map(|rq| &mut rq.state),
         };
-        let Some(state) = state.filter(|state| **state != State::Error) else { return };
-        *state = State::Error;
+        let Some(state) = state.filter(|state| **state != WqState::Error) else { return };
+        *state = WqState::Error;
         self.queue_event(queue, number, event::WQ_CATASTROPHIC);
         match queue {
             QueueType::Send => self.wake(number),
@@ -231,11 +231,11 @@ impl Device {
                         key: entry.key,
                         pd,
                         qpn: sqn,
-                        right: Right::LocalRead,
+                        right: AccessRight::LocalRead,
                         address: entry.address,
                         len: entry.len.into(),
                     };
-                    let bytes = self.read_pieces(place);
+                    let bytes = self.dma_read(place);
                     frame.extend(bytes.map_err(|why| (Syndrome::LocalProtection, why))?);
                 }
             }
@@ -323,14 +323,14 @@ impl Device {
     /// Writes a frame to a receive queue; returns false if it is dropped.
     fn deliver(&mut self, rqn: u32, parts: &Parts, frame: &[u8], flow_tag: u32) -> bool {
         let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
-        if rq.state != State::Ready {
+        if rq.state != WqState::Ready {
             return false;
         }
         let receive = match rq.queue.peek(&self.memory) {
             Ok(Some(receive)) => receive,
             Ok(None) => {
                 let set = rq.context.get32(rqc::counter_set_id);
-                if let Ok(set) = self.objects.counters.get_mut(set) {
+                if let Ok(set) = self.objects.q_counters.get_mut(set) {
                     set.out_of_buffer = set.out_of_buffer.wrapping_add(1);
                 }
                 return false;
@@ -362,16 +362,16 @@ impl Device {
                 key: entry.key,
                 pd,
                 qpn: rqn,
-                right: Right::LocalWrite,
+                right: AccessRight::LocalWrite,
                 address: entry.address,
                 len: part.len() as u64,
             };
             if !part.is_empty()
-                && let Err(why) = self.write_pieces(place, part)
+                && let Err(why) = self.dma_write(place, part)
             {
                 log::warn!("receive of RQ {rqn:#x}: {why}");
                 if let Ok(rq) = self.objects.rqs.get_mut(rqn) {
-                    rq.state = State::Error;
+                    rq.state = WqState::Error;
                 }
                 self.fail_raw_receive(rqn, receive.index, Syndrome::LocalProtection);
                 self.flush_raw_receives(rqn);

@@ -10,9 +10,9 @@ use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
 use crate::format::syndrome::Syndrome;
-use crate::object::mkey::{Access, Right};
-use crate::object::qp::{Service, State};
-use crate::object::receive_queue::Receive;
+use crate::object::mkey::{Access, AccessRight};
+use crate::object::qp::{QpState, Service};
+use crate::object::receive_queue::ReceiveWqe;
 use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::recording::RqType;
@@ -47,7 +47,7 @@ impl Device {
         let Some(qpn) = self.local_qpn(message.qpn) else { return Answer::Lost };
         let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
         let receiving =
-            matches!(qp.state, State::ReadyToReceive | State::ReadyToSend | State::SendError);
+            matches!(qp.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SendError);
         if !receiving || qp.service.datagram() != message.datagram.is_some() {
             return Answer::Lost;
         }
@@ -79,8 +79,9 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
-                self.objects
-                    .count(qpn, |set| set.out_of_sequence = set.out_of_sequence.wrapping_add(1));
+                self.objects.count_for_qp(qpn, |set| {
+                    set.out_of_sequence = set.out_of_sequence.wrapping_add(1)
+                });
                 // An earlier message is missing; the requester will retry it.
                 return Answer::Lost;
             }
@@ -98,7 +99,7 @@ impl Device {
     /// A duplicate: the requester did not get the response.
     fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
         self.objects
-            .count(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
+            .count_for_qp(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
             Action::Read { .. } => self.act(qpn, message),
             Action::Atomic { .. } => {
@@ -130,11 +131,11 @@ impl Device {
                     return self.invalid_request(qpn);
                 }
                 let len = message.payload.len() as u64;
-                let place = access(Right::RemoteWrite, key, address, len);
-                if len > 0 && self.write_pieces(place, &message.payload).is_err() {
+                let place = access(AccessRight::RemoteWrite, key, address, len);
+                if len > 0 && self.dma_write(place, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.objects.count(qpn, |set| {
+                self.objects.count_for_qp(qpn, |set| {
                     set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
@@ -150,9 +151,9 @@ impl Device {
                 if len == 0 {
                     return Answer::Data(vec![]);
                 }
-                match self.read_pieces(access(Right::RemoteRead, key, address, len)) {
+                match self.dma_read(access(AccessRight::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.objects.count(qpn, |set| {
+                        self.objects.count_for_qp(qpn, |set| {
                             set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
                         });
                         Answer::Data(data)
@@ -164,11 +165,11 @@ impl Device {
                 if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(Right::RemoteAtomic, key, address, len);
-                let Ok(old) = self.update_word(place, |old| change.apply(old)) else {
+                let place = access(AccessRight::RemoteAtomic, key, address, len);
+                let Ok(old) = self.dma_atomic(place, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
-                self.objects.count(qpn, |set| {
+                self.objects.count_for_qp(qpn, |set| {
                     set.rx_atomic_requests = set.rx_atomic_requests.wrapping_add(1)
                 });
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
@@ -185,7 +186,7 @@ impl Device {
     }
 
     fn access_error(&mut self, qpn: u32) -> Answer {
-        self.objects.count(qpn, |set| {
+        self.objects.count_for_qp(qpn, |set| {
             set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
         });
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
@@ -210,14 +211,14 @@ impl Device {
                 .qps
                 .get(qpn)
                 .ok()
-                .and_then(|qp| qp.receive.as_ref())
+                .and_then(|qp| qp.rq.as_ref())
                 .map(|queue| queue.peek(&self.memory)),
         };
         let receive = match peeked {
             Some(Ok(Some(receive))) => receive,
             Some(Ok(None)) | None => {
                 self.objects
-                    .count(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
+                    .count_for_qp(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
                 return Some(Answer::NotReady(rnr));
             }
             Some(Err(why)) => {
@@ -251,7 +252,7 @@ impl Device {
         qpn: u32,
         pd: u32,
         message: &Message,
-        receive: &Receive,
+        receive: &ReceiveWqe,
     ) -> Option<Answer> {
         let mut data = Vec::new();
         if matches!(message.action, Action::Send { .. }) {
@@ -277,7 +278,7 @@ impl Device {
                     key: entry.key,
                     pd,
                     qpn,
-                    right: Right::LocalWrite,
+                    right: AccessRight::LocalWrite,
                     address: entry.address,
                     len: part.len() as u64,
                 };
@@ -286,7 +287,7 @@ impl Device {
                 let done = if inline {
                     self.objects.resolve(place).map(|_| ())
                 } else {
-                    self.write_pieces(place, part)
+                    self.dma_write(place, part)
                 };
                 if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");
@@ -322,7 +323,7 @@ impl Device {
     /// Whether the data of a message is scattered to the CQE.
     fn inline_receive(&self, qpn: u32, message: &Message, len: usize) -> bool {
         let Ok(qp) = self.objects.qps.get(qpn) else { return false };
-        let room = qp.inline_receives().min(self.inline_room(qp.receive_cq()));
+        let room = qp.receive_scatter_to_cqe().min(self.inline_room(qp.receive_cq()));
         matches!(qp.service, Service::Rc | Service::Uc)
             && message.srqn.is_none()
             && (1..=room).contains(&len)

@@ -12,8 +12,8 @@ use crate::fault::Side;
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::format::wqe::{AddressVector, Control, Gather, Segments, Short, op};
 use crate::format::{event, frame};
-use crate::object::mkey::{Access, Right};
-use crate::object::qp::{Service, State, Wait};
+use crate::object::mkey::{Access, AccessRight};
+use crate::object::qp::{QpState, RetryTimer, Service};
 use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::recording::{DoorbellCounter, Entry};
@@ -58,16 +58,16 @@ impl Device {
     pub(crate) fn next_request(&mut self, qpn: u32) -> Next {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
         match qp.state {
-            State::ReadyToSend => match qp.waits {
-                Some(Wait::Until(due)) if due <= self.now => qp.waits = None,
+            QpState::ReadyToSend => match qp.retry_timer {
+                Some(RetryTimer::At(due)) if due <= self.now => qp.retry_timer = None,
                 Some(_) => return Next::Idle,
                 None => {}
             },
-            State::SendError => {
+            QpState::SendError => {
                 self.flush_sends(qpn);
                 return Next::Idle;
             }
-            State::Error => {
+            QpState::Error => {
                 self.flush_sends(qpn);
                 self.flush_receives(qpn);
                 self.look_for_late_receives(qpn);
@@ -75,17 +75,22 @@ impl Device {
             }
             _ => return Next::Idle,
         }
-        let Some(ring) = qp.send.as_mut() else { return Next::Idle };
-        if let Err(why) = ring.refresh(&self.memory) {
+        let Some(ring) = qp.sq.as_mut() else { return Next::Idle };
+        if let Err(why) = ring.read_doorbell_record(&self.memory) {
             log::warn!("QP {qpn:#x}: {why}");
             self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
             return Next::Idle;
         }
-        self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, qpn, ring.posted().into());
-        if !ring.waiting() {
+        self.recorder.doorbell_record(
+            self.now,
+            DoorbellCounter::Sq,
+            qpn,
+            ring.producer_index().into(),
+        );
+        if !ring.has_pending() {
             return Next::Idle;
         }
-        let (control, bytes) = match ring.request(&self.memory) {
+        let (control, bytes) = match ring.next_wqe(&self.memory) {
             Ok(request) => request,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
@@ -95,8 +100,8 @@ impl Device {
         };
         let request = Entry::Wqe {
             service: qp.context.get(qpc::st) as u8,
-            blue_flame: ring.has_data(),
-            index: ring.next(),
+            blue_flame: ring.has_blue_flame_wqe(),
+            index: ring.consumer_index(),
             number: qpn,
             bytes: &bytes[..],
         };
@@ -131,12 +136,12 @@ impl Device {
         const FIRST: u64 = 1_000_000;
         const MOST: u8 = 12;
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        let has_timer = matches!(qp.waits, Some(Wait::Until(due)) if due > self.now);
-        if qp.receive.is_none() || has_timer || qp.looks == MOST {
+        let has_timer = matches!(qp.retry_timer, Some(RetryTimer::At(due)) if due > self.now);
+        if qp.rq.is_none() || has_timer || qp.late_receive_checks == MOST {
             return;
         }
-        let wait = FIRST << qp.looks;
-        qp.looks += 1;
+        let wait = FIRST << qp.late_receive_checks;
+        qp.late_receive_checks += 1;
         self.wait(qpn, wait);
     }
 
@@ -145,8 +150,8 @@ impl Device {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         qp.rnr_retries = 0;
-        let index = qp.send.as_mut().map_or(0, |ring| {
-            let index = ring.next();
+        let index = qp.sq.as_mut().map_or(0, |ring| {
+            let index = ring.consumer_index();
             ring.advance(control.blocks());
             index
         });
@@ -159,8 +164,8 @@ impl Device {
     fn fail(&mut self, qpn: u32, control: &Control, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
-        let index = qp.send.as_mut().map_or(0, |ring| {
-            let index = ring.next();
+        let index = qp.sq.as_mut().map_or(0, |ring| {
+            let index = ring.consumer_index();
             ring.advance(control.blocks());
             index
         });
@@ -170,7 +175,7 @@ impl Device {
         }
         // An unreliable service only stops sending.
         if let Ok(qp) = self.objects.qps.get_mut(qpn) {
-            qp.state = State::SendError;
+            qp.state = QpState::SendError;
         }
         self.wake(qpn);
     }
@@ -178,19 +183,19 @@ impl Device {
     fn flush_sends(&mut self, qpn: u32) {
         for _ in 0..1 << 16 {
             let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-            let Some(ring) = qp.send.as_mut() else { return };
-            if ring.refresh(&self.memory).is_err() || !ring.waiting() {
+            let Some(ring) = qp.sq.as_mut() else { return };
+            if ring.read_doorbell_record(&self.memory).is_err() || !ring.has_pending() {
                 return;
             }
-            let index = ring.next();
-            let opcode = match ring.request(&self.memory) {
+            let index = ring.consumer_index();
+            let opcode = match ring.next_wqe(&self.memory) {
                 Ok((control, _)) => {
                     ring.advance(control.blocks());
                     control.opcode
                 }
                 // The WQE cannot be read, so the next one cannot be found: drop the rest.
                 Err(_) => {
-                    ring.discard();
+                    ring.discard_pending();
                     0
                 }
             };
@@ -207,9 +212,9 @@ impl Device {
         bytes: &[u8],
     ) -> Result<Option<Box<(Job, Message, Target)>>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        let Some(ring) = &qp.send else { return Err(Syndrome::LocalQpOperation) };
-        if control.index != ring.next() || control.number != qpn || control.units == 0 {
-            log::warn!("QP {qpn:#x}: request {control:?} at block {:#x}", ring.next());
+        let Some(ring) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
+        if control.index != ring.consumer_index() || control.number != qpn || control.units == 0 {
+            log::warn!("QP {qpn:#x}: request {control:?} at block {:#x}", ring.consumer_index());
             return Err(Syndrome::LocalQpOperation);
         }
         let (service, pd) = (qp.service, qp.pd);
@@ -415,11 +420,11 @@ impl Device {
                         key: entry.key,
                         pd,
                         qpn,
-                        right: Right::LocalRead,
+                        right: AccessRight::LocalRead,
                         address: entry.address,
                         len: entry.len.into(),
                     };
-                    let bytes = self.read_pieces(place).map_err(|why| {
+                    let bytes = self.dma_read(place).map_err(|why| {
                         log::debug!("send of QP {qpn:#x}: {why}");
                         Syndrome::LocalProtection
                     })?;
@@ -433,7 +438,7 @@ impl Device {
     /// Stores response data in memory, or returns it to be scattered to the CQE.
     fn bring_back(&self, qpn: u32, job: &Job, data: Vec<u8>) -> Result<Vec<u8>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        let room = qp.inline_sends().min(self.inline_room(qp.send_cq()));
+        let room = qp.send_scatter_to_cqe().min(self.inline_room(qp.send_cq()));
         let inline = job.control.signaled() && (1..=room).contains(&data.len());
         self.scatter(qpn, &job.gather, &data, !inline)?;
         Ok(if inline { data } else { vec![] })
@@ -456,12 +461,12 @@ impl Device {
                 key: entry.key,
                 pd: qp.pd,
                 qpn,
-                right: Right::LocalWrite,
+                right: AccessRight::LocalWrite,
                 address: entry.address,
                 len: part.len() as u64,
             };
             let done = match write {
-                true => self.write_pieces(place, part),
+                true => self.dma_write(place, part),
                 false => self.objects.resolve(place).map(|_| ()),
             };
             done.map_err(|_| Syndrome::LocalProtection)?;
@@ -495,7 +500,7 @@ impl Device {
             Answer::NotReady(code) => {
                 let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
                 qp.rnr_retries = qp.rnr_retries.saturating_add(1);
-                self.objects.count(qpn, |set| {
+                self.objects.count_for_qp(qpn, |set| {
                     set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
                 });
                 if !exceeded {
@@ -505,12 +510,12 @@ impl Device {
             }
             Answer::Lost => {
                 let Some(timeout) = timeout else {
-                    qp.waits = Some(Wait::Forever);
+                    qp.retry_timer = Some(RetryTimer::Never);
                     return;
                 };
                 let exceeded = qp.retries >= retries;
                 qp.retries = qp.retries.saturating_add(1);
-                self.objects.count(qpn, |set| {
+                self.objects.count_for_qp(qpn, |set| {
                     set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
                 });
                 if !exceeded {

@@ -3,7 +3,7 @@
 //! Pairs with [`crate::object::flow_table`] and [`super::raw`].
 
 use crate::device::Device;
-use crate::object::flow_table::{Destination, MATCH};
+use crate::object::flow_table::{FlowDestination, MATCH_BYTES};
 
 /// Cost of comparing a frame with one entry, in steps.
 const ENTRY_STEPS: u64 = 4;
@@ -21,9 +21,14 @@ pub(crate) struct Verdict {
 
 impl Device {
     /// Runs a frame of `len` bytes, given as match parameters, through the tables of a type.
-    pub(crate) fn steer(&mut self, kind: u64, headers: &[u8; MATCH], len: usize) -> Verdict {
+    pub(crate) fn steer(
+        &mut self,
+        table_type: u64,
+        headers: &[u8; MATCH_BYTES],
+        len: usize,
+    ) -> Verdict {
         let mut verdict = Verdict::default();
-        let Some(root) = self.objects.flow_roots.tables.get(&kind) else { return verdict };
+        let Some(root) = self.objects.flow_roots.tables.get(&table_type) else { return verdict };
         let mut tables = vec![*root];
         let mut counters = vec![];
         // Tables may form a circle, so a frame passes at most as many tables as there are.
@@ -55,10 +60,10 @@ impl Device {
             }
             for to in &entry.to {
                 match to {
-                    Destination::Table(table) => tables.push(*table),
+                    FlowDestination::Table(table) => tables.push(*table),
                     // A TIR receives the frame once, even if several entries lead to it.
-                    Destination::Tir(tir) if verdict.tirs.contains(tir) => {}
-                    Destination::Tir(tir) => verdict.tirs.push(*tir),
+                    FlowDestination::Tir(tir) if verdict.tirs.contains(tir) => {}
+                    FlowDestination::Tir(tir) => verdict.tirs.push(*tir),
                 }
             }
         }
@@ -139,8 +144,8 @@ mod tests {
         input
     }
 
-    fn headers(port: u64) -> [u8; MATCH] {
-        let mut headers = Bits::<fte_match_param, _>::new([0; MATCH]);
+    fn headers(port: u64) -> [u8; MATCH_BYTES] {
+        let mut headers = Bits::<fte_match_param, _>::new([0; MATCH_BYTES]);
         headers.sub_mut(fte_match_param::outer_headers).set(fte_match_set_lyr_2_4::udp_dport, port);
         headers.into_inner()
     }

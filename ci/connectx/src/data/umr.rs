@@ -131,7 +131,7 @@ impl Device {
         if !trusted && !mkey.is_list() {
             return Err("only a queue of the kernel may change a key of pages".into());
         }
-        if !trusted && !mkey.is_free() && !mkey.is_of_queue(qpn) {
+        if !trusted && !mkey.is_free() && !mkey.allows_qp(qpn) {
             let bound = mkey.context.get(mkc::qpn);
             return Err(Refusal(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
         }
@@ -188,7 +188,7 @@ impl Device {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
             return Err(Syndrome::LocalProtection);
         };
-        let (list, own) = (mkey.is_list(), mkey.is_of_queue(asker.qpn));
+        let (list, own) = (mkey.is_list(), mkey.allows_qp(asker.qpn));
         let context = &mut mkey.context;
         let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
             && context.get32(mkc::pd) == asker.pd
@@ -207,7 +207,7 @@ impl Device {
     /// not allowed.
     pub(crate) fn invalidate(&mut self, qpn: u32, key: u32, pd: u32) -> bool {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
-        let own = mkey.is_of_queue(qpn);
+        let own = mkey.allows_qp(qpn);
         let context = &mut mkey.context;
         let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
             && context.get32(mkc::pd) == pd

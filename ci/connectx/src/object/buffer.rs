@@ -15,32 +15,32 @@ pub const MAX_PAGES: usize = 4 << 20;
 
 /// How many pages the buffers of a function list.
 #[derive(Debug, Clone, Default)]
-pub struct Listed(Arc<AtomicUsize>);
+pub struct ListedPages(Arc<AtomicUsize>);
 
 /// A list of pages, counted as long as it exists.
 #[derive(Debug, Default)]
-struct List {
+struct PageList {
     pages: Vec<u64>,
-    listed: Listed,
+    listed: ListedPages,
 }
 
-impl Listed {
+impl ListedPages {
     /// The number of pages.
     pub fn pages(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn list(&self, pages: Vec<u64>) -> Result<List, CommandError> {
+    fn list(&self, pages: Vec<u64>) -> Result<PageList, CommandError> {
         let all = self.pages() + pages.len();
         if all > MAX_PAGES {
             return refuse!(NoResources, "all queues would list {all} pages, {MAX_PAGES} at most");
         }
         self.0.store(all, Ordering::Relaxed);
-        Ok(List { pages, listed: self.clone() })
+        Ok(PageList { pages, listed: self.clone() })
     }
 }
 
-impl Drop for List {
+impl Drop for PageList {
     fn drop(&mut self) {
         self.listed.0.fetch_sub(self.pages.len(), Ordering::Relaxed);
     }
@@ -52,7 +52,7 @@ pub struct Buffer {
     shift: u32,
     offset: u64,
     len: u64,
-    list: Arc<List>,
+    list: Arc<PageList>,
 }
 
 impl Buffer {
@@ -64,7 +64,7 @@ impl Buffer {
     /// If the list does not cover the buffer, an address is not page-aligned, or all buffers list
     /// too many pages.
     pub fn new(
-        listed: &Listed,
+        listed: &ListedPages,
         log_page_size: u64,
         page_offset: u64,
         len: u64,
@@ -133,7 +133,7 @@ impl Buffer {
         self.len == 0
     }
 
-    fn pieces(
+    fn for_each_page(
         &self,
         at: u64,
         len: usize,
@@ -160,7 +160,7 @@ impl Buffer {
     /// # Errors
     /// [`DmaFault`] past the end, or where a page is not in guest memory.
     pub fn read(&self, memory: &GuestMemory, at: u64, to: &mut [u8]) -> Result<(), DmaFault> {
-        self.pieces(at, to.len(), |address, range| memory.read(address, &mut to[range]))
+        self.for_each_page(at, to.len(), |address, range| memory.read(address, &mut to[range]))
     }
 
     /// Writes to byte `at` of the buffer.
@@ -168,7 +168,7 @@ impl Buffer {
     /// # Errors
     /// [`DmaFault`] past the end, or where a page is not in guest memory.
     pub fn write(&self, memory: &GuestMemory, at: u64, from: &[u8]) -> Result<(), DmaFault> {
-        self.pieces(at, from.len(), |address, range| memory.write(address, &from[range]))
+        self.for_each_page(at, from.len(), |address, range| memory.write(address, &from[range]))
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
-        let buffer = Buffer::new(&Listed::default(), 0, 63, 8192, &list).unwrap();
+        let buffer = Buffer::new(&ListedPages::default(), 0, 63, 8192, &list).unwrap();
         let data: Vec<u8> = (0..8192u32).map(|n| (n / 7) as u8).collect();
         buffer.write(&memory, 0, &data).unwrap();
         let mut back = vec![0; 8192];
@@ -198,7 +198,7 @@ mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
-        let whole = Buffer::new(&Listed::default(), 0, 0, 3 << 12, &list).unwrap();
+        let whole = Buffer::new(&ListedPages::default(), 0, 0, 3 << 12, &list).unwrap();
         let data: Vec<u8> = (0..3 << 12).map(|n: u32| (n / 5) as u8).collect();
         whole.write(&memory, 0, &data).unwrap();
         let part = whole.part(0xff8, 0x1010).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     fn a_list_that_does_not_cover_is_refused() {
         let list = [0; 16];
         let new = |size, offset, len, list: &[u8]| {
-            Buffer::new(&Listed::default(), size, offset, len, list)
+            Buffer::new(&ListedPages::default(), size, offset, len, list)
         };
         assert!(new(0, 0, 8193, &list).is_err());
         assert!(new(0, 1, 8192, &list).is_err());
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn lists_have_a_limit_together_and_end_with_their_last_part() {
-        let listed = Listed::default();
+        let listed = ListedPages::default();
         let list = vec![0; MAX_PAGES / 2 * 8];
         let len = (MAX_PAGES as u64 / 2) << 12;
         let one = Buffer::new(&listed, 0, 0, len, &list).unwrap();

@@ -19,14 +19,14 @@ pub struct Cq {
     pub(crate) umems: Vec<u32>,
     pub(crate) log_size: u32,
     /// 64, or 128 with the CQE proper in the second half.
-    pub(crate) entry: u64,
+    pub(crate) cqe_size: u64,
     /// CQEs written so far; the lower 24 bits are the producer index.
     pub(crate) written: u64,
     /// Value of `written` after the last solicited CQE.
     pub(crate) solicited: u64,
     /// Value of `written` at the last event.
     pub(crate) notified: u64,
-    pub(crate) armed: Arm,
+    pub(crate) armed: ArmState,
     /// CQEs that the next event will report, and the time of the last event.
     pub(crate) unreported: u32,
     pub(crate) reported: u64,
@@ -38,8 +38,8 @@ pub struct Cq {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arm {
-    No,
+pub(crate) enum ArmState {
+    Disarmed,
     Any,
     Solicited,
 }
@@ -52,7 +52,7 @@ impl Cq {
     /// How many CQEs call for an event, if the driver arms the CQ at consumer index `consumer`. A
     /// CQE that an event has reported does not call for another: drivers arm before they poll, and
     /// then wait for new CQEs.
-    pub(crate) fn unseen(&self, consumer: u32, solicited_only: bool) -> u32 {
+    pub(crate) fn cqes_to_report(&self, consumer: u32, solicited_only: bool) -> u32 {
         let newest = if solicited_only { self.solicited } else { self.written };
         let seen = (newest as u32).wrapping_sub(consumer) & PRODUCER_MASK;
         // The driver has already seen later CQEs.
@@ -64,7 +64,7 @@ impl Cq {
 
 /// Whether the arm word in the doorbell record is older than the doorbell. It may be newer, if the
 /// next doorbell is on its way.
-pub(crate) fn is_behind(record: u32, doorbell: u32) -> bool {
+pub(crate) fn arm_word_lags(record: u32, doorbell: u32) -> bool {
     // Bits 28 and 29 count events, modulo 4.
     let serial = (record >> 28).wrapping_sub(doorbell >> 28) & 3;
     let consumer = record.wrapping_sub(doorbell) & PRODUCER_MASK;
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn an_older_arm_word_is_told_from_a_newer_one() {
-        assert!(!is_behind(0x1000_0005, 0x1000_0005));
-        assert!(!is_behind(0x1000_0006, 0x1000_0005));
-        assert!(!is_behind(0x2000_0000, 0x1000_0005));
-        assert!(!is_behind(0x0000_0001, 0x30ff_ffff));
-        assert!(!is_behind(0x1000_0000, 0x10ff_ffff));
-        assert!(is_behind(0x1000_0004, 0x1000_0005));
-        assert!(is_behind(0x1000_0005, 0x2000_0005));
-        assert!(is_behind(0x3000_0005, 0x0000_0005));
+        assert!(!arm_word_lags(0x1000_0005, 0x1000_0005));
+        assert!(!arm_word_lags(0x1000_0006, 0x1000_0005));
+        assert!(!arm_word_lags(0x2000_0000, 0x1000_0005));
+        assert!(!arm_word_lags(0x0000_0001, 0x30ff_ffff));
+        assert!(!arm_word_lags(0x1000_0000, 0x10ff_ffff));
+        assert!(arm_word_lags(0x1000_0004, 0x1000_0005));
+        assert!(arm_word_lags(0x1000_0005, 0x2000_0005));
+        assert!(arm_word_lags(0x3000_0005, 0x0000_0005));
     }
 }

@@ -14,7 +14,7 @@ const ANY_QP: u64 = 0xff_ffff;
 /// How deep lists of mkeys may nest.
 const MAX_DEPTH: u32 = 4;
 /// The most address ranges of one access.
-const MAX_PIECES: usize = 1 << 20;
+const MAX_RANGES: usize = 1 << 20;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
 pub(crate) const PHYSICAL: u64 = 0;
@@ -31,7 +31,7 @@ pub struct Mkey {
 
 /// The access right that an access needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Right {
+pub(crate) enum AccessRight {
     LocalRead,
     LocalWrite,
     RemoteRead,
@@ -45,14 +45,14 @@ pub(crate) struct Access {
     pub(crate) key: u32,
     pub(crate) pd: u32,
     pub(crate) qpn: u32,
-    pub(crate) right: Right,
+    pub(crate) right: AccessRight,
     pub(crate) address: u64,
     pub(crate) len: u64,
 }
 
 /// Address of a range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DmaAddress {
     /// Guest physical address.
     Guest(u64),
     /// Offset in BAR0.
@@ -61,8 +61,8 @@ pub(crate) enum Place {
 
 /// A contiguous range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) place: Place,
+pub(crate) struct DmaRange {
+    pub(crate) address: DmaAddress,
     pub(crate) len: usize,
 }
 
@@ -87,7 +87,7 @@ impl Mkey {
     }
 
     /// Whether a queue pair may use it: it is bound to that queue pair or to none.
-    pub(crate) fn is_of_queue(&self, qpn: u32) -> bool {
+    pub(crate) fn allows_qp(&self, qpn: u32) -> bool {
         matches!(self.context.get(mkc::qpn), bound if bound == ANY_QP || bound == u64::from(qpn))
     }
 
@@ -95,13 +95,13 @@ impl Mkey {
         self.context.is_set(mkc::free)
     }
 
-    fn allows(&self, right: Right) -> bool {
+    fn allows(&self, right: AccessRight) -> bool {
         self.context.is_set(match right {
-            Right::LocalRead => mkc::lr,
-            Right::LocalWrite => mkc::lw,
-            Right::RemoteRead => mkc::rr,
-            Right::RemoteWrite => mkc::rw,
-            Right::RemoteAtomic => mkc::a,
+            AccessRight::LocalRead => mkc::lr,
+            AccessRight::LocalWrite => mkc::lw,
+            AccessRight::RemoteRead => mkc::rr,
+            AccessRight::RemoteWrite => mkc::rw,
+            AccessRight::RemoteAtomic => mkc::a,
         })
     }
 
@@ -113,10 +113,10 @@ impl Mkey {
 
 impl Objects {
     /// Finds the address ranges of an access, or the reason why it is not allowed.
-    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
-        let mut walk = Walk { pieces: vec![], cost: &self.cost };
+    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<DmaRange>, String> {
+        let mut walk = Walk { ranges: vec![], cost: &self.cost };
         self.resolve_into(access, 0, &mut walk)?;
-        Ok(walk.pieces)
+        Ok(walk.ranges)
     }
 
     fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
@@ -132,7 +132,7 @@ impl Objects {
         if context.get(mkc::pd) != u64::from(pd) {
             return Err(format!("key {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
         }
-        if !mkey.is_of_queue(qpn) {
+        if !mkey.allows_qp(qpn) {
             let bound = context.get(mkc::qpn);
             return Err(format!("key {key:#x} is of QP {bound:#x}, not {qpn:#x}"));
         }
@@ -154,17 +154,17 @@ impl Objects {
         match mkey.mode() {
             PHYSICAL => {
                 let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
-                to.pieces.push(Piece { place: Place::Guest(address), len });
+                to.ranges.push(DmaRange { address: DmaAddress::Guest(address), len });
                 Ok(())
             }
             DEVICE_MEMORY => {
-                let place = Place::Bar(context.get(mkc::start_addr).wrapping_add(address));
-                to.pieces.push(Piece { place, len: len as usize });
+                let address = DmaAddress::Bar(context.get(mkc::start_addr).wrapping_add(address));
+                to.ranges.push(DmaRange { address, len: len as usize });
                 Ok(())
             }
             PAGES => {
                 to.step(key, (len >> 12) as usize)?;
-                mkey.pages(address, len, &mut to.pieces)
+                mkey.pages(address, len, &mut to.ranges)
             }
             KLMS | KSM => self.indirect(mkey, access, depth, to),
             mode => Err(format!("key {key:#x} has access mode {mode}")),
@@ -184,7 +184,7 @@ impl Objects {
         let mut skip = access.address.wrapping_sub(start);
         let mut left = access.len;
         let (entries, _) = mkey.translation.as_chunks::<16>();
-        if let Some(pattern) = Pattern::find(entries) {
+        if let Some(pattern) = RepeatPattern::find(entries) {
             return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
         }
         for entry in entries {
@@ -211,21 +211,21 @@ impl Objects {
     /// Follows a repeat pattern; the address of the access counts from the start of the mkey.
     fn interleaved(
         &self,
-        pattern: &Pattern<'_>,
+        pattern: &RepeatPattern<'_>,
         access: Access,
         depth: u32,
         to: &mut Walk<'_>,
     ) -> Result<(), String> {
         let (entries, period) = (pattern.entries, pattern.period);
         to.step(access.key, entries.len())?;
-        let sum: u64 = entries.iter().map(|entry| Strided::parse(entry).len).sum();
+        let sum: u64 = entries.iter().map(|entry| RepeatEntry::parse(entry).len).sum();
         if period == 0 || sum != period {
             return Err(format!("a pattern of {period} bytes whose parts have {sum}"));
         }
         let mut left = access.len;
         let mut skip = access.address % period;
         for turn in access.address / period..pattern.count {
-            for entry in entries.iter().map(Strided::parse) {
+            for entry in entries.iter().map(RepeatEntry::parse) {
                 to.step(access.key, 1)?;
                 if skip >= entry.len {
                     skip -= entry.len;
@@ -248,12 +248,14 @@ impl Objects {
     /// right. The mkeys in the list belong to its owner, so they are checked for the local right.
     fn follow(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let right = match access.right {
-            Right::LocalRead | Right::RemoteRead => Right::LocalRead,
-            Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => Right::LocalWrite,
+            AccessRight::LocalRead | AccessRight::RemoteRead => AccessRight::LocalRead,
+            AccessRight::LocalWrite | AccessRight::RemoteWrite | AccessRight::RemoteAtomic => {
+                AccessRight::LocalWrite
+            }
         };
         self.resolve_into(Access { right, ..access }, depth + 1, to)?;
-        if to.pieces.len() > MAX_PIECES {
-            return Err(format!("an access by key {:#x} falls into too many pieces", access.key));
+        if to.ranges.len() > MAX_RANGES {
+            return Err(format!("an access by key {:#x} falls into too many ranges", access.key));
         }
         Ok(())
     }
@@ -261,7 +263,7 @@ impl Objects {
 
 /// One access on its way through lists of mkeys.
 struct Walk<'a> {
-    pieces: Vec<Piece>,
+    ranges: Vec<DmaRange>,
     cost: &'a Cost,
 }
 
@@ -276,7 +278,7 @@ impl Walk<'_> {
 }
 
 /// A list of ranges that repeats, with a stride for each range (`mlx5_wqe_umr_repeat_block_seg`).
-struct Pattern<'a> {
+struct RepeatPattern<'a> {
     /// Bytes of one repeat.
     period: u64,
     /// How many repeats.
@@ -284,7 +286,7 @@ struct Pattern<'a> {
     entries: &'a [[u8; 16]],
 }
 
-impl<'a> Pattern<'a> {
+impl<'a> RepeatPattern<'a> {
     /// Value that marks a pattern, in place of the first mkey.
     const MARK: u32 = 0x400;
 
@@ -305,14 +307,14 @@ impl<'a> Pattern<'a> {
 }
 
 /// A range of a pattern.
-struct Strided {
+struct RepeatEntry {
     stride: u64,
     len: u64,
     key: u32,
     address: u64,
 }
 
-impl Strided {
+impl RepeatEntry {
     fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
         Self {
@@ -325,7 +327,7 @@ impl Strided {
 }
 
 impl Mkey {
-    fn pages(&self, address: u64, len: u64, to: &mut Vec<Piece>) -> Result<(), String> {
+    fn pages(&self, address: u64, len: u64, to: &mut Vec<DmaRange>) -> Result<(), String> {
         let shift = self.context.get(mkc::log_page_size);
         if !(12..=48).contains(&shift) {
             return Err(format!("pages of 2^{shift} bytes"));
@@ -342,18 +344,18 @@ impl Mkey {
                 return Err(format!("page {} is not present", at >> shift));
             };
             let inside = at & (page - 1);
-            let piece = (page - inside).min(left);
+            let range = (page - inside).min(left);
             let gpa = (entry & !0xfff).checked_add(inside).ok_or("absurd page address")?;
             match to.last_mut() {
-                Some(Piece { place: Place::Guest(last), len })
+                Some(DmaRange { address: DmaAddress::Guest(last), len })
                     if last.wrapping_add(*len as u64) == gpa =>
                 {
-                    *len += piece as usize;
+                    *len += range as usize;
                 }
-                _ => to.push(Piece { place: Place::Guest(gpa), len: piece as usize }),
+                _ => to.push(DmaRange { address: DmaAddress::Guest(gpa), len: range as usize }),
             }
-            at += piece;
-            left -= piece;
+            at += range;
+            left -= range;
         }
         Ok(())
     }
@@ -384,16 +386,16 @@ mod tests {
         key: 0x1_0055,
         pd: 3,
         qpn: 7,
-        right: Right::RemoteRead,
+        right: AccessRight::RemoteRead,
         address: 0x7f00_0000_0900,
         len: 0x800,
     };
 
     #[test]
     fn pages_are_found() {
-        let pieces = objects().resolve(GOOD).unwrap();
-        let piece = |address, len| Piece { place: Place::Guest(address), len };
-        assert_eq!(pieces, [piece(0x5900, 0x700), piece(0x9000, 0x100)]);
+        let ranges = objects().resolve(GOOD).unwrap();
+        let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
+        assert_eq!(ranges, [range(0x5900, 0x700), range(0x9000, 0x100)]);
     }
 
     #[test]
@@ -403,9 +405,9 @@ mod tests {
             Access { key: 0x1_0056, ..GOOD },
             Access { key: 0x2_0055, ..GOOD },
             Access { pd: 4, ..GOOD },
-            Access { right: Right::RemoteWrite, ..GOOD },
-            Access { right: Right::LocalWrite, ..GOOD },
-            Access { right: Right::RemoteAtomic, ..GOOD },
+            Access { right: AccessRight::RemoteWrite, ..GOOD },
+            Access { right: AccessRight::LocalWrite, ..GOOD },
+            Access { right: AccessRight::RemoteAtomic, ..GOOD },
             Access { address: 0x7f00_0000_07ff, ..GOOD },
             Access { len: 0x1701, ..GOOD },
             Access { len: u64::MAX, ..GOOD },
@@ -438,10 +440,10 @@ mod tests {
         entries.push(byte(GOOD.key, GOOD.address));
         let inner = list(entries, 1);
         let outer = list(vec![byte(inner, 0); 1 << 10], 1 << 10);
-        let access = Access { right: Right::LocalRead, address: 0, ..GOOD };
-        let piece = Piece { place: Place::Guest(0x5900), len: 1 };
-        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [piece]);
-        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [piece; 2]);
+        let access = Access { right: AccessRight::LocalRead, address: 0, ..GOOD };
+        let range = DmaRange { address: DmaAddress::Guest(0x5900), len: 1 };
+        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [range]);
+        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [range; 2]);
         objects.cost.take();
         let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
         assert!(why.contains("an access ends after"), "{why}");
@@ -470,7 +472,8 @@ mod tests {
         ] {
             context.set(field, value);
         }
-        let mut translation = [period, Pattern::MARK, count, 2].map(u32::to_be_bytes).concat();
+        let mut translation =
+            [period, RepeatPattern::MARK, count, 2].map(u32::to_be_bytes).concat();
         for (stride, len, address) in
             [(32u16, 16u16, 0x7f00_0000_0800u64), (8, 8, 0x7f00_0000_1800)]
         {
@@ -486,11 +489,11 @@ mod tests {
     #[test]
     fn a_pattern_repeats_each_range_with_its_own_stride() {
         let access = Access { key: 0x101 << 8, address: 0x1000 + 12, len: 40, ..GOOD };
-        let pieces = pattern(4, 24).resolve(access).unwrap();
-        let piece = |address, len| Piece { place: Place::Guest(address), len };
-        let want = [piece(0x580c, 4), piece(0x9800, 8), piece(0x5820, 16), piece(0x9808, 8)];
-        assert_eq!(pieces[..4], want);
-        assert_eq!(pieces[4..], [piece(0x5840, 4)]);
+        let ranges = pattern(4, 24).resolve(access).unwrap();
+        let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
+        let want = [range(0x580c, 4), range(0x9800, 8), range(0x5820, 16), range(0x9808, 8)];
+        assert_eq!(ranges[..4], want);
+        assert_eq!(ranges[4..], [range(0x5840, 4)]);
     }
 
     #[test]

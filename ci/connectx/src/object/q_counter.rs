@@ -8,15 +8,15 @@ use super::Objects;
 use crate::command_error::CommandError;
 use crate::format::syndrome::Syndrome;
 
-macro_rules! counter_set {
+macro_rules! q_counter {
     ($($field:ident,)*) => {
         /// A Q counter, with the field names of QUERY_Q_COUNTER.
         #[derive(Debug, Default, Clone, PartialEq, Eq)]
-        pub struct CounterSet {
+        pub struct QCounter {
             $(pub(crate) $field: u32,)*
         }
 
-        impl CounterSet {
+        impl QCounter {
             pub(crate) fn fill(&self, out: &mut Bits<query_q_counter_out, Vec<u8>>) {
                 $(out.set(query_q_counter_out::$field, self.$field.into());)*
             }
@@ -24,7 +24,7 @@ macro_rules! counter_set {
     };
 }
 
-counter_set! {
+q_counter! {
     rx_write_requests,
     rx_read_requests,
     rx_atomic_requests,
@@ -52,7 +52,7 @@ const REMOTE_INVALID_REQUEST: u8 = Syndrome::RemoteInvalidRequest as u8;
 const REMOTE_ACCESS: u8 = Syndrome::RemoteAccess as u8;
 const LOCAL_LENGTH: u8 = Syndrome::LocalLength as u8;
 
-impl CounterSet {
+impl QCounter {
     /// Counts a send that failed.
     pub(crate) fn count_send_error(&mut self, syndrome: u8) {
         self.req_cqe_error = self.req_cqe_error.wrapping_add(1);
@@ -90,23 +90,28 @@ impl CounterSet {
 
 impl Objects {
     /// Moves a queue from one Q counter to another; 0 is none.
-    pub(crate) fn count_in(&mut self, uid: u32, old: u32, new: u32) -> Result<(), CommandError> {
+    pub(crate) fn switch_q_counter(
+        &mut self,
+        uid: u32,
+        old: u32,
+        new: u32,
+    ) -> Result<(), CommandError> {
         if old == new {
             return Ok(());
         }
         if new != 0 {
-            self.counters.allow_lent(uid, new)?;
-            self.counters.hold(new)?;
+            self.q_counters.check_use_or_kernels(uid, new)?;
+            self.q_counters.hold(new)?;
         }
-        self.counters.release(old);
+        self.q_counters.release(old);
         Ok(())
     }
 
     /// Counts in the Q counter of a queue pair.
-    pub(crate) fn count(&mut self, qpn: u32, change: impl Fn(&mut CounterSet)) {
+    pub(crate) fn count_for_qp(&mut self, qpn: u32, change: impl Fn(&mut QCounter)) {
         let Ok(qp) = self.qps.get(qpn) else { return };
         let set = qp.context.get32(qpc::counter_set_id);
-        if let Ok(set) = self.counters.get_mut(set) {
+        if let Ok(set) = self.q_counters.get_mut(set) {
             change(set);
         }
     }

@@ -5,7 +5,7 @@ use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use super::Objects;
 use super::receive_queue::ReceiveQueue;
-use super::send_queue::SendRing;
+use super::send_queue::SendQueue;
 use crate::command_error::{CommandError, refuse};
 
 /// Service types, `MLX5_QP_ST_*`.
@@ -55,7 +55,7 @@ impl Service {
 /// States, `MLX5_QP_STATE_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum QpState {
     /// After creation.
     Reset = 0,
     /// Receives may be posted.
@@ -72,20 +72,20 @@ pub enum State {
 
 /// Why a queue pair in RTS does not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum RetryTimer {
     /// It retries at this time.
-    Until(u64),
+    At(u64),
     /// It waits for a response without a timeout.
-    Forever,
+    Never,
 }
 
 /// A queue pair.
 pub struct Qp {
     pub(crate) service: Service,
-    pub(crate) state: State,
+    pub(crate) state: QpState,
     pub(crate) context: Bits<qpc, Vec<u8>>,
-    pub(crate) send: Option<SendRing>,
-    pub(crate) receive: Option<ReceiveQueue>,
+    pub(crate) sq: Option<SendQueue>,
+    pub(crate) rq: Option<ReceiveQueue>,
     pub(crate) srqn: Option<u32>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
@@ -96,11 +96,11 @@ pub struct Qp {
     pub(crate) rnr_retries: u8,
     /// In RTS: when the message is retried. In error state: when the device checks for late
     /// receives.
-    pub(crate) waits: Option<Wait>,
+    pub(crate) retry_timer: Option<RetryTimer>,
     /// How many times the device has checked for late receives.
-    pub(crate) looks: u8,
+    pub(crate) late_receive_checks: u8,
     /// Whether LAST_WQE_REACHED was raised.
-    pub(crate) told_last: bool,
+    pub(crate) last_wqe_reported: bool,
     /// PSN and result of the last atomic, for a duplicate of the request.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
@@ -112,7 +112,7 @@ impl Qp {
     }
 
     /// How many bytes of response data may be scattered to the CQE.
-    pub(crate) fn inline_sends(&self) -> usize {
+    pub(crate) fn send_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_req) {
             0x11 => 32,
             0x22 => 64,
@@ -121,7 +121,7 @@ impl Qp {
     }
 
     /// How many bytes of a message may be scattered to the CQE.
-    pub(crate) fn inline_receives(&self) -> usize {
+    pub(crate) fn receive_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_res) {
             1 => 32,
             2 => 64,
@@ -134,19 +134,19 @@ impl Qp {
         self.context.get32(qpc::cqn_rcv)
     }
 
-    pub(crate) fn enter(&mut self, state: State) {
+    pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
-        if state == State::Reset {
-            if let Some(send) = &mut self.send {
-                send.reset();
+        if state == QpState::Reset {
+            if let Some(sq) = &mut self.sq {
+                sq.reset();
             }
-            if let Some(receive) = &mut self.receive {
-                receive.reset();
+            if let Some(rq) = &mut self.rq {
+                rq.reset();
             }
             self.retries = 0;
             self.rnr_retries = 0;
-            self.looks = 0;
-            self.told_last = false;
+            self.late_receive_checks = 0;
+            self.last_wqe_reported = false;
             self.last_atomic = None;
         }
     }
@@ -162,7 +162,7 @@ impl Objects {
         let qp = self.qps.get_mut(number).ok()?;
         match xrc.or(qp.srqn) {
             Some(srqn) => self.srqs.get_mut(srqn).ok().map(|srq| &mut srq.queue),
-            None => qp.receive.as_mut(),
+            None => qp.rq.as_mut(),
         }
     }
 }

@@ -8,9 +8,9 @@ use crate::format::wqe::{INVALID_KEY, Scatter};
 use crate::guest::GuestMemory;
 use crate::recording::{DoorbellCounter, Entry, Recorder, RqType};
 
-/// The order of the WQEs, `wq_type`.
+/// The wq_type of the WQEs, `wq_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum WqType {
     /// A ring.
     Cyclic,
     /// Each WQE names the next; the first is WQE 0.
@@ -25,21 +25,21 @@ pub struct ReceiveQueue {
     buffer: Buffer,
     log_size: u32,
     log_stride: u32,
-    order: Order,
+    wq_type: WqType,
     record: u64,
     /// WQE to take next.
-    next: u16,
+    next_entry: u16,
     /// WQEs taken so far.
-    taken: u16,
+    consumer_index: u16,
 }
 
 /// A receive WQE.
-pub struct Receive {
+pub struct ReceiveWqe {
     /// `wqe_counter` of its CQE.
     pub index: u16,
     /// Where the data goes.
     pub scatter: Vec<Scatter>,
-    next: u16,
+    next_entry: u16,
     /// The whole WQE, as read.
     bytes: Vec<u8>,
     linked: bool,
@@ -47,7 +47,7 @@ pub struct Receive {
     posted: u16,
 }
 
-impl Receive {
+impl ReceiveWqe {
     /// Records the WQE as read from queue `number`.
     pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, rq_type: RqType, number: u32) {
         let counter = match rq_type {
@@ -63,21 +63,27 @@ impl Receive {
 
 impl ReceiveQueue {
     /// A queue of 2^`log_size` WQEs of 2^`log_stride` bytes at the start of `buffer`.
-    pub fn new(buffer: Buffer, log_size: u32, log_stride: u32, order: Order, record: u64) -> Self {
-        Self { buffer, log_size, log_stride, order, record, next: 0, taken: 0 }
+    pub fn new(
+        buffer: Buffer,
+        log_size: u32,
+        log_stride: u32,
+        wq_type: WqType,
+        record: u64,
+    ) -> Self {
+        Self { buffer, log_size, log_stride, wq_type, record, next_entry: 0, consumer_index: 0 }
     }
 
     /// Restores the state after creation.
     pub fn reset(&mut self) {
-        self.next = 0;
-        self.taken = 0;
+        self.next_entry = 0;
+        self.consumer_index = 0;
     }
 
     /// How many receives are posted; `None` if the doorbell record cannot be read or is out of
     /// range.
     pub fn posted(&self, memory: &GuestMemory) -> Option<u16> {
         let record = memory.read_be32(self.record).ok()? as u16;
-        let posted = record.wrapping_sub(self.taken);
+        let posted = record.wrapping_sub(self.consumer_index);
         (u32::from(posted) <= 1 << self.log_size).then_some(posted)
     }
 
@@ -86,7 +92,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// Why the queue cannot be used.
-    pub fn peek(&self, memory: &GuestMemory) -> Result<Option<Receive>, String> {
+    pub fn peek(&self, memory: &GuestMemory) -> Result<Option<ReceiveWqe>, String> {
         let Some(posted) = self.posted(memory) else {
             return Err("the receive doorbell record is impossible".into());
         };
@@ -94,13 +100,13 @@ impl ReceiveQueue {
             return Ok(None);
         }
         let mask = ((1u32 << self.log_size) - 1) as u16;
-        let slot = self.next & mask;
+        let slot = self.next_entry & mask;
         let mut entry = vec![0; 1 << self.log_stride];
         let at = u64::from(slot) << self.log_stride;
         self.buffer.read(memory, at, &mut entry).map_err(|fault| format!("{fault:?}"))?;
-        let (index, next, list) = match self.order {
-            Order::Cyclic => (self.taken, self.next.wrapping_add(1), &entry[..]),
-            Order::Linked => {
+        let (index, next_entry, list) = match self.wq_type {
+            WqType::Cyclic => (self.consumer_index, self.next_entry.wrapping_add(1), &entry[..]),
+            WqType::Linked => {
                 let next = u16::from_be_bytes([entry[2], entry[3]]);
                 (slot, next, &entry[LINK..])
             }
@@ -112,28 +118,29 @@ impl ReceiveQueue {
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
             .filter(|segment| segment.len != 0)
             .collect();
-        let linked = self.order == Order::Linked;
-        let posted = self.taken.wrapping_add(posted);
-        Ok(Some(Receive { index, scatter, next, bytes: entry, linked, posted }))
+        let linked = self.wq_type == WqType::Linked;
+        let posted = self.consumer_index.wrapping_add(posted);
+        Ok(Some(ReceiveWqe { index, scatter, next_entry, bytes: entry, linked, posted }))
     }
 
     /// Takes the receive that `peek` returned.
-    pub fn take(&mut self, receive: &Receive) {
-        self.next = receive.next;
-        self.taken = self.taken.wrapping_add(1);
+    pub fn take(&mut self, receive: &ReceiveWqe) {
+        self.next_entry = receive.next_entry;
+        self.consumer_index = self.consumer_index.wrapping_add(1);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::buffer::Listed;
+    use super::super::buffer::ListedPages;
     use super::*;
     use crate::format::wqe::START_PADDING;
 
-    fn queue(order: Order) -> (GuestMemory, ReceiveQueue) {
+    fn queue(wq_type: WqType) -> (GuestMemory, ReceiveQueue) {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
-        let buffer = Buffer::new(&Listed::default(), 0, 0, 256, &0x1000u64.to_be_bytes()).unwrap();
-        (memory, ReceiveQueue::new(buffer, 2, 6, order, 0x8000))
+        let buffer =
+            Buffer::new(&ListedPages::default(), 0, 0, 256, &0x1000u64.to_be_bytes()).unwrap();
+        (memory, ReceiveQueue::new(buffer, 2, 6, wq_type, 0x8000))
     }
 
     fn segment(memory: &GuestMemory, at: u64, len: u32, key: u32) {
@@ -145,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_ring_goes_round_and_a_list_ends_at_the_invalid_key() {
-        let (memory, mut queue) = queue(Order::Cyclic);
+        let (memory, mut queue) = queue(WqType::Cyclic);
         assert!(queue.peek(&memory).unwrap().is_none());
         for slot in 0..4 {
             segment(&memory, 0x1000 + slot * 64, START_PADDING | (10 + slot as u32), 7);
@@ -164,7 +171,7 @@ mod tests {
 
     #[test]
     fn links_are_followed_and_stay_inside() {
-        let (memory, mut queue) = queue(Order::Linked);
+        let (memory, mut queue) = queue(WqType::Linked);
         for (slot, next) in [(0u64, 2u16), (2, 0xffff), (3, 0)] {
             memory.write(0x1000 + slot * 64 + 2, &next.to_be_bytes()).unwrap();
         }
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_impossible_record_is_an_error() {
-        let (memory, queue) = queue(Order::Cyclic);
+        let (memory, queue) = queue(WqType::Cyclic);
         memory.write(0x8000, &5u32.to_be_bytes()).unwrap();
         assert!(queue.peek(&memory).is_err());
     }

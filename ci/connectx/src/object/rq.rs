@@ -9,7 +9,7 @@ use crate::command_error::{CommandError, refuse};
 /// States of raw send and receive queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum WqState {
     /// After creation.
     Reset = 0,
     /// The queue sends or receives.
@@ -18,7 +18,7 @@ pub enum State {
     Error = 3,
 }
 
-impl State {
+impl WqState {
     pub(crate) fn new(value: u64) -> Result<Self, CommandError> {
         match value {
             0 => Ok(Self::Reset),
@@ -30,7 +30,7 @@ impl State {
 
     /// Checks a transition by command. A failed queue has to go back to reset first. A queue in
     /// reset may be moved to error: a raw packet queue pair before RTS has such a send queue.
-    pub(crate) fn becomes(self, to: Self) -> Result<(), CommandError> {
+    pub(crate) fn check_transition(self, to: Self) -> Result<(), CommandError> {
         match (self, to) {
             (Self::Error, Self::Ready) => {
                 refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")
@@ -42,7 +42,7 @@ impl State {
 
 /// A raw receive queue.
 pub struct Rq {
-    pub(crate) state: State,
+    pub(crate) state: WqState,
     pub(crate) queue: ReceiveQueue,
     pub(crate) umems: Vec<u32>,
     pub(crate) context: Bits<rqc, Vec<u8>>,

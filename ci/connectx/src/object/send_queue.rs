@@ -8,86 +8,98 @@ use crate::format::wqe::Control;
 use crate::guest::GuestMemory;
 
 /// Bytes of a WQE basic block (WQEBB).
-pub const BLOCK: usize = 64;
+pub const WQEBB: usize = 64;
 
 /// A send queue.
-pub struct SendRing {
+pub struct SendQueue {
     buffer: Buffer,
     offset: u64,
     log_size: u32,
     record: u64,
     /// WQEBB that the device reads next.
-    next: u16,
+    consumer_index: u16,
     /// WQEBB behind the last posted WQE.
-    posted: u16,
+    producer_index: u16,
     /// A WQE from a BlueFlame register, and its index.
-    data: Option<(u16, Vec<u8>)>,
+    blue_flame: Option<(u16, Vec<u8>)>,
 }
 
-impl SendRing {
+impl SendQueue {
     /// A queue of 2^`log_size` WQEBBs at `offset` of `buffer`, with its doorbell record.
     pub fn new(buffer: Buffer, offset: u64, log_size: u32, record: u64) -> Self {
-        Self { buffer, offset, log_size, record, next: 0, posted: 0, data: None }
+        Self {
+            buffer,
+            offset,
+            log_size,
+            record,
+            consumer_index: 0,
+            producer_index: 0,
+            blue_flame: None,
+        }
     }
 
     /// Restores the state after creation.
     pub fn reset(&mut self) {
-        self.next = 0;
-        self.posted = 0;
-        self.data = None;
+        self.consumer_index = 0;
+        self.producer_index = 0;
+        self.blue_flame = None;
     }
 
     /// The WQEBB that the device reads next.
-    pub fn next(&self) -> u16 {
-        self.next
+    pub fn consumer_index(&self) -> u16 {
+        self.consumer_index
     }
 
     /// The WQEBB behind the last posted WQE.
-    pub fn posted(&self) -> u16 {
-        self.posted
+    pub fn producer_index(&self) -> u16 {
+        self.producer_index
     }
 
     /// Whether the next WQE came by BlueFlame.
-    pub fn has_data(&self) -> bool {
-        self.data.as_ref().is_some_and(|(index, _)| *index == self.next)
+    pub fn has_blue_flame_wqe(&self) -> bool {
+        self.blue_flame.as_ref().is_some_and(|(index, _)| *index == self.consumer_index)
     }
 
     /// Reads the producer index from the doorbell record.
     ///
     /// # Errors
     /// If the record cannot be read, or is further ahead than the size of the queue.
-    pub fn refresh(&mut self, memory: &GuestMemory) -> Result<(), String> {
+    pub fn read_doorbell_record(&mut self, memory: &GuestMemory) -> Result<(), String> {
         let record = memory.read_be32(self.record).map_err(|fault| format!("{fault:?}"))? as u16;
-        let waiting = record.wrapping_sub(self.next);
+        let waiting = record.wrapping_sub(self.consumer_index);
         if u32::from(waiting) > 1 << self.log_size {
-            return Err(format!("doorbell record {record:#x} with {:#x} blocks done", self.next));
+            return Err(format!(
+                "doorbell record {record:#x} with {:#x} blocks done",
+                self.consumer_index
+            ));
         }
-        self.posted = record;
+        self.producer_index = record;
         Ok(())
     }
 
     /// Whether a WQE that ends at this index is not posted yet, according to the doorbell record.
-    pub fn behind(&self, end: u16) -> bool {
+    pub fn record_lags(&self, end: u16) -> bool {
         let size = 1u32 << self.log_size;
-        let ahead = end.wrapping_sub(self.posted);
+        let ahead = end.wrapping_sub(self.producer_index);
         ahead != 0 && u32::from(ahead) <= size
     }
 
     /// Whether a WQE that begins at this index is posted and not executed.
-    pub fn pending(&self, index: u16) -> bool {
-        index.wrapping_sub(self.next) < self.posted.wrapping_sub(self.next)
+    pub fn is_pending(&self, index: u16) -> bool {
+        index.wrapping_sub(self.consumer_index)
+            < self.producer_index.wrapping_sub(self.consumer_index)
     }
 
     /// Takes a WQE that came by BlueFlame, in place of the one in memory.
-    pub fn set_data(&mut self, index: u16, data: Vec<u8>) {
-        if self.pending(index) {
-            self.data = Some((index, data));
+    pub fn set_blue_flame_wqe(&mut self, index: u16, data: Vec<u8>) {
+        if self.is_pending(index) {
+            self.blue_flame = Some((index, data));
         }
     }
 
     /// Whether there are posted WQEs to execute.
-    pub fn waiting(&self) -> bool {
-        self.posted != self.next
+    pub fn has_pending(&self) -> bool {
+        self.producer_index != self.consumer_index
     }
 
     /// The first `count` WQEBBs of the next WQE.
@@ -95,11 +107,11 @@ impl SendRing {
     /// # Errors
     /// If the queue is not in guest memory.
     pub fn fetch(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
-        match &self.data {
-            Some((index, data)) if *index == self.next && data.len() >= count * BLOCK => {
-                Ok(data[..count * BLOCK].to_vec())
+        match &self.blue_flame {
+            Some((index, data)) if *index == self.consumer_index && data.len() >= count * WQEBB => {
+                Ok(data[..count * WQEBB].to_vec())
             }
-            _ => self.read(memory, self.next, count),
+            _ => self.read_wqebbs(memory, self.consumer_index, count),
         }
     }
 
@@ -107,7 +119,7 @@ impl SendRing {
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn request(&self, memory: &GuestMemory) -> Result<(Control, Vec<u8>), String> {
+    pub fn next_wqe(&self, memory: &GuestMemory) -> Result<(Control, Vec<u8>), String> {
         let first = self.fetch(memory, 1)?;
         let control = first.first_chunk::<16>().map(Control::parse).ok_or("a block is short")?;
         let bytes = self.fetch(memory, control.blocks().into())?;
@@ -118,32 +130,37 @@ impl SendRing {
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn read(&self, memory: &GuestMemory, index: u16, count: usize) -> Result<Vec<u8>, String> {
+    pub fn read_wqebbs(
+        &self,
+        memory: &GuestMemory,
+        index: u16,
+        count: usize,
+    ) -> Result<Vec<u8>, String> {
         let mask = (1u64 << self.log_size) - 1;
-        let mut bytes = vec![0; count * BLOCK];
-        for (block, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(BLOCK)) {
-            let at = self.offset + (block & mask) * BLOCK as u64;
+        let mut bytes = vec![0; count * WQEBB];
+        for (block, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(WQEBB)) {
+            let at = self.offset + (block & mask) * WQEBB as u64;
             self.buffer.read(memory, at, to).map_err(|fault| format!("{fault:?}"))?;
         }
         Ok(bytes)
     }
 
     /// Drops all posted WQEs.
-    pub fn discard(&mut self) {
-        self.next = self.posted;
-        self.data = None;
+    pub fn discard_pending(&mut self) {
+        self.consumer_index = self.producer_index;
+        self.blue_flame = None;
     }
 
     /// Advances past a WQE of `count` WQEBBs.
     pub fn advance(&mut self, count: u16) {
-        self.next = self.next.wrapping_add(count);
-        let passed = |index: u16| index.wrapping_sub(self.next) >= 0x8000;
-        if self.data.as_ref().is_some_and(|(index, _)| passed(*index)) {
-            self.data = None;
+        self.consumer_index = self.consumer_index.wrapping_add(count);
+        let passed = |index: u16| index.wrapping_sub(self.consumer_index) >= 0x8000;
+        if self.blue_flame.as_ref().is_some_and(|(index, _)| passed(*index)) {
+            self.blue_flame = None;
         }
         // The device has executed a WQE that is longer than the posted WQEBBs.
-        if self.posted.wrapping_sub(self.next) >= 0x8000 {
-            self.posted = self.next;
+        if self.producer_index.wrapping_sub(self.consumer_index) >= 0x8000 {
+            self.producer_index = self.consumer_index;
         }
     }
 }

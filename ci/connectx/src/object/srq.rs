@@ -5,7 +5,7 @@ use super::receive_queue::ReceiveQueue;
 
 /// A shared receive queue.
 pub struct Srq {
-    pub(crate) kind: Kind,
+    pub(crate) srq_type: SrqType,
     pub(crate) queue: ReceiveQueue,
     pub(crate) umems: Vec<u32>,
     pub(crate) pd: u32,
@@ -15,9 +15,9 @@ pub struct Srq {
 
 /// The command that created it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SrqType {
     /// CREATE_RMP.
-    Pool,
+    Rmp,
     /// CREATE_XRC_SRQ.
     Xrc {
         /// The XRC domain whose queue pairs may use it.
@@ -34,6 +34,6 @@ impl Objects {
     pub(crate) fn xrc_srq_matches(&self, srqn: u32, xrcd: u32) -> bool {
         self.srqs
             .get(srqn)
-            .is_ok_and(|srq| matches!(srq.kind, Kind::Xrc { xrcd: its, .. } if its == xrcd))
+            .is_ok_and(|srq| matches!(srq.srq_type, SrqType::Xrc { xrcd: its, .. } if its == xrcd))
     }
 }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use crate::command_error::{CommandError, refuse};
 
 /// The objects of one kind.
-pub struct Table<T> {
+pub struct ObjectTable<T> {
     kind: &'static str,
     numbers: RangeInclusive<u32>,
     next: u32,
@@ -18,7 +18,7 @@ pub struct Table<T> {
 
 struct Row<T> {
     value: T,
-    holders: u32,
+    users: u32,
     owner: u32,
 }
 
@@ -27,7 +27,7 @@ pub const KERNEL: u32 = 0;
 /// The uid of objects that every user context may use.
 pub const SHARED: u32 = 0xffff;
 
-impl<T> Table<T> {
+impl<T> ObjectTable<T> {
     /// An empty table that gives its objects these numbers.
     pub fn new(kind: &'static str, numbers: RangeInclusive<u32>) -> Self {
         Self { kind, next: *numbers.start(), numbers, rows: BTreeMap::new() }
@@ -37,7 +37,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If all numbers are in use.
-    pub fn room(&self) -> Result<(), CommandError> {
+    pub fn check_room(&self) -> Result<(), CommandError> {
         self.free_number().map(|_| ())
     }
 
@@ -68,7 +68,7 @@ impl<T> Table<T> {
     pub fn insert_owned(&mut self, owner: u32, value: T) -> Result<u32, CommandError> {
         let number = self.free_number()?;
         self.next = if number < *self.numbers.end() { number + 1 } else { *self.numbers.start() };
-        self.rows.insert(number, Row { value, holders: 0, owner });
+        self.rows.insert(number, Row { value, users: 0, owner });
         Ok(number)
     }
 
@@ -76,7 +76,7 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or another context owns it.
-    pub fn own(&mut self, uid: u32, number: u32) -> Result<&mut T, CommandError> {
+    pub fn owned_mut(&mut self, uid: u32, number: u32) -> Result<&mut T, CommandError> {
         match self.rows.get_mut(&number) {
             Some(row) if row.owner == uid || matches!(uid, KERNEL | SHARED) => Ok(&mut row.value),
             Some(row) => refuse!(
@@ -98,11 +98,11 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or the context may not use it.
-    pub fn allow(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
+    pub fn check_use(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
         if self.rows.get(&number).is_some_and(|row| row.owner == SHARED) {
             return Ok(());
         }
-        self.own(uid, number).map(|_| ())
+        self.owned_mut(uid, number).map(|_| ())
     }
 
     /// Like [`ObjectTable::check_use`], but also allows objects of the kernel, which lends some to
@@ -110,11 +110,11 @@ impl<T> Table<T> {
     ///
     /// # Errors
     /// If there is none, or another context owns it.
-    pub fn allow_lent(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
+    pub fn check_use_or_kernels(&mut self, uid: u32, number: u32) -> Result<(), CommandError> {
         if self.rows.get(&number).is_some_and(|row| row.owner == KERNEL) {
             return Ok(());
         }
-        self.allow(uid, number)
+        self.check_use(uid, number)
     }
 
     /// Whether a context owns an object.
@@ -123,9 +123,9 @@ impl<T> Table<T> {
     }
 
     /// Removes the objects of a context that no other object uses; returns how many.
-    pub fn reclaim(&mut self, uid: u32) -> usize {
+    pub fn remove_owned_by(&mut self, uid: u32) -> usize {
         let before = self.rows.len();
-        self.rows.retain(|_, row| row.owner != uid || row.holders > 0);
+        self.rows.retain(|_, row| row.owner != uid || row.users > 0);
         before - self.rows.len()
     }
 
@@ -158,7 +158,7 @@ impl<T> Table<T> {
     pub fn hold(&mut self, number: u32) -> Result<(), CommandError> {
         match self.rows.get_mut(&number) {
             Some(row) => {
-                row.holders += 1;
+                row.users += 1;
                 Ok(())
             }
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
@@ -168,7 +168,7 @@ impl<T> Table<T> {
     /// Counts one user less.
     pub fn release(&mut self, number: u32) {
         if let Some(row) = self.rows.get_mut(&number) {
-            row.holders = row.holders.saturating_sub(1);
+            row.users = row.users.saturating_sub(1);
         }
     }
 
@@ -179,8 +179,8 @@ impl<T> Table<T> {
     pub fn remove(&mut self, number: u32) -> Result<T, CommandError> {
         match self.rows.get(&number) {
             None => refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
-            Some(row) if row.holders > 0 => {
-                refuse!(ResourceBusy, "{} {number:#x} has {} users", self.kind, row.holders)
+            Some(row) if row.users > 0 => {
+                refuse!(ResourceBusy, "{} {number:#x} has {} users", self.kind, row.users)
             }
             Some(_) => match self.rows.remove(&number) {
                 Some(row) => Ok(row.value),
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn numbers_are_reused_late_and_run_out() {
-        let mut table = Table::new("pd", 1..=3);
+        let mut table = ObjectTable::new("pd", 1..=3);
         assert_eq!(table.insert(()).unwrap(), 1);
         assert_eq!(table.insert(()).unwrap(), 2);
         table.remove(1).unwrap();
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn contexts_keep_to_what_is_theirs() {
-        let mut table = Table::new("pd", 1..=9);
+        let mut table = ObjectTable::new("pd", 1..=9);
         let kernels = table.insert(()).unwrap();
         let shared = table.insert_owned(SHARED, ()).unwrap();
         let own = table.insert_owned(5, ()).unwrap();
@@ -245,19 +245,19 @@ mod tests {
             (5, kernels, false, false, true),
             (5, 9, false, false, false),
         ] {
-            assert_eq!(table.own(uid, number).is_ok(), owns, "{uid} {number}");
-            assert_eq!(table.allow(uid, number).is_ok(), may, "{uid} {number}");
-            assert_eq!(table.allow_lent(uid, number).is_ok(), lent, "{uid} {number}");
+            assert_eq!(table.owned_mut(uid, number).is_ok(), owns, "{uid} {number}");
+            assert_eq!(table.check_use(uid, number).is_ok(), may, "{uid} {number}");
+            assert_eq!(table.check_use_or_kernels(uid, number).is_ok(), lent, "{uid} {number}");
         }
         table.hold(own).unwrap();
-        assert_eq!(table.reclaim(5), 0);
+        assert_eq!(table.remove_owned_by(5), 0);
         table.release(own);
-        assert_eq!((table.reclaim(5), table.len()), (1, 2));
+        assert_eq!((table.remove_owned_by(5), table.len()), (1, 2));
     }
 
     #[test]
     fn what_is_held_stays() {
-        let mut table = Table::new("pd", 1..=3);
+        let mut table = ObjectTable::new("pd", 1..=3);
         table.insert(()).unwrap();
         table.hold(1).unwrap();
         assert_eq!(table.remove(1).unwrap_err().status, CommandStatus::ResourceBusy);

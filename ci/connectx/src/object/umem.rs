@@ -6,7 +6,7 @@ use uverbs_uapi::mlx5::prm::srqc::wq;
 
 use super::Objects;
 use super::buffer::Buffer;
-use super::receive_queue::{Order, ReceiveQueue};
+use super::receive_queue::{ReceiveQueue, WqType};
 use crate::command_error::{CommandError, refuse};
 
 /// `wq_type` values.
@@ -19,7 +19,7 @@ pub struct Umem {
 }
 
 /// Where a command places the memory of a queue.
-pub(crate) struct Request<'a> {
+pub(crate) struct QueueLocation<'a> {
     /// Number of the umem of the queue and offset in it; `None` if the command lists pages.
     pub(crate) queue: Option<(u32, u64)>,
     /// Number of the umem of the doorbell record; its address is then an offset.
@@ -33,9 +33,9 @@ pub(crate) struct Request<'a> {
     pub(crate) pages: &'a [u8],
 }
 
-impl<'a> Request<'a> {
+impl<'a> QueueLocation<'a> {
     /// The location of a work queue of `len` bytes, by its context.
-    pub(crate) fn of_work_queue(context: &Bits<wq, &[u8]>, len: u64, pages: &'a [u8]) -> Self {
+    pub(crate) fn from_wq(context: &Bits<wq, &[u8]>, len: u64, pages: &'a [u8]) -> Self {
         Self {
             queue: context
                 .is_set(wq::wq_umem_valid)
@@ -65,23 +65,23 @@ impl Objects {
     pub(crate) fn queue_memory(
         &mut self,
         uid: u32,
-        request: &Request<'_>,
+        request: &QueueLocation<'_>,
     ) -> Result<QueueMemory, CommandError> {
         let mut umems = vec![];
         let buffer = match request.queue {
             Some((number, offset)) => {
-                self.umems.allow(uid, number)?;
+                self.umems.check_use(uid, number)?;
                 umems.push(number);
                 self.umems.get(number)?.buffer.part(offset, request.len)?
             }
             None => {
-                let Request { log_page_size, page_offset, len, pages, .. } = *request;
-                Buffer::new(&self.listed, log_page_size, page_offset, len, pages)?
+                let QueueLocation { log_page_size, page_offset, len, pages, .. } = *request;
+                Buffer::new(&self.listed_pages, log_page_size, page_offset, len, pages)?
             }
         };
         let record = match request.record {
             Some(number) => {
-                self.umems.allow(uid, number)?;
+                self.umems.check_use(uid, number)?;
                 umems.push(number);
                 self.umems.get(number)?.buffer.address(request.record_address, 8)?
             }
@@ -104,7 +104,7 @@ impl Objects {
     }
 
     /// Creates a receive queue from a work queue context. Also returns the umems that it holds.
-    pub(crate) fn receive_queue_of(
+    pub(crate) fn new_receive_queue(
         &mut self,
         uid: u32,
         context: &Bits<wq, &[u8]>,
@@ -115,13 +115,13 @@ impl Objects {
         if log_size > 15 || !(4..=10).contains(&log_stride) {
             return refuse!(BadParam, "log_wq_sz {log_size}, log_wq_stride {log_stride}");
         }
-        let order = match context.get(wq::wq_type) {
-            WQ_LINKED => Order::Linked,
-            WQ_CYCLIC => Order::Cyclic,
+        let wq_type = match context.get(wq::wq_type) {
+            WQ_LINKED => WqType::Linked,
+            WQ_CYCLIC => WqType::Cyclic,
             other => return refuse!(BadParam, "wq_type {other} is not modelled"),
         };
-        let request = Request::of_work_queue(context, 1 << (log_size + log_stride), pages);
+        let request = QueueLocation::from_wq(context, 1 << (log_size + log_stride), pages);
         let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
-        Ok((ReceiveQueue::new(buffer, log_size, log_stride, order, record), umems))
+        Ok((ReceiveQueue::new(buffer, log_size, log_stride, wq_type, record), umems))
     }
 }
