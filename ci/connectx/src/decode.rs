@@ -13,7 +13,7 @@ use uverbs_uapi::reflection;
 
 use crate::bar0;
 use crate::format::event;
-use crate::format::wqe::{Control, op};
+use crate::format::wqe::{CtrlSegment, op};
 use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Prints a whole recording.
@@ -82,7 +82,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
         }
         Entry::Wqe { service, blue_flame, index, number, bytes } => {
             let from = if *blue_flame { "BlueFlame" } else { "ring" };
-            let control = bytes.first_chunk::<16>().map(Control::parse);
+            let control = bytes.first_chunk::<16>().map(CtrlSegment::parse);
             let opcode = control.map_or(0, |control| control.opcode);
             let (name, kind) = (operation(opcode), service_name(*service));
             let _ =
@@ -303,8 +303,8 @@ impl Cut<'_> {
 
 /// Splits a WQE into its segments, and stops at a truncated one.
 pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
-    let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return vec![] };
-    let end = (usize::from(control.units) * 16).min(bytes.len());
+    let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return vec![] };
+    let end = (usize::from(control.ds) * 16).min(bytes.len());
     let mut cut = Cut { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
     cut.take("mlx5_wqe_ctrl_seg", 16);
     match service {

@@ -6,7 +6,7 @@
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 use crate::data::ethernet::Outgoing;
-use crate::data::message::{Answer, Message};
+use crate::data::message::{Message, Response};
 use crate::data::send::{Next, Target};
 use crate::device::Device;
 use crate::fault::MessageFate;
@@ -126,15 +126,15 @@ impl Fabric {
                     if let MessageFate::Delayed(wait) = fate {
                         return sender.wake_after(queue, wait);
                     }
-                    let answer = match fate {
-                        MessageFate::Lost => Answer::Lost,
+                    let response = match fate {
+                        MessageFate::Lost => Response::Lost,
                         _ => self.carry(number, &message, target),
                     };
                     let sender = self.functions[number].device_mut();
                     // An unreliable queue pair gets no response, so it does not wait.
-                    let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
+                    let waits = matches!(response, Response::Lost | Response::RnrNak(_))
                         && sender.is_reliable(queue);
-                    sender.finish(queue, &job, &message, answer);
+                    sender.finish(queue, &job, &message, response);
                     if waits {
                         return;
                     }
@@ -173,7 +173,7 @@ impl Fabric {
     }
 
     /// Delivers a message to its destination.
-    fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
+    fn carry(&mut self, from: usize, message: &Message, target: Target) -> Response {
         if let Target::Group(group) = target {
             let sender = self.functions[from].device();
             let deaf = sender
@@ -195,7 +195,7 @@ impl Fabric {
                     device.respond(&Message { qpn, ..message.clone() });
                 }
             }
-            return Answer::Acknowledged;
+            return Response::Ack;
         }
         let is_target = |number: &usize| {
             let port = &self.functions[*number].device().port;
@@ -210,7 +210,7 @@ impl Fabric {
         let to = std::iter::once(from).chain(0..self.functions.len()).find(is_target);
         match to {
             Some(to) => self.functions[to].device_mut().respond(message),
-            None => Answer::Lost,
+            None => Response::Lost,
         }
     }
 

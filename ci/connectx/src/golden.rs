@@ -28,7 +28,7 @@ use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 
 use crate::bar0;
 use crate::decode::{self, hex, service_name};
-use crate::format::wqe::Control;
+use crate::format::wqe::CtrlSegment;
 use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Writes to one buffer of a register, from its first byte on.
@@ -198,7 +198,7 @@ impl Vectors {
         index: u16,
         bytes: &[u8],
     ) {
-        let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return };
+        let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return };
         let segments = decode::segments(service, bytes);
         let len = segments.iter().map(|(_, bytes)| bytes.len()).sum();
         let shape: Vec<String> = segments
@@ -214,7 +214,7 @@ impl Vectors {
             })
             .collect();
         let (operation, service) = (decode::operation(control.opcode), service_name(service));
-        let end = index.wrapping_add(control.blocks());
+        let end = index.wrapping_add(control.wqebbs());
         let record = reader.records.get(&(DoorbellCounter::Sq, number)).copied();
         let mut lines = vec![
             "[request]".into(),

@@ -14,7 +14,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::format::frame::Parts;
+use crate::format::frame::FrameHeaders;
 use crate::object::flow_table::{
     DROP, FlowDestination, FlowGroup, FlowTable, FlowTableEntry, MATCH_BYTES, NIC_RECEIVE,
     NIC_TRANSMIT,
@@ -161,7 +161,7 @@ pub(crate) fn create_flow_group(
     let range = input.get32(create_flow_group_in::start_flow_index)
         ..=input.get32(create_flow_group_in::end_flow_index);
     let mask: Arc<[u8]> = input.sub(create_flow_group_in::match_criteria).bytes().into();
-    if !Parts::fills(&mask) {
+    if !FrameHeaders::covers_mask(&mask) {
         return refuse!(BadParam, "matching of inner headers or beyond plain ones is not modelled");
     }
     let groups: usize = device.objects.flow_tables.iter().map(|(_, t)| t.groups.len()).sum();

@@ -7,9 +7,9 @@ use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 use crate::device::Device;
 use crate::format::cqe::{Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND};
 use crate::format::event::{self, QueueType};
-use crate::format::frame::{self, Parts};
+use crate::format::frame::{self, FrameHeaders};
 use crate::format::syndrome::{CqeError, Syndrome};
-use crate::format::wqe::{Control, Gather, Segments, op};
+use crate::format::wqe::{CtrlSegment, DataSegment, WqeSegments, op};
 use crate::object::flow_table::{NIC_RECEIVE, NIC_TRANSMIT};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::rq::WqState;
@@ -83,7 +83,7 @@ impl Device {
         self.recorder.add(self.now, &request);
         let pd = sq.pd;
         let tisn = sq.context.get32(sqc::tis_num_0);
-        let wrong = control.index != index || control.number != sqn;
+        let wrong = control.wqe_index != index || control.qpn != sqn;
         let operation = |why| Err((Syndrome::LocalQpOperation, why));
         let frames = match control.opcode {
             _ if wrong => operation(format!("request {control:?} at block {index:#x}")),
@@ -92,7 +92,7 @@ impl Device {
             opcode => operation(format!("opcode {opcode:#x}")),
         };
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
-        sq.queue.advance(control.blocks());
+        sq.queue.advance(control.wqebbs());
         let cause = frames.as_ref().err().map(|(syndrome, _)| *syndrome);
         if cause.is_some() {
             sq.state = WqState::Error;
@@ -109,7 +109,7 @@ impl Device {
                     if !steered {
                         return true;
                     }
-                    let headers = Parts::find(frame).as_match(frame);
+                    let headers = FrameHeaders::find(frame).as_match(frame);
                     !self.steer(NIC_TRANSMIT, &headers, frame.len()).dropped
                 });
                 for frame in &frames {
@@ -151,7 +151,7 @@ impl Device {
             let index = sq.queue.consumer_index();
             let opcode = match sq.queue.next_wqe(&self.memory) {
                 Ok((control, _)) => {
-                    sq.queue.advance(control.blocks());
+                    sq.queue.advance(control.wqebbs());
                     control.opcode
                 }
                 // The WQE cannot be read, so the next one cannot be found: drop the rest.
@@ -210,23 +210,23 @@ impl Device {
         &self,
         sqn: u32,
         pd: u32,
-        control: &Control,
+        control: &CtrlSegment,
         bytes: &[u8],
     ) -> Result<Vec<Vec<u8>>, (Syndrome, String)> {
         let operation = |why| (Syndrome::LocalQpOperation, why);
-        let mut segments = Segments::new(control, bytes);
+        let mut segments = WqeSegments::new(control, bytes);
         let short = |_| operation("the request is too short".to_string());
         let (head, inline) = segments.ethernet().map_err(short)?;
-        let gather = segments.gather().map_err(short)?;
-        let len: u64 = gather.iter().map(Gather::len).sum();
+        let gather = segments.data_segments().map_err(short)?;
+        let len: u64 = gather.iter().map(DataSegment::len).sum();
         if len > MAX_DATA {
             return Err((Syndrome::LocalLength, format!("{len} bytes to send")));
         }
         let mut frame = inline.to_vec();
         for entry in &gather {
             match entry {
-                Gather::Inline(bytes) => frame.extend(bytes),
-                Gather::Memory(entry) => {
+                DataSegment::Inline(bytes) => frame.extend(bytes),
+                DataSegment::Memory(entry) => {
                     let place = Access {
                         key: entry.key,
                         pd,
@@ -240,14 +240,14 @@ impl Device {
                 }
             }
         }
-        let parts = Parts::find(&frame);
+        let headers = FrameHeaders::find(&frame);
         let mut frames = match control.opcode {
             op::LSO => {
                 let mss: usize = u16::from_be_bytes([head[6], head[7]]).into();
                 if len > MAX_FRAMES * mss as u64 {
                     return Err(operation(format!("{len} bytes in segments of {mss}")));
                 }
-                let frames = parts.segment(&frame, inline.len(), mss);
+                let frames = headers.segment(&frame, inline.len(), mss);
                 if frames.is_empty() {
                     return Err(operation(format!("cannot be cut into segments of {mss} bytes")));
                 }
@@ -258,12 +258,12 @@ impl Device {
         let flags = head[4];
         let insert = u16::from_be_bytes([head[12], head[13]]);
         for frame in &mut frames {
-            let parts = Parts::find(frame);
+            let headers = FrameHeaders::find(frame);
             if flags & TRANSPORT_CHECKSUM != 0 {
-                parts.fill_transport_checksum(frame);
+                headers.fill_transport_checksum(frame);
             }
             if flags & NETWORK_CHECKSUM != 0 {
-                parts.fill_network_checksum(frame);
+                headers.fill_network_checksum(frame);
             }
             if insert & INSERT_VLAN != 0 {
                 frame::insert_vlan(frame, u16::from_be_bytes([head[14], head[15]]));
@@ -278,8 +278,8 @@ impl Device {
         if !self.port.accepts(mac) {
             return;
         }
-        let parts = Parts::find(frame);
-        let verdict = self.steer(NIC_RECEIVE, &parts.as_match(frame), frame.len());
+        let headers = FrameHeaders::find(frame);
+        let verdict = self.steer(NIC_RECEIVE, &headers.as_match(frame), frame.len());
         let mut taken = false;
         for tirn in verdict.tirs {
             let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
@@ -291,8 +291,8 @@ impl Device {
             if from_own.is_some() && block >> (mac[0] & 1) & 1 != 0 {
                 continue;
             }
-            if let Some(rqn) = self.choose_queue(tirn, &parts, frame) {
-                taken |= self.deliver(rqn, &parts, frame, verdict.flow_tag);
+            if let Some(rqn) = self.choose_queue(tirn, &headers, frame) {
+                taken |= self.deliver(rqn, &headers, frame, verdict.flow_tag);
             }
         }
         if taken && from_own.is_none() {
@@ -301,7 +301,7 @@ impl Device {
     }
 
     /// The receive queue of a TIR for a frame.
-    fn choose_queue(&self, tirn: u32, parts: &Parts, frame: &[u8]) -> Option<u32> {
+    fn choose_queue(&self, tirn: u32, headers: &FrameHeaders, frame: &[u8]) -> Option<u32> {
         let tir = self.objects.tirs.get(tirn).ok()?;
         if tir.context.get(tirc::disp_type) == DIRECT {
             return Some(tir.context.get32(tirc::inline_rqn));
@@ -314,14 +314,14 @@ impl Device {
         let key = tir.context.span(tirc::rx_hash_toeplitz_key);
         let symmetric = tir.context.is_set(tirc::rx_hash_symmetric);
         let hash = match tir.context.get(tirc::rx_hash_fn) {
-            hash::INVERTED_XOR8 => parts.xor_hash(frame, fields, symmetric),
-            _ => parts.hash(frame, fields, key, symmetric),
+            hash::INVERTED_XOR8 => headers.xor_hash(frame, fields, symmetric),
+            _ => headers.toeplitz_hash(frame, fields, key, symmetric),
         };
         queues.get(hash as usize % queues.len().max(1)).copied()
     }
 
     /// Writes a frame to a receive queue; returns false if it is dropped.
-    fn deliver(&mut self, rqn: u32, parts: &Parts, frame: &[u8], flow_tag: u32) -> bool {
+    fn deliver(&mut self, rqn: u32, headers: &FrameHeaders, frame: &[u8], flow_tag: u32) -> bool {
         let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
         if rq.state != WqState::Ready {
             return false;
@@ -341,10 +341,10 @@ impl Device {
                 return false;
             }
         };
-        let (network_ok, transport_ok) = parts.checksums_hold(frame);
+        let (network_ok, transport_ok) = headers.checksums_hold(frame);
         let mut data = frame.to_vec();
         let strip = !rq.context.is_set(rqc::vsd);
-        let tag = if strip { parts.strip_vlan(&mut data) } else { None };
+        let tag = if strip { headers.strip_vlan(&mut data) } else { None };
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
         if data.len() as u64 > room {
             // The frame is longer than the receive: drop the frame, keep the receive.
@@ -380,9 +380,9 @@ impl Device {
         }
         let mut cqe = Cqe::new(RESPONSE_SEND);
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
-        cqe.put16(20, parts.sum(frame));
+        cqe.put16(20, headers.sum(frame));
         cqe.put8(28, ok);
-        cqe.put8(29, parts.header_types() | u8::from(tag.is_some()));
+        cqe.put8(29, headers.header_types() | u8::from(tag.is_some()));
         cqe.put16(30, tag.unwrap_or(0));
         cqe.put(32, mark);
         cqe.put(44, data.len() as u32);

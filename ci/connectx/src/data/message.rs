@@ -95,15 +95,15 @@ pub(crate) enum Action {
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     /// Done.
-    Acknowledged,
+    Ack,
     /// Done, with the data that was read.
-    Data(Vec<u8>),
+    ReadData(Vec<u8>),
     /// Done, with the old value.
-    Atomic(u64),
+    AtomicResult(u64),
     /// No receive is posted: the requester retries after this timer code.
-    NotReady(u8),
+    RnrNak(u8),
     /// NAK: invalid request.
     InvalidRequest,
     /// NAK: remote access error.

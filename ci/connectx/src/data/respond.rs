@@ -5,7 +5,7 @@
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
-use super::message::{Action, Answer, Message};
+use super::message::{Action, Message, Response};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
@@ -23,13 +23,13 @@ const PSN_MASK: u32 = 0xff_ffff;
 
 impl Device {
     /// Executes a message.
-    pub(crate) fn respond(&mut self, message: &Message) -> Answer {
-        let answer = self.respond_checked(message);
-        if answer != Answer::Lost {
+    pub(crate) fn respond(&mut self, message: &Message) -> Response {
+        let response = self.respond_checked(message);
+        if response != Response::Lost {
             let (multicast, payload) = (message.is_multicast(), message.payload.len());
             self.rdma_received.add_message(multicast, message.packets, payload);
         }
-        answer
+        response
     }
 
     /// The queue pair of a destination QPN: QPNs 0 and 1 are the ones of subnet management and
@@ -43,20 +43,20 @@ impl Device {
         self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
-    fn respond_checked(&mut self, message: &Message) -> Answer {
-        let Some(qpn) = self.local_qpn(message.qpn) else { return Answer::Lost };
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
+    fn respond_checked(&mut self, message: &Message) -> Response {
+        let Some(qpn) = self.local_qpn(message.qpn) else { return Response::Lost };
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let receiving =
             matches!(qp.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SendError);
         if !receiving || qp.service.datagram() != message.datagram.is_some() {
-            return Answer::Lost;
+            return Response::Lost;
         }
         if let Some(datagram) = &message.datagram {
             if datagram.qkey != qp.context.get32(qpc::q_key) {
                 self.port.count_qkey_violation();
-                return Answer::Lost;
+                return Response::Lost;
             }
-            return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
+            return self.take_receive(qpn, message).unwrap_or(Response::Ack);
         }
         // The same QPN exists on every port.
         let path = qp.context.sub(qpc::primary_address_path);
@@ -68,7 +68,7 @@ impl Device {
             || qp.context.get32(qpc::remote_qpn) != message.source_qpn
             || (qp.service == Service::Xrc) != message.srqn.is_some()
         {
-            return Answer::Lost;
+            return Response::Lost;
         }
         if let Some(srqn) = message.srqn
             && !self.objects.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd))
@@ -83,21 +83,21 @@ impl Device {
                     set.out_of_sequence = set.out_of_sequence.wrapping_add(1)
                 });
                 // An earlier message is missing; the requester will retry it.
-                return Answer::Lost;
+                return Response::Lost;
             }
             return self.repeat(qpn, message);
         }
-        let answer = self.act(qpn, message);
-        let counts = !matches!(answer, Answer::NotReady(_) | Answer::Lost);
+        let response = self.act(qpn, message);
+        let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
         if counts && let Ok(qp) = self.objects.qps.get_mut(qpn) {
             let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
             qp.context.set(qpc::next_rcv_psn, next.into());
         }
-        answer
+        response
     }
 
     /// A duplicate: the requester did not get the response.
-    fn repeat(&mut self, qpn: u32, message: &Message) -> Answer {
+    fn repeat(&mut self, qpn: u32, message: &Message) -> Response {
         self.objects
             .count_for_qp(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
@@ -105,16 +105,16 @@ impl Device {
             Action::Atomic { .. } => {
                 let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
                 match last {
-                    Some((psn, old)) if psn == message.psn => Answer::Atomic(old),
-                    _ => Answer::Lost,
+                    Some((psn, old)) if psn == message.psn => Response::AtomicResult(old),
+                    _ => Response::Lost,
                 }
             }
-            _ => Answer::Acknowledged,
+            _ => Response::Ack,
         }
     }
 
-    fn act(&mut self, qpn: u32, message: &Message) -> Answer {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Answer::Lost };
+    fn act(&mut self, qpn: u32, message: &Message) -> Response {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let (pd, context) = (qp.pd, &qp.context);
         // An XRC request accesses memory of the SRQ's PD.
         let pd = match message.srqn.map(|srqn| self.objects.srqs.get(srqn)) {
@@ -125,7 +125,7 @@ impl Device {
             (context.is_set(qpc::rwe), context.is_set(qpc::rre), context.is_set(qpc::rae));
         let access = |right, key, address, len| Access { key, pd, qpn, right, address, len };
         match message.action {
-            Action::Send { .. } => self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged),
+            Action::Send { .. } => self.take_receive(qpn, message).unwrap_or(Response::Ack),
             Action::Write { address, key } => {
                 if !writes {
                     return self.invalid_request(qpn);
@@ -139,9 +139,9 @@ impl Device {
                     set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
-                    return self.take_receive(qpn, message).unwrap_or(Answer::Acknowledged);
+                    return self.take_receive(qpn, message).unwrap_or(Response::Ack);
                 }
-                Answer::Acknowledged
+                Response::Ack
             }
             Action::Read { address, key, len } => {
                 if !reads {
@@ -149,14 +149,14 @@ impl Device {
                 }
                 // Without data neither key is checked.
                 if len == 0 {
-                    return Answer::Data(vec![]);
+                    return Response::ReadData(vec![]);
                 }
                 match self.dma_read(access(AccessRight::RemoteRead, key, address, len)) {
                     Ok(data) => {
                         self.objects.count_for_qp(qpn, |set| {
                             set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
                         });
-                        Answer::Data(data)
+                        Response::ReadData(data)
                     }
                     Err(_) => self.access_error(qpn),
                 }
@@ -175,27 +175,27 @@ impl Device {
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
                 }
-                Answer::Atomic(old)
+                Response::AtomicResult(old)
             }
         }
     }
 
-    fn invalid_request(&mut self, qpn: u32) -> Answer {
+    fn invalid_request(&mut self, qpn: u32) -> Response {
         self.qp_error(qpn, Some(event::WQ_INVALID_REQUEST));
-        Answer::InvalidRequest
+        Response::InvalidRequest
     }
 
-    fn access_error(&mut self, qpn: u32) -> Answer {
+    fn access_error(&mut self, qpn: u32) -> Response {
         self.objects.count_for_qp(qpn, |set| {
             set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
         });
         self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
-        Answer::AccessError
+        Response::AccessError
     }
 
     /// Consumes a receive for a message. Returns a response only if that failed.
-    fn take_receive(&mut self, qpn: u32, message: &Message) -> Option<Answer> {
-        let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Answer::Lost) };
+    fn take_receive(&mut self, qpn: u32, message: &Message) -> Option<Response> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Response::Lost) };
         let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
         let pd = qp.pd;
         let shared = message.srqn.or(qp.srqn);
@@ -219,12 +219,12 @@ impl Device {
             Some(Ok(None)) | None => {
                 self.objects
                     .count_for_qp(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
-                return Some(Answer::NotReady(rnr));
+                return Some(Response::RnrNak(rnr));
             }
             Some(Err(why)) => {
                 log::warn!("QP {qpn:#x}: {why}");
                 self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
-                return Some(Answer::OperationError);
+                return Some(Response::OperationError);
             }
         };
         let (rq_type, number) = shared.map_or((RqType::Qp, qpn), |srqn| (RqType::Srq, srqn));
@@ -233,18 +233,18 @@ impl Device {
             queue.take(&receive);
         }
         let user = self.objects.qps.owner(qpn) != KERNEL;
-        let answer = match self.faults.next_wqe(qpn, user, Side::Receive) {
+        let response = match self.faults.next_wqe(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);
                 self.qp_error(qpn, None);
-                Some(Answer::OperationError)
+                Some(Response::OperationError)
             }
             None => self.fill_receive(qpn, pd, message, &receive),
         };
         if let Some(srqn) = shared {
             self.check_limit(srqn);
         }
-        answer
+        response
     }
 
     fn fill_receive(
@@ -253,7 +253,7 @@ impl Device {
         pd: u32,
         message: &Message,
         receive: &ReceiveWqe,
-    ) -> Option<Answer> {
+    ) -> Option<Response> {
         let mut data = Vec::new();
         if matches!(message.action, Action::Send { .. }) {
             if let Some(datagram) = &message.datagram {
@@ -264,7 +264,7 @@ impl Device {
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
         let inline = self.inline_receive(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
-            Some((Syndrome::LocalLength, Answer::InvalidRequest))
+            Some((Syndrome::LocalLength, Response::InvalidRequest))
         } else {
             let mut rest = &data[..];
             let mut failed = None;
@@ -291,19 +291,19 @@ impl Device {
                 };
                 if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");
-                    failed = Some((Syndrome::LocalProtection, Answer::OperationError));
+                    failed = Some((Syndrome::LocalProtection, Response::OperationError));
                     break;
                 }
             }
             failed
         };
-        if let Some((syndrome, answer)) = failed {
+        if let Some((syndrome, response)) = failed {
             self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
             // A datagram that is too long is the sender's error and does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
                 self.qp_error(qpn, None);
             }
-            return Some(answer);
+            return Some(response);
         }
         if let Action::Send { invalidate: Some(key) } = message.action
             && !self.invalidate(qpn, key, pd)

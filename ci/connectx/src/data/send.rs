@@ -6,11 +6,11 @@
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
-use super::message::{Action, Answer, Datagram, Message, rnr_timer};
+use super::message::{Action, Datagram, Message, Response, rnr_timer};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::syndrome::{CqeError, Syndrome};
-use crate::format::wqe::{AddressVector, Control, Gather, Segments, Short, op};
+use crate::format::wqe::{AddressVector, CtrlSegment, DataSegment, Truncated, WqeSegments, op};
 use crate::format::{event, frame};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{QpState, RetryTimer, Service};
@@ -26,9 +26,9 @@ const FOREVER: u8 = 7;
 
 /// A WQE whose message is in flight.
 pub(crate) struct Job {
-    pub(crate) control: Control,
+    pub(crate) control: CtrlSegment,
     /// Where response data goes.
-    gather: Vec<Gather>,
+    gather: Vec<DataSegment>,
     len: u64,
 }
 
@@ -146,13 +146,13 @@ impl Device {
     }
 
     /// Advances past the WQE and reports it if it is signaled.
-    fn retire(&mut self, qpn: u32, control: &Control, len: u32, data: &[u8]) {
+    fn retire(&mut self, qpn: u32, control: &CtrlSegment, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         qp.rnr_retries = 0;
         let index = qp.sq.as_mut().map_or(0, |ring| {
             let index = ring.consumer_index();
-            ring.advance(control.blocks());
+            ring.advance(control.wqebbs());
             index
         });
         if control.signaled() {
@@ -161,12 +161,12 @@ impl Device {
     }
 
     /// Reports a WQE as failed and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &Control, cause: CqeError) {
+    fn fail(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.sq.as_mut().map_or(0, |ring| {
             let index = ring.consumer_index();
-            ring.advance(control.blocks());
+            ring.advance(control.wqebbs());
             index
         });
         self.fail_send(qpn, control.opcode, index, cause);
@@ -190,7 +190,7 @@ impl Device {
             let index = ring.consumer_index();
             let opcode = match ring.next_wqe(&self.memory) {
                 Ok((control, _)) => {
-                    ring.advance(control.blocks());
+                    ring.advance(control.wqebbs());
                     control.opcode
                 }
                 // The WQE cannot be read, so the next one cannot be found: drop the rest.
@@ -208,17 +208,17 @@ impl Device {
     fn prepare(
         &mut self,
         qpn: u32,
-        control: Control,
+        control: CtrlSegment,
         bytes: &[u8],
     ) -> Result<Option<Box<(Job, Message, Target)>>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let Some(ring) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
-        if control.index != ring.consumer_index() || control.number != qpn || control.units == 0 {
+        if control.wqe_index != ring.consumer_index() || control.qpn != qpn || control.ds == 0 {
             log::warn!("QP {qpn:#x}: request {control:?} at block {:#x}", ring.consumer_index());
             return Err(Syndrome::LocalQpOperation);
         }
         let (service, pd) = (qp.service, qp.pd);
-        let mut segments = Segments::new(&control, bytes);
+        let mut segments = WqeSegments::new(&control, bytes);
         match control.opcode {
             op::NOP => return Ok(None),
             op::UMR => {
@@ -231,7 +231,7 @@ impl Device {
             }
             _ => {}
         }
-        let short = |_: Short| Syndrome::LocalQpOperation;
+        let short = |_: Truncated| Syndrome::LocalQpOperation;
         let srqn = match service {
             Service::Xrc => Some(segments.xrc().map_err(short)?),
             Service::Umr => return Err(Syndrome::LocalQpOperation),
@@ -266,14 +266,14 @@ impl Device {
             (true, None) => return Err(Syndrome::LocalQpOperation),
             (false, _) => None,
         };
-        let gather = segments.gather().map_err(short)?;
-        let len: u64 = gather.iter().map(Gather::len).sum();
+        let gather = segments.data_segments().map_err(short)?;
+        let len: u64 = gather.iter().map(DataSegment::len).sum();
         let mtu = self.path_mtu(qpn);
         let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
         if len > limit || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
-        let payload = if sends { self.gather(qpn, pd, &gather)? } else { vec![] };
+        let payload = if sends { self.gather_data(qpn, pd, &gather)? } else { vec![] };
         let action = match (control.opcode, remote, change) {
             (op::SEND_INVAL, ..) => Action::Send { invalidate: Some(control.immediate) },
             (_, None, _) => Action::Send { invalidate: None },
@@ -410,12 +410,17 @@ impl Device {
     }
 
     /// Reads the data of a WQE.
-    pub(crate) fn gather(&self, qpn: u32, pd: u32, list: &[Gather]) -> Result<Vec<u8>, Syndrome> {
+    pub(crate) fn gather_data(
+        &self,
+        qpn: u32,
+        pd: u32,
+        list: &[DataSegment],
+    ) -> Result<Vec<u8>, Syndrome> {
         let mut data = Vec::new();
         for entry in list {
             match entry {
-                Gather::Inline(bytes) => data.extend(bytes),
-                Gather::Memory(entry) => {
+                DataSegment::Inline(bytes) => data.extend(bytes),
+                DataSegment::Memory(entry) => {
                     let place = Access {
                         key: entry.key,
                         pd,
@@ -448,13 +453,13 @@ impl Device {
     fn scatter(
         &self,
         qpn: u32,
-        list: &[Gather],
+        list: &[DataSegment],
         mut data: &[u8],
         write: bool,
     ) -> Result<(), Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         for entry in list {
-            let Gather::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
+            let DataSegment::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
             let (part, rest) = data.split_at(data.len().min(entry.len as usize));
             data = rest;
             let place = Access {
@@ -480,7 +485,7 @@ impl Device {
     }
 
     /// Handles the response to a message.
-    pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, answer: Answer) {
+    pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, response: Response) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let control = &job.control;
         let service = qp.service;
@@ -496,8 +501,8 @@ impl Device {
             self.count_sent(message);
             return self.retire(qpn, control, job.len as u32, &[]);
         }
-        let outcome = match answer {
-            Answer::NotReady(code) => {
+        let outcome = match response {
+            Response::RnrNak(code) => {
                 let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
                 qp.rnr_retries = qp.rnr_retries.saturating_add(1);
                 self.objects.count_for_qp(qpn, |set| {
@@ -508,7 +513,7 @@ impl Device {
                 }
                 Err(Syndrome::ReceiverNotReady)
             }
-            Answer::Lost => {
+            Response::Lost => {
                 let Some(timeout) = timeout else {
                     qp.retry_timer = Some(RetryTimer::Never);
                     return;
@@ -523,17 +528,17 @@ impl Device {
                 }
                 Err(Syndrome::RetriesExceeded)
             }
-            Answer::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
-            Answer::AccessError => Err(Syndrome::RemoteAccess),
-            Answer::OperationError => Err(Syndrome::RemoteOperation),
-            Answer::Acknowledged => Ok(vec![]),
-            Answer::Data(data) => self.bring_back(qpn, job, data),
+            Response::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
+            Response::AccessError => Err(Syndrome::RemoteAccess),
+            Response::OperationError => Err(Syndrome::RemoteOperation),
+            Response::Ack => Ok(vec![]),
+            Response::ReadData(data) => self.bring_back(qpn, job, data),
             // The device returns the old value of an 8-byte atomic in big endian, unless the driver
             // asked for host order.
-            Answer::Atomic(old) if job.len == 8 && !self.caps.host_order_atomics() => {
+            Response::AtomicResult(old) if job.len == 8 && !self.caps.host_order_atomics() => {
                 self.bring_back(qpn, job, old.to_be_bytes().to_vec())
             }
-            Answer::Atomic(old) => {
+            Response::AtomicResult(old) => {
                 let bytes = old.to_le_bytes();
                 self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())
             }

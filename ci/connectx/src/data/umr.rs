@@ -12,7 +12,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Field};
 
 use crate::device::Device;
 use crate::format::syndrome::Syndrome;
-use crate::format::wqe::{Gather, Segments};
+use crate::format::wqe::{DataSegment, WqeSegments};
 use crate::object::qp::{Qp, Service};
 use crate::object::table::KERNEL;
 
@@ -84,7 +84,7 @@ impl Device {
         &mut self,
         asker: Asker,
         key: u32,
-        segments: Segments<'_>,
+        segments: WqeSegments<'_>,
     ) -> Result<(), Syndrome> {
         self.change_key(asker, key, segments).map_err(|Refusal(syndrome, why)| {
             log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", asker.qpn);
@@ -96,7 +96,7 @@ impl Device {
         &mut self,
         asker: Asker,
         key: u32,
-        mut segments: Segments<'_>,
+        mut segments: WqeSegments<'_>,
     ) -> Result<(), Refusal> {
         let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
         let flags = control[0];
@@ -154,12 +154,13 @@ impl Device {
         } else if flags & INLINE != 0 {
             segments.rest().get(..len).ok_or("the inline list is too short")?.to_vec()
         } else {
-            let gather = segments.gather().map_err(|_| "the request is too short")?;
-            let listed: u64 = gather.iter().map(Gather::len).sum();
+            let gather = segments.data_segments().map_err(|_| "the request is too short")?;
+            let listed: u64 = gather.iter().map(DataSegment::len).sum();
             if listed < len as u64 || listed > super::send::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
-            let mut list = self.gather(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
+            let mut list =
+                self.gather_data(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
             list.truncate(len);
             list
         };

@@ -17,7 +17,7 @@ pub(crate) const UDP: u8 = 17;
 
 /// The headers of a frame.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct FrameHeaders {
     /// Offset of the network header, and its version; 0 if it is neither IPv4 nor IPv6.
     pub(crate) network: usize,
     pub(crate) version: u8,
@@ -49,43 +49,43 @@ pub(crate) fn checksum(bytes: &[u8], sum: u32) -> u16 {
     !(sum as u16)
 }
 
-impl Parts {
+impl FrameHeaders {
     /// Finds the headers of a frame.
     pub(crate) fn find(frame: &[u8]) -> Self {
-        let mut parts = Self::default();
-        let Some(mut ethertype) = half(frame, 12) else { return parts };
-        parts.network = 14;
+        let mut headers = Self::default();
+        let Some(mut ethertype) = half(frame, 12) else { return headers };
+        headers.network = 14;
         if matches!(ethertype, VLAN | SERVICE_VLAN) {
-            parts.service = ethertype == SERVICE_VLAN;
-            parts.vlan = half(frame, 14);
+            headers.service = ethertype == SERVICE_VLAN;
+            headers.vlan = half(frame, 14);
             ethertype = half(frame, 16).unwrap_or(0);
-            parts.network = 18;
+            headers.network = 18;
         }
-        parts.ethertype = ethertype;
-        let network = frame.get(parts.network..).unwrap_or(&[]);
+        headers.ethertype = ethertype;
+        let network = frame.get(headers.network..).unwrap_or(&[]);
         let next = match ethertype {
             IPV4 if network.len() >= 20 => {
-                parts.version = 4;
-                parts.fragment = half(network, 6).unwrap_or(0) & 0x3fff != 0;
-                parts.protocol = network[9];
+                headers.version = 4;
+                headers.fragment = half(network, 6).unwrap_or(0) & 0x3fff != 0;
+                headers.protocol = network[9];
                 usize::from(network[0] & 0xf) * 4
             }
             IPV6 if network.len() >= 40 => {
-                parts.version = 6;
-                parts.protocol = network[6];
+                headers.version = 6;
+                headers.protocol = network[6];
                 40
             }
-            _ => return parts,
+            _ => return headers,
         };
-        let header = match parts.protocol {
+        let header = match headers.protocol {
             TCP => 20,
             UDP => 8,
-            _ => return parts,
+            _ => return headers,
         };
-        if !parts.fragment && network.len() >= next + header {
-            parts.transport = Some((parts.network + next, parts.protocol));
+        if !headers.fragment && network.len() >= next + header {
+            headers.transport = Some((headers.network + next, headers.protocol));
         }
-        parts
+        headers
     }
 
     /// The frame as match parameters of flow tables.
@@ -156,7 +156,7 @@ impl Parts {
     }
 
     /// Whether a mask selects only fields that [`FrameHeaders::as_match`] fills in.
-    pub(crate) fn fills(mask: &[u8]) -> bool {
+    pub(crate) fn covers_mask(mask: &[u8]) -> bool {
         let mut known = Bits::<fte_match_param, _>::new([0; 512]);
         let mut outer = known.sub_mut(fte_match_param::outer_headers);
         for field in [
@@ -361,7 +361,13 @@ impl Parts {
     }
 
     /// The Toeplitz hash of the selected header fields.
-    pub(crate) fn hash(&self, frame: &[u8], fields: u64, key: &[u8], symmetric: bool) -> u32 {
+    pub(crate) fn toeplitz_hash(
+        &self,
+        frame: &[u8],
+        fields: u64,
+        key: &[u8],
+        symmetric: bool,
+    ) -> u32 {
         let input = self.hashed(frame, fields, symmetric);
         let bit_of_key =
             |at: usize| key.get(at / 8).is_some_and(|byte| byte << (at % 8) & 0x80 != 0);
@@ -421,21 +427,21 @@ mod tests {
     fn segments_add_up_and_their_checksums_hold() {
         let data: Vec<u8> = (0..2500u32).map(|n| n as u8).collect();
         let frame = tcp(&data);
-        let parts = Parts::find(&frame);
-        assert_eq!(parts.transport, Some((34, TCP)));
-        let segments = parts.segment(&frame, 54, 1000);
+        let headers = FrameHeaders::find(&frame);
+        assert_eq!(headers.transport, Some((34, TCP)));
+        let segments = headers.segment(&frame, 54, 1000);
         assert_eq!(segments.iter().map(Vec::len).collect::<Vec<_>>(), [1054, 1054, 554]);
         let mut back = vec![];
         for (number, mut segment) in segments.into_iter().enumerate() {
-            let parts = Parts::find(&segment);
-            parts.fill_network_checksum(&mut segment);
-            parts.fill_transport_checksum(&mut segment);
-            assert_eq!(parts.checksums_hold(&segment), (true, true));
+            let headers = FrameHeaders::find(&segment);
+            headers.fill_network_checksum(&mut segment);
+            headers.fill_transport_checksum(&mut segment);
+            assert_eq!(headers.checksums_hold(&segment), (true, true));
             assert_eq!(segment[38..42], (number as u32 * 1000).to_be_bytes());
             assert_eq!(segment[47], if number == 2 { 0x19 } else { 0x10 });
             back.extend_from_slice(&segment[54..]);
             segment[60] ^= 1;
-            assert_eq!(parts.checksums_hold(&segment), (true, false));
+            assert_eq!(headers.checksums_hold(&segment), (true, false));
         }
         assert_eq!(back, data);
     }
@@ -443,13 +449,13 @@ mod tests {
     #[test]
     fn the_sum_covers_the_packet_and_not_its_padding() {
         let mut frame = tcp(b"odd");
-        let parts = Parts::find(&frame);
-        let sum = parts.sum(&frame);
+        let headers = FrameHeaders::find(&frame);
+        let sum = headers.sum(&frame);
         assert_eq!(sum, !checksum(&frame[14..], 0));
         frame.extend([0x55; 9]);
-        assert_eq!(parts.sum(&frame), sum);
+        assert_eq!(headers.sum(&frame), sum);
         frame[56] ^= 1;
-        assert_ne!(parts.sum(&frame), sum);
+        assert_ne!(headers.sum(&frame), sum);
     }
 
     /// The first row of Microsoft's table of Toeplitz hashes.
@@ -464,12 +470,12 @@ mod tests {
         frame[26..34].copy_from_slice(&[66, 9, 149, 187, 161, 142, 100, 80]);
         frame[34..36].copy_from_slice(&2794u16.to_be_bytes());
         frame[36..38].copy_from_slice(&1766u16.to_be_bytes());
-        let parts = Parts::find(&frame);
-        assert_eq!(parts.hash(&frame, 0b1111, &KEY, false), 0x51cc_c178);
-        assert_eq!(parts.hash(&frame, 0b0011, &KEY, false), 0x323e_8fc2);
+        let headers = FrameHeaders::find(&frame);
+        assert_eq!(headers.toeplitz_hash(&frame, 0b1111, &KEY, false), 0x51cc_c178);
+        assert_eq!(headers.toeplitz_hash(&frame, 0b0011, &KEY, false), 0x323e_8fc2);
         // 66 ^ 9 ^ 149 ^ 187 ^ 161 ^ 142 ^ 100 ^ 80.
-        assert_eq!(parts.xor_hash(&frame, 0b0011, false), 0xff ^ 0x7e);
-        assert_eq!(parts.xor_hash(&frame, 0, true), 0xff);
+        assert_eq!(headers.xor_hash(&frame, 0b0011, false), 0xff ^ 0x7e);
+        assert_eq!(headers.xor_hash(&frame, 0, true), 0xff);
     }
 
     #[test]
@@ -482,8 +488,9 @@ mod tests {
         other[30..34].copy_from_slice(&one[26..30]);
         other[34..36].copy_from_slice(&one[36..38]);
         other[36..38].copy_from_slice(&one[34..36]);
-        let hash =
-            |frame: &[u8], symmetric| Parts::find(frame).hash(frame, 0b1111, &key, symmetric);
+        let hash = |frame: &[u8], symmetric| {
+            FrameHeaders::find(frame).toeplitz_hash(frame, 0b1111, &key, symmetric)
+        };
         assert_ne!(hash(&one, false), hash(&other, false));
         assert_eq!(hash(&one, true), hash(&other, true));
     }
@@ -495,7 +502,7 @@ mod tests {
         frame[22] = 33;
         insert_vlan(&mut frame, 0x2005);
         let outer = |frame: &[u8], field| {
-            let bits = Bits::<fte_match_param, _>::new(Parts::find(frame).as_match(frame));
+            let bits = Bits::<fte_match_param, _>::new(FrameHeaders::find(frame).as_match(frame));
             bits.sub(fte_match_param::outer_headers).get(field)
         };
         assert_eq!(outer(&frame, layer::ip_dscp), 46);
@@ -506,12 +513,12 @@ mod tests {
         assert_eq!((outer(&frame, layer::cvlan_tag), outer(&frame, layer::svlan_tag)), (0, 1));
         assert_eq!((outer(&frame, layer::first_vid), outer(&frame, layer::ip_dscp)), (5, 46));
         let mut mask = vec![0; 512];
-        assert!(Parts::fills(&mask));
+        assert!(FrameHeaders::covers_mask(&mask));
         for (at, bits, filled) in
             [(0, 0xff, true), (0x18, 0xff, false), (0x40, 1, false), (0x1ff, 1, false)]
         {
             mask[at] = bits;
-            assert_eq!(Parts::fills(&mask), filled, "{at:#x}");
+            assert_eq!(FrameHeaders::covers_mask(&mask), filled, "{at:#x}");
             mask[at] = 0;
         }
     }
@@ -520,23 +527,23 @@ mod tests {
     fn nonsense_has_no_parts() {
         for len in 0..60 {
             let frame = &tcp(b"x")[..len.min(55)];
-            let parts = Parts::find(frame);
-            assert_eq!(parts.transport.is_some(), len >= 54);
-            parts.as_match(frame);
-            assert!(parts.segment(frame, 2000, 0).is_empty());
+            let headers = FrameHeaders::find(frame);
+            assert_eq!(headers.transport.is_some(), len >= 54);
+            headers.as_match(frame);
+            assert!(headers.segment(frame, 2000, 0).is_empty());
         }
         let mut frame = tcp(b"x");
         frame[14] = 0x4f;
-        assert_eq!(Parts::find(&frame).transport, None);
+        assert_eq!(FrameHeaders::find(&frame).transport, None);
     }
 
     #[test]
     fn a_tag_goes_in_and_comes_out() {
         let mut frame = tcp(b"hello");
         insert_vlan(&mut frame, 0x2005);
-        let parts = Parts::find(&frame);
-        assert_eq!((parts.network, parts.vlan), (18, Some(0x2005)));
-        assert_eq!(parts.strip_vlan(&mut frame), Some(0x2005));
+        let headers = FrameHeaders::find(&frame);
+        assert_eq!((headers.network, headers.vlan), (18, Some(0x2005)));
+        assert_eq!(headers.strip_vlan(&mut frame), Some(0x2005));
         assert_eq!(frame, tcp(b"hello"));
     }
 }

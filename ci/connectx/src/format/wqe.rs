@@ -25,33 +25,33 @@ pub mod op {
 
 /// The control segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Control {
+pub struct CtrlSegment {
     /// One of [`op`].
     pub opcode: u8,
     /// `opmod`, which refines the opcode.
-    pub modifier: u8,
+    pub opmod: u8,
     /// Index of the first WQEBB of the WQE.
-    pub index: u16,
+    pub wqe_index: u16,
     /// The queue for which the driver wrote the WQE.
-    pub number: u32,
+    pub qpn: u32,
     /// Length in units of 16 bytes, including this segment.
-    pub units: u8,
+    pub ds: u8,
     /// Fence, completion and solicited flags.
     pub flags: u8,
     /// Immediate data, or the mkey to invalidate.
     pub immediate: u32,
 }
 
-impl Control {
+impl CtrlSegment {
     /// Parses the first 16 bytes of a WQE.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
         Self {
-            modifier: (value >> 120) as u8,
-            index: (value >> 104) as u16,
+            opmod: (value >> 120) as u8,
+            wqe_index: (value >> 104) as u16,
             opcode: (value >> 96) as u8,
-            number: (value >> 72) as u32 & 0xff_ffff,
-            units: (value >> 64) as u8 & 0x3f,
+            qpn: (value >> 72) as u32 & 0xff_ffff,
+            ds: (value >> 64) as u8 & 0x3f,
             flags: bytes[11],
             immediate: value as u32,
         }
@@ -61,7 +61,7 @@ impl Control {
     /// unsupported length.
     pub fn atomic_len(&self) -> Option<u64> {
         const EXTENDED: u8 = 8;
-        match (self.opcode, self.modifier) {
+        match (self.opcode, self.opmod) {
             (_, 0) => Some(8),
             (op::ATOMIC_MASKED_CS | op::ATOMIC_MASKED_FA, EXTENDED) => Some(4),
             (op::ATOMIC_MASKED_CS | op::ATOMIC_MASKED_FA, 9) => Some(8),
@@ -80,8 +80,8 @@ impl Control {
     }
 
     /// Length in WQEBBs, at least one.
-    pub fn blocks(&self) -> u16 {
-        u16::from(self.units).div_ceil(4).max(1)
+    pub fn wqebbs(&self) -> u16 {
+        u16::from(self.ds).div_ceil(4).max(1)
     }
 }
 
@@ -112,7 +112,7 @@ pub struct AddressVector {
 
 /// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteAddress {
     /// Address.
     pub address: u64,
     /// Remote key.
@@ -127,7 +127,7 @@ pub(crate) const INVALID_KEY: u32 = 0x100;
 
 /// A scatter/gather entry (SGE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scatter {
+pub struct Sge {
     /// Bytes.
     pub len: u32,
     /// Local key.
@@ -136,7 +136,7 @@ pub struct Scatter {
     pub address: u64,
 }
 
-impl Scatter {
+impl Sge {
     /// Parses a data segment.
     pub fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
@@ -196,14 +196,14 @@ impl Atomic {
 
 /// A data segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gather {
+pub enum DataSegment {
     /// An SGE.
-    Memory(Scatter),
+    Memory(Sge),
     /// Inline data.
     Inline(Vec<u8>),
 }
 
-impl Gather {
+impl DataSegment {
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
@@ -221,23 +221,23 @@ impl Gather {
 }
 
 /// A cursor over the segments of a WQE.
-pub struct Segments<'a> {
+pub struct WqeSegments<'a> {
     rest: &'a [u8],
 }
 
 /// The WQE ends in the middle of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Short;
+pub struct Truncated;
 
-impl<'a> Segments<'a> {
+impl<'a> WqeSegments<'a> {
     /// The segments behind the control segment of a WQE, whose bytes are `bytes`.
-    pub fn new(control: &Control, bytes: &'a [u8]) -> Self {
-        let end = (usize::from(control.units) * 16).min(bytes.len());
+    pub fn new(control: &CtrlSegment, bytes: &'a [u8]) -> Self {
+        let end = (usize::from(control.ds) * 16).min(bytes.len());
         Self { rest: bytes.get(16..end).unwrap_or(&[]) }
     }
 
-    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], Short> {
-        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(Short)?;
+    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], Truncated> {
+        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(Truncated)?;
         self.rest = rest;
         Ok(head)
     }
@@ -250,8 +250,8 @@ impl<'a> Segments<'a> {
     /// The SRQN of an XRC WQE.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn xrc(&mut self) -> Result<u32, Short> {
+    /// [`Truncated`]
+    pub fn xrc(&mut self) -> Result<u32, Truncated> {
         let bytes = self.take::<16>()?;
         Ok(u32::from_be_bytes([0, bytes[1], bytes[2], bytes[3]]))
     }
@@ -259,8 +259,8 @@ impl<'a> Segments<'a> {
     /// The address vector of a datagram.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn address_vector(&mut self) -> Result<AddressVector, Short> {
+    /// [`Truncated`]
+    pub fn address_vector(&mut self) -> Result<AddressVector, Truncated> {
         let b = self.take::<48>()?;
         let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let route = word(28);
@@ -283,18 +283,18 @@ impl<'a> Segments<'a> {
     /// The remote address.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn remote(&mut self) -> Result<Remote, Short> {
+    /// [`Truncated`]
+    pub fn remote(&mut self) -> Result<RemoteAddress, Truncated> {
         let value = u128::from_be_bytes(*self.take::<16>()?);
-        Ok(Remote { address: (value >> 64) as u64, key: (value >> 32) as u32 })
+        Ok(RemoteAddress { address: (value >> 64) as u64, key: (value >> 32) as u32 })
     }
 
-    fn pair(&mut self) -> Result<(u64, u64), Short> {
+    fn pair(&mut self) -> Result<(u64, u64), Truncated> {
         let value = u128::from_be_bytes(*self.take::<16>()?);
         Ok(((value >> 64) as u64, value as u64))
     }
 
-    fn quarters(&mut self) -> Result<[u64; 4], Short> {
+    fn quarters(&mut self) -> Result<[u64; 4], Truncated> {
         let value = u128::from_be_bytes(*self.take::<16>()?);
         Ok([96, 64, 32, 0].map(|shift| (value >> shift) as u64 & 0xffff_ffff))
     }
@@ -302,8 +302,8 @@ impl<'a> Segments<'a> {
     /// The operands of an atomic with this opcode, on a word of `len` bytes, 4 or 8.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn atomic(&mut self, opcode: u8, len: u64) -> Result<Atomic, Short> {
+    /// [`Truncated`]
+    pub fn atomic(&mut self, opcode: u8, len: u64) -> Result<Atomic, Truncated> {
         if len == 4 {
             let [first, second, third, fourth] = self.quarters()?;
             return Ok(match opcode {
@@ -337,16 +337,16 @@ impl<'a> Segments<'a> {
     /// The control segment and the mkey context of a UMR WQE.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn umr(&mut self) -> Result<(&'a [u8; 48], &'a [u8; 64]), Short> {
+    /// [`Truncated`]
+    pub fn umr(&mut self) -> Result<(&'a [u8; 48], &'a [u8; 64]), Truncated> {
         Ok((self.take::<48>()?, self.take::<64>()?))
     }
 
     /// The Ethernet segment, and the headers inline in it.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn ethernet(&mut self) -> Result<(&'a [u8; 16], &'a [u8]), Short> {
+    /// [`Truncated`]
+    pub fn ethernet(&mut self) -> Result<(&'a [u8; 16], &'a [u8]), Truncated> {
         const START: usize = 14;
         const INSERT_VLAN: u16 = 1 << 15;
         let all = self.rest;
@@ -356,7 +356,7 @@ impl<'a> Segments<'a> {
             return Ok((head, &[]));
         }
         let end = START + usize::from(len);
-        let inline = all.get(START..end).ok_or(Short)?;
+        let inline = all.get(START..end).ok_or(Truncated)?;
         self.rest = all.get(end.next_multiple_of(16)..).unwrap_or(&[]);
         Ok((head, inline))
     }
@@ -364,19 +364,19 @@ impl<'a> Segments<'a> {
     /// The data segments, up to the end of the WQE.
     ///
     /// # Errors
-    /// [`Short`]
-    pub fn gather(mut self) -> Result<Vec<Gather>, Short> {
+    /// [`Truncated`]
+    pub fn data_segments(mut self) -> Result<Vec<DataSegment>, Truncated> {
         const INLINE: u8 = 0x80;
         let mut list = Vec::new();
         while let Some(first) = self.rest.first() {
             if first & INLINE == 0 {
-                list.push(Gather::Memory(Scatter::parse(self.take::<16>()?)));
+                list.push(DataSegment::Memory(Sge::parse(self.take::<16>()?)));
                 continue;
             }
-            let head = self.rest.first_chunk::<4>().ok_or(Short)?;
+            let head = self.rest.first_chunk::<4>().ok_or(Truncated)?;
             let len = (u32::from_be_bytes(*head) & 0x7fff_ffff) as usize;
-            let end = len.checked_add(4).ok_or(Short)?;
-            list.push(Gather::Inline(self.rest.get(4..end).ok_or(Short)?.to_vec()));
+            let end = len.checked_add(4).ok_or(Truncated)?;
+            list.push(DataSegment::Inline(self.rest.get(4..end).ok_or(Truncated)?.to_vec()));
             self.rest = self.rest.get(end.next_multiple_of(16)..).unwrap_or(&[]);
         }
         Ok(list)
@@ -394,9 +394,9 @@ mod tests {
         bytes[4..8].copy_from_slice(&0x00ab_cd05u32.to_be_bytes());
         bytes[11] = 0x0a;
         bytes[12..].copy_from_slice(&7u32.to_be_bytes());
-        let control = Control::parse(&bytes);
-        assert_eq!((control.modifier, control.index, control.opcode), (1, 0x1234, op::SEND));
-        assert_eq!((control.number, control.units, control.blocks()), (0xabcd, 5, 2));
+        let control = CtrlSegment::parse(&bytes);
+        assert_eq!((control.opmod, control.wqe_index, control.opcode), (1, 0x1234, op::SEND));
+        assert_eq!((control.qpn, control.ds, control.wqebbs()), (0xabcd, 5, 2));
         assert!(control.signaled() && control.solicited());
         assert_eq!(control.immediate, 7);
     }
@@ -407,15 +407,15 @@ mod tests {
         bytes[16..20].copy_from_slice(&0x8000_0005u32.to_be_bytes());
         bytes[20..25].copy_from_slice(b"hello");
         bytes[32..36].copy_from_slice(&9u32.to_be_bytes());
-        let mut control = Control::parse(&[0; 16]);
-        control.units = 3;
-        let list = Segments::new(&control, &bytes).gather().unwrap();
-        assert_eq!(list[0], Gather::Inline(b"hello".to_vec()));
+        let mut control = CtrlSegment::parse(&[0; 16]);
+        control.ds = 3;
+        let list = WqeSegments::new(&control, &bytes).data_segments().unwrap();
+        assert_eq!(list[0], DataSegment::Inline(b"hello".to_vec()));
         assert_eq!(list[1].len(), 9);
         bytes[16..20].copy_from_slice(&0x8000_0020u32.to_be_bytes());
-        assert_eq!(Segments::new(&control, &bytes).gather(), Err(Short));
+        assert_eq!(WqeSegments::new(&control, &bytes).data_segments(), Err(Truncated));
         bytes[16..20].copy_from_slice(&0xffff_ffffu32.to_be_bytes());
-        assert_eq!(Segments::new(&control, &bytes).gather(), Err(Short));
+        assert_eq!(WqeSegments::new(&control, &bytes).data_segments(), Err(Truncated));
     }
 
     #[test]
@@ -433,18 +433,18 @@ mod tests {
         let words = [0xffu32, 0x12, 0x0f, 0xf0];
         let mut bytes = vec![0; 16];
         bytes.extend(words.iter().flat_map(|word| word.to_be_bytes()));
-        let mut control = Control::parse(&[0; 16]);
-        (control.units, control.opcode, control.modifier) = (2, op::ATOMIC_MASKED_CS, 8);
+        let mut control = CtrlSegment::parse(&[0; 16]);
+        (control.ds, control.opcode, control.opmod) = (2, op::ATOMIC_MASKED_CS, 8);
         assert_eq!(control.atomic_len(), Some(4));
-        let swap = Segments::new(&control, &bytes).atomic(control.opcode, 4).unwrap();
+        let swap = WqeSegments::new(&control, &bytes).atomic(control.opcode, 4).unwrap();
         assert_eq!((swap.apply(0x1a), swap.apply(0x2a)), (0x1f, 0x2a));
-        let add = Segments::new(&control, &bytes).atomic(op::ATOMIC_MASKED_FA, 4).unwrap();
+        let add = WqeSegments::new(&control, &bytes).atomic(op::ATOMIC_MASKED_FA, 4).unwrap();
         assert_eq!(add.apply(0xffff_ffff) >> 32, 0);
-        control.modifier = 9;
+        control.opmod = 9;
         assert_eq!(control.atomic_len(), Some(8));
-        control.modifier = 10;
+        control.opmod = 10;
         assert_eq!(control.atomic_len(), None);
-        (control.opcode, control.modifier) = (op::ATOMIC_CS, 8);
+        (control.opcode, control.opmod) = (op::ATOMIC_CS, 8);
         assert_eq!(control.atomic_len(), None);
     }
 }

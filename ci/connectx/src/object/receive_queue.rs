@@ -4,7 +4,7 @@
 //! the record when a message needs a receive.
 
 use super::buffer::Buffer;
-use crate::format::wqe::{INVALID_KEY, Scatter};
+use crate::format::wqe::{INVALID_KEY, Sge};
 use crate::guest::GuestMemory;
 use crate::recording::{DoorbellCounter, Entry, Recorder, RqType};
 
@@ -38,7 +38,7 @@ pub struct ReceiveWqe {
     /// `wqe_counter` of its CQE.
     pub index: u16,
     /// Where the data goes.
-    pub scatter: Vec<Scatter>,
+    pub scatter: Vec<Sge>,
     next_entry: u16,
     /// The whole WQE, as read.
     bytes: Vec<u8>,
@@ -114,7 +114,7 @@ impl ReceiveQueue {
         let (segments, _) = list.as_chunks::<16>();
         let scatter = segments
             .iter()
-            .map(Scatter::parse)
+            .map(Sge::parse)
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
             .filter(|segment| segment.len != 0)
             .collect();
@@ -163,7 +163,7 @@ mod tests {
             memory.write(0x8000, &u32::from(turn + 1).to_be_bytes()).unwrap();
             let receive = queue.peek(&memory).unwrap().unwrap();
             assert_eq!(receive.index, turn);
-            let want = Scatter { len: 10 + u32::from(turn) % 4, key: 7, address: 0 };
+            let want = Sge { len: 10 + u32::from(turn) % 4, key: 7, address: 0 };
             assert_eq!(receive.scatter, [want]);
             queue.take(&receive);
         }

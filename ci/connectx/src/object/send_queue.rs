@@ -4,7 +4,7 @@
 //! read it.
 
 use super::buffer::Buffer;
-use crate::format::wqe::Control;
+use crate::format::wqe::CtrlSegment;
 use crate::guest::GuestMemory;
 
 /// Bytes of a WQE basic block (WQEBB).
@@ -119,10 +119,11 @@ impl SendQueue {
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn next_wqe(&self, memory: &GuestMemory) -> Result<(Control, Vec<u8>), String> {
+    pub fn next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
         let first = self.fetch(memory, 1)?;
-        let control = first.first_chunk::<16>().map(Control::parse).ok_or("a block is short")?;
-        let bytes = self.fetch(memory, control.blocks().into())?;
+        let control =
+            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a block is short")?;
+        let bytes = self.fetch(memory, control.wqebbs().into())?;
         Ok((control, bytes))
     }
 

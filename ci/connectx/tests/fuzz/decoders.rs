@@ -1,7 +1,7 @@
 //! Decoders alone: inputs reach deeper into them than through a whole guest.
 
 use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
-use connectx::format::wqe::{Control, Gather, Segments};
+use connectx::format::wqe::{CtrlSegment, DataSegment, WqeSegments};
 use connectx::guest::GuestMemory;
 use connectx::recording::{MAGIC, VERSION};
 use connectx::{decode, golden};
@@ -73,11 +73,11 @@ fn walk(u: &mut Unstructured<'_>, traits: &mut Traits) -> Result<()> {
 pub(crate) fn request(input: &[u8]) -> Traits {
     let mut traits = Traits::new();
     let Some((shape, bytes)) = input.split_first() else { return traits };
-    let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return traits };
-    assert!((1..=16).contains(&control.blocks()));
-    let mut segments = Segments::new(&control, bytes);
+    let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return traits };
+    assert!((1..=16).contains(&control.wqebbs()));
+    let mut segments = WqeSegments::new(&control, bytes);
     let before = segments.rest().len();
-    assert!(before <= usize::from(control.units) * 16);
+    assert!(before <= usize::from(control.ds) * 16);
     let head = match shape % 8 {
         0 => segments.xrc().is_ok(),
         1 => segments.address_vector().is_ok(),
@@ -94,14 +94,14 @@ pub(crate) fn request(input: &[u8]) -> Traits {
         _ => true,
     };
     assert!(segments.rest().len() <= before);
-    let gather = segments.gather();
+    let gather = segments.data_segments();
     let pieces = gather.as_ref().map_or(99, Vec::len);
     if let Ok(list) = &gather {
         let inline: usize = list
             .iter()
             .map(|piece| match piece {
-                Gather::Inline(bytes) => bytes.len(),
-                Gather::Memory(_) => 0,
+                DataSegment::Inline(bytes) => bytes.len(),
+                DataSegment::Memory(_) => 0,
             })
             .sum();
         assert!(inline <= before, "{inline} bytes inline of {before}");
@@ -111,7 +111,7 @@ pub(crate) fn request(input: &[u8]) -> Traits {
     for service in [0, 2, 3, 0xc, 0xff] {
         let cut = decode::segments(service, bytes);
         let len: usize = cut.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert!(len <= bytes.len() && len <= usize::from(control.units).max(1) * 16);
+        assert!(len <= bytes.len() && len <= usize::from(control.ds).max(1) * 16);
     }
     let cut = decode::receive_segments(shape & 1 != 0, bytes);
     assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
