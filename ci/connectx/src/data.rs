@@ -7,17 +7,17 @@
 //! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
 //! [`timer`] runs what is due.
 
-pub(crate) mod complete;
+pub(crate) mod completion;
 pub(crate) mod cq;
+pub(crate) mod dma;
 pub(crate) mod doorbell;
 pub(crate) mod eq;
-pub(crate) mod ethernet;
-pub(crate) mod memory;
 pub(crate) mod message;
 pub(crate) mod port;
-pub(crate) mod respond;
-pub(crate) mod send;
+pub(crate) mod raw;
+pub(crate) mod requester;
+pub(crate) mod responder;
 pub(crate) mod srq;
-pub(crate) mod steer;
+pub(crate) mod steering;
 pub(crate) mod timer;
 pub(crate) mod umr;

@@ -37,15 +37,15 @@ pub struct Device {
     pub(crate) rdma_sent: TrafficByCast,
     pub(crate) rdma_received: TrafficByCast,
     /// Queues with work.
-    pub(crate) awake: VecDeque<u32>,
+    pub(crate) ready_queues: VecDeque<u32>,
     /// Queue pairs that retry at a time.
-    pub(crate) timers: BTreeMap<(u64, u32), ()>,
+    pub(crate) retry_timers: BTreeMap<(u64, u32), ()>,
     /// CQs whose event is due at a time.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
     /// Whether the driver has sent INIT_HCA.
-    pub(crate) running: bool,
+    pub(crate) initialized: bool,
     /// Whether the function may access memory and raise interrupts.
     pub(crate) bus_master: bool,
     /// Faults that tests asked for.
@@ -53,7 +53,7 @@ pub struct Device {
     /// What is seen and done, for later.
     pub(crate) recorder: Recorder,
     /// CommandError commands in the log: opcode and syndrome.
-    pub(crate) refused: BTreeMap<(u16, u32), u64>,
+    pub(crate) logged_errors: BTreeMap<(u16, u32), u64>,
 }
 
 impl Device {
@@ -73,15 +73,15 @@ impl Device {
             bar: BarMemory::new(),
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
-            awake: VecDeque::new(),
-            timers: BTreeMap::new(),
+            ready_queues: VecDeque::new(),
+            retry_timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
-            running: false,
+            initialized: false,
             bus_master: false,
             faults: InjectedFaults::default(),
             recorder: Recorder::default(),
-            refused: BTreeMap::new(),
+            logged_errors: BTreeMap::new(),
             options,
         }
     }
@@ -114,12 +114,12 @@ impl Device {
         if !left.is_empty() {
             log::warn!("function {} is torn down with {left:?}", self.options.number);
         }
-        self.running = false;
+        self.initialized = false;
         self.pages.set_running(false);
         self.objects = Objects::new();
-        self.doorbells.forget();
-        self.awake.clear();
-        self.timers.clear();
+        self.doorbells.clear();
+        self.ready_queues.clear();
+        self.retry_timers.clear();
         self.cq_timers.clear();
         self.faults.reset();
         // Another function may have these addresses by now.
@@ -138,30 +138,30 @@ impl Device {
     }
 
     /// Appends a queue to the ready queues.
-    pub(crate) fn wake(&mut self, number: u32) {
-        if !self.awake.contains(&number) {
-            self.awake.push_back(number);
+    pub(crate) fn schedule(&mut self, number: u32) {
+        if !self.ready_queues.contains(&number) {
+            self.ready_queues.push_back(number);
         }
     }
 
     /// Schedules a queue after a while.
-    pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
-        self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
+    pub(crate) fn schedule_after(&mut self, number: u32, nanoseconds: u64) {
+        self.retry_timers.insert((self.now.saturating_add(nanoseconds), number), ());
     }
 
     /// Stops a queue pair for a while, after which it retries.
-    pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
+    pub(crate) fn start_retry_timer(&mut self, qpn: u32, nanoseconds: u64) {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retry_timer = Some(RetryTimer::At(due));
-        self.timers.insert((due, qpn), ());
+        self.retry_timers.insert((due, qpn), ());
     }
 
     /// Cancels the retry timer of a queue pair.
-    pub(crate) fn stop_waiting(&mut self, qpn: u32) {
+    pub(crate) fn cancel_retry_timer(&mut self, qpn: u32) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if let Some(RetryTimer::At(due)) = qp.retry_timer.take() {
-            self.timers.remove(&(due, qpn));
+            self.retry_timers.remove(&(due, qpn));
         }
     }
 
@@ -170,7 +170,7 @@ impl Device {
         if !self.bus_master {
             return None;
         }
-        let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
+        let queue = self.retry_timers.first_key_value().map(|((due, _), ())| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
         queue.into_iter().chain(event).chain(self.faults.next_link_change()).min()
     }

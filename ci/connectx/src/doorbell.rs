@@ -13,10 +13,10 @@ pub(crate) const BUFFER: u64 = 0x100;
 /// Bytes of a register: two buffers, used in turn.
 pub(crate) const REGISTER: u64 = 0x200;
 /// The most registers gathered at once.
-const MAX_BURSTS: usize = 64;
+const MAX_GATHERED: usize = 64;
 
 /// A register: its UAR page, and its number in the page.
-type Place = (u32, u64);
+type RegisterId = (u32, u64);
 
 /// Counts of what a correct driver does not do at doorbells.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +36,13 @@ pub struct DoorbellErrors {
 }
 
 /// The missing part of a copy, if it was one.
-struct Rest {
+struct LateCopy {
     start: u64,
     next: u64,
     end: u64,
 }
 
-struct Burst {
+struct GatheredWrites {
     uar: u32,
     start: u64,
     bytes: Vec<u8>,
@@ -51,9 +51,9 @@ struct Burst {
 /// Writes to the registers of send queues that are not complete yet.
 pub struct Doorbells {
     write_combining: bool,
-    bursts: BTreeMap<Place, Burst>,
+    gathered: BTreeMap<RegisterId, GatheredWrites>,
     /// Where a copy would continue that was treated as a doorbell.
-    given_up: BTreeMap<Place, Rest>,
+    late_copies: BTreeMap<RegisterId, LateCopy>,
     pub(crate) errors: DoorbellErrors,
 }
 
@@ -71,21 +71,21 @@ impl Doorbells {
     pub fn new(write_combining: bool) -> Self {
         Self {
             write_combining,
-            bursts: BTreeMap::new(),
-            given_up: BTreeMap::new(),
+            gathered: BTreeMap::new(),
+            late_copies: BTreeMap::new(),
             errors: DoorbellErrors::default(),
         }
     }
 
     /// Drops the gathered writes, and keeps the counts.
-    pub(crate) fn forget(&mut self) {
-        self.bursts.clear();
-        self.given_up.clear();
+    pub(crate) fn clear(&mut self) {
+        self.gathered.clear();
+        self.late_copies.clear();
     }
 
     /// Whether a write may still be continued.
     pub(crate) fn gathering(&self) -> bool {
-        !self.bursts.is_empty()
+        !self.gathered.is_empty()
     }
 
     /// Takes a write to a register of a send queue, `offset` bytes into its UAR page. Returns the
@@ -101,75 +101,81 @@ impl Doorbells {
             }
             return complete;
         }
-        let place = (uar, offset / REGISTER);
+        let register = (uar, offset / REGISTER);
         let end = offset + from.len() as u64;
-        if let Some(rest) = self.given_up.remove(&place) {
+        if let Some(rest) = self.late_copies.remove(&register) {
             if rest.next == offset {
                 self.errors.late += 1;
                 if end < rest.end {
-                    self.given_up.insert(place, Rest { next: end, ..rest });
+                    self.late_copies.insert(register, LateCopy { next: end, ..rest });
                 }
                 return complete;
             }
             // A single word was a doorbell after all.
             self.errors.torn += u64::from(rest.next != rest.start + 8);
         }
-        match self.bursts.get_mut(&place) {
-            Some(burst)
-                if burst.start + burst.bytes.len() as u64 == offset
-                    && burst.bytes.len() + from.len() <= BUFFER as usize =>
+        match self.gathered.get_mut(&register) {
+            Some(writes)
+                if writes.start + writes.bytes.len() as u64 == offset
+                    && writes.bytes.len() + from.len() <= BUFFER as usize =>
             {
-                burst.bytes.extend(from);
+                writes.bytes.extend(from);
             }
             cut => {
-                if let Some(burst) = cut {
-                    self.errors.torn += u64::from(burst.bytes.len() > 8);
-                    complete.extend(self.decide(place));
-                    self.given_up.remove(&place);
+                if let Some(writes) = cut {
+                    self.errors.torn += u64::from(writes.bytes.len() > 8);
+                    complete.extend(self.finish(register));
+                    self.late_copies.remove(&register);
                 }
-                if self.bursts.len() >= MAX_BURSTS {
-                    complete.extend(self.settle());
+                if self.gathered.len() >= MAX_GATHERED {
+                    complete.extend(self.flush_gathered_writes());
                 }
-                let burst = Burst { uar, start: offset, bytes: from.to_vec() };
-                self.bursts.insert(place, burst);
+                let writes = GatheredWrites { uar, start: offset, bytes: from.to_vec() };
+                self.gathered.insert(register, writes);
             }
         }
-        if self.bursts.get(&place).is_some_and(Burst::whole) {
-            complete.extend(self.decide(place));
+        if self.gathered.get(&register).is_some_and(GatheredWrites::whole) {
+            complete.extend(self.finish(register));
         }
         complete
     }
 
     /// Treats the gathered writes as complete: no continuation has come.
-    pub(crate) fn settle(&mut self) -> Vec<Doorbell> {
+    pub(crate) fn flush_gathered_writes(&mut self) -> Vec<Doorbell> {
         let mut complete = Vec::new();
-        while let Some((place, _)) = self.bursts.first_key_value() {
-            let place = *place;
-            complete.extend(self.decide(place));
+        while let Some((register, _)) = self.gathered.first_key_value() {
+            let register = *register;
+            complete.extend(self.finish(register));
         }
         complete
     }
 
-    fn decide(&mut self, place: Place) -> Option<Doorbell> {
-        let burst = self.bursts.remove(&place)?;
-        let first = burst.bytes.first_chunk::<8>().map(words);
-        let Some(words) = first.filter(|_| burst.start.is_multiple_of(BUFFER)) else {
-            log::debug!("{} bytes to {:#x} of UAR {}", burst.bytes.len(), burst.start, burst.uar);
+    fn finish(&mut self, register: RegisterId) -> Option<Doorbell> {
+        let writes = self.gathered.remove(&register)?;
+        let first = writes.bytes.first_chunk::<8>().map(words);
+        let Some(words) = first.filter(|_| writes.start.is_multiple_of(BUFFER)) else {
+            log::debug!(
+                "{} bytes to {:#x} of UAR {}",
+                writes.bytes.len(),
+                writes.start,
+                writes.uar
+            );
             // Writes that do not begin at a buffer are the rest of a copy that another one
             // interrupted.
-            match burst.start.is_multiple_of(BUFFER) {
+            match writes.start.is_multiple_of(BUFFER) {
                 true => self.errors.stray += 1,
                 false => self.errors.torn += 1,
             }
             return None;
         };
-        let whole = burst.whole();
+        let whole = writes.whole();
         if !whole {
-            let next = burst.start + burst.bytes.len() as u64;
-            let rest = Rest { start: burst.start, next, end: burst.start + burst.wanted() as u64 };
-            self.given_up.insert(place, rest);
+            let next = writes.start + writes.bytes.len() as u64;
+            let rest =
+                LateCopy { start: writes.start, next, end: writes.start + writes.wanted() as u64 };
+            self.late_copies.insert(register, rest);
         }
-        Some(Doorbell { uar: burst.uar, words, copy: whole.then_some(burst.bytes) })
+        Some(Doorbell { uar: writes.uar, words, copy: whole.then_some(writes.bytes) })
     }
 }
 
@@ -178,7 +184,7 @@ fn words(bytes: &[u8; 8]) -> [u32; 2] {
     [(value >> 32) as u32, value as u32]
 }
 
-impl Burst {
+impl GatheredWrites {
     /// Bytes of the WQE, in whole WQEBBs.
     fn wanted(&self) -> usize {
         (usize::from(self.bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)

@@ -5,9 +5,9 @@
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use crate::data::ethernet::Outgoing;
 use crate::data::message::{Message, Response};
-use crate::data::send::{Next, Target};
+use crate::data::raw::NextFrames;
+use crate::data::requester::{Destination, NextWqe};
 use crate::device::Device;
 use crate::fault::MessageFate;
 use crate::function::Function;
@@ -15,12 +15,12 @@ use crate::options::{Options, PortType};
 use crate::port::GIDS;
 
 /// WQEs that one queue may execute before the next queue has its turn.
-const TURN: usize = 32;
+const WQES_PER_TURN: usize = 32;
 /// What one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
 /// clients before it polls again.
-const TURN_COST: u64 = 1 << 20;
+const COST_PER_POLL: u64 = 1 << 20;
 /// What every WQE costs.
-const REQUEST_COST: u64 = 64;
+const WQE_COST: u64 = 64;
 
 /// Functions behind one switch.
 #[derive(Default)]
@@ -30,7 +30,7 @@ pub struct Fabric {
     /// waits for ever.
     first: usize,
     /// What the current poll may still cost.
-    left: u64,
+    budget: u64,
 }
 
 impl Fabric {
@@ -69,37 +69,38 @@ impl Fabric {
 
     /// Sets the time in nanoseconds since the start, and does the work that is due. Returns whether
     /// there is more work now.
-    pub fn turn(&mut self, now: u64) -> bool {
+    pub fn poll(&mut self, now: u64) -> bool {
         self.set_time(now);
         for function in &mut self.functions {
             function.device_mut().run_timers();
         }
-        self.left = TURN_COST;
+        self.budget = COST_PER_POLL;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
             if !self.functions[number].device().bus_master {
                 continue;
             }
-            for _ in 0..self.functions[number].device().awake.len() {
-                let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
+            for _ in 0..self.functions[number].device().ready_queues.len() {
+                let Some(queue) = self.functions[number].device_mut().ready_queues.pop_front()
+                else {
                     break;
                 };
-                self.run_queue(number, queue);
-                if self.left == 0 {
+                self.run_qp(number, queue);
+                if self.budget == 0 {
                     self.first = (number + 1) % count;
                     return true;
                 }
             }
         }
-        let busy = |device: &Device| device.bus_master && !device.awake.is_empty();
+        let busy = |device: &Device| device.bus_master && !device.ready_queues.is_empty();
         self.functions.iter().any(|function| busy(function.device()))
     }
 
     /// Charges a WQE to the poll; returns false if the poll ends with it.
-    fn pay(&mut self) -> bool {
+    fn charge(&mut self) -> bool {
         let cost: u64 = self.functions.iter().map(|function| function.device().take_cost()).sum();
-        self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
-        self.left > 0
+        self.budget = self.budget.saturating_sub(cost.saturating_add(WQE_COST));
+        self.budget > 0
     }
 
     /// When the next timer is due, in nanoseconds since the start.
@@ -107,65 +108,65 @@ impl Fabric {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
-    fn run_queue(&mut self, number: usize, queue: u32) {
+    fn run_qp(&mut self, number: usize, queue: u32) {
         if self.functions[number].device().is_raw(queue) {
-            return self.run_raw(number, queue);
+            return self.run_sq(number, queue);
         }
-        for _ in 0..TURN {
-            if !self.pay() {
+        for _ in 0..WQES_PER_TURN {
+            if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().next_request(queue) {
-                Next::Idle => return,
-                Next::Done => {}
-                Next::Carry(carry) => {
-                    let (job, message, target) = *carry;
+            match self.functions[number].device_mut().next_wqe(queue) {
+                NextWqe::Idle => return,
+                NextWqe::Done => {}
+                NextWqe::Send(send) => {
+                    let (wqe, message, destination) = *send;
                     let sender = self.functions[number].device_mut();
                     let (fate, ready) = sender.faults.next_message(sender.now, queue);
-                    ready.into_iter().for_each(|queue| sender.wake(queue));
+                    ready.into_iter().for_each(|queue| sender.schedule(queue));
                     if let MessageFate::Delayed(wait) = fate {
-                        return sender.wake_after(queue, wait);
+                        return sender.schedule_after(queue, wait);
                     }
                     let response = match fate {
                         MessageFate::Lost => Response::Lost,
-                        _ => self.carry(number, &message, target),
+                        _ => self.deliver(number, &message, destination),
                     };
                     let sender = self.functions[number].device_mut();
                     // An unreliable queue pair gets no response, so it does not wait.
                     let waits = matches!(response, Response::Lost | Response::RnrNak(_))
                         && sender.is_reliable(queue);
-                    sender.finish(queue, &job, &message, response);
+                    sender.handle_response(queue, &wqe, &message, response);
                     if waits {
                         return;
                     }
                 }
             }
         }
-        self.functions[number].device_mut().wake(queue);
+        self.functions[number].device_mut().schedule(queue);
     }
 
-    fn run_raw(&mut self, number: usize, queue: u32) {
-        for _ in 0..TURN {
-            if !self.pay() {
+    fn run_sq(&mut self, number: usize, queue: u32) {
+        for _ in 0..WQES_PER_TURN {
+            if !self.charge() {
                 break;
             }
             match self.functions[number].device_mut().next_frames(queue) {
-                Outgoing::Idle => return,
-                Outgoing::Done => {}
-                Outgoing::Frames(frames, domain) => {
+                NextFrames::Idle => return,
+                NextFrames::Done => {}
+                NextFrames::Frames(frames, domain) => {
                     for frame in frames {
-                        self.flood(number, &frame, domain);
+                        self.broadcast(number, &frame, domain);
                     }
                 }
             }
         }
-        self.functions[number].device_mut().wake(queue);
+        self.functions[number].device_mut().schedule(queue);
     }
 
     /// Sends a frame to every port; each port takes frames that are for it.
-    fn flood(&mut self, from: usize, frame: &[u8], domain: u32) {
+    fn broadcast(&mut self, from: usize, frame: &[u8], domain: u32) {
         for to in 0..self.functions.len() {
-            if self.reaches(from, to) {
+            if self.can_reach(from, to) {
                 let own = (from == to).then_some(domain);
                 self.functions[to].device_mut().receive_frame(frame, own);
             }
@@ -173,8 +174,8 @@ impl Fabric {
     }
 
     /// Delivers a message to its destination.
-    fn carry(&mut self, from: usize, message: &Message, target: Target) -> Response {
-        if let Target::Group(group) = target {
+    fn deliver(&mut self, from: usize, message: &Message, destination: Destination) -> Response {
+        if let Destination::Group(group) = destination {
             let sender = self.functions[from].device();
             let deaf = sender
                 .objects
@@ -182,7 +183,7 @@ impl Fabric {
                 .get(message.source_qpn)
                 .is_ok_and(|qp| qp.context.is_set(qpc::block_lb_mc));
             for number in 0..self.functions.len() {
-                if !self.reaches(from, number) {
+                if !self.can_reach(from, number) {
                     continue;
                 }
                 let device = self.functions[number].device_mut();
@@ -197,17 +198,19 @@ impl Fabric {
             }
             return Response::Ack;
         }
-        let is_target = |number: &usize| {
+        let is_destination = |number: &usize| {
             let port = &self.functions[*number].device().port;
-            self.reaches(from, *number)
-                && match target {
-                    Target::Lid(lid) => port.lid() == lid,
-                    Target::Gid(gid) => (0..GIDS).any(|index| port.roce_gid(index) == Some(gid)),
-                    Target::Group(_) => false,
+            self.can_reach(from, *number)
+                && match destination {
+                    Destination::Lid(lid) => port.lid() == lid,
+                    Destination::Gid(gid) => {
+                        (0..GIDS).any(|index| port.roce_gid(index) == Some(gid))
+                    }
+                    Destination::Group(_) => false,
                 }
         };
         // A function finds its own address first, even if another function has the same.
-        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_target);
+        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_destination);
         match to {
             Some(to) => self.functions[to].device_mut().respond(message),
             None => Response::Lost,
@@ -216,7 +219,7 @@ impl Fabric {
 
     /// Whether a message from one port can reach another: both links are up and of one type, or it
     /// is the same port, and the destination may access memory.
-    fn reaches(&self, from: usize, to: usize) -> bool {
+    fn can_reach(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
         let kind = |device: &Device| -> PortType { device.options.port_type };
         b.bus_master && (from == to || a.port.active() && b.port.active() && kind(a) == kind(b))

@@ -225,12 +225,12 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
             });
             if !came {
                 for number in 0..places.len() {
-                    fabric.function(number).device_mut().settle();
+                    fabric.function(number).device_mut().flush_gathered_writes();
                 }
             }
             busy = true;
         }
-        busy |= fabric.turn(now());
+        busy |= fabric.poll(now());
         // A guest that never pauses must not keep out others.
         if busy && heard.elapsed() < HEARING {
             continue;

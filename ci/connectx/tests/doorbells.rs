@@ -71,7 +71,7 @@ impl Bench {
                 BlueFlame => self.copy(SEND, &request),
             }
             if matches!(step, Doorbell | BlueFlame) {
-                self.driver.fabric.function(0).device_mut().settle();
+                self.driver.fabric.function(0).device_mut().flush_gathered_writes();
             }
         }
     }
@@ -151,7 +151,7 @@ fn two_copies_at_once_to_one_register_are_counted() {
         bench.write(SEND + at, &a[part.clone()]);
         bench.write(SEND + BUFFER + at, &b[part]);
     }
-    bench.driver.fabric.function(0).device_mut().settle();
+    bench.driver.fabric.function(0).device_mut().flush_gathered_writes();
     assert!(bench.errors().torn > 0, "{:?}", bench.errors());
 }
 
@@ -166,7 +166,7 @@ fn an_arm_word_that_is_not_in_its_record_is_counted() {
 fn doorbells_that_are_nobodys_are_counted() {
     let mut bench = Bench::new();
     bench.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
-    bench.driver.fabric.function(0).device_mut().settle();
+    bench.driver.fabric.function(0).device_mut().flush_gathered_writes();
     bench.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
     bench.write(0x60, &[0; 8]);
     assert_eq!(bench.errors(), DoorbellErrors { stray: 3, ..DoorbellErrors::default() });

@@ -35,7 +35,7 @@ fn costly_requests_do_not_make_a_long_turn() {
     let now = p.driver.now();
     let mut turns = 1;
     let mut done = vec![];
-    while p.driver.fabric.turn(now) {
+    while p.driver.fabric.poll(now) {
         done.push((0..64).filter(|index| p.driver.cqe(p.sent, *index).0 == code::REQUEST).count());
         turns += 1;
     }

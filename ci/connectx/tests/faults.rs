@@ -94,7 +94,7 @@ fn a_link_that_flaps_tells_the_driver_each_time() {
     assert!(bench.0.driver.fabric.deadline() == Some(start));
     let mut states = Vec::new();
     while let Some(due) = bench.0.driver.fabric.deadline() {
-        bench.0.driver.fabric.turn(due);
+        bench.0.driver.fabric.poll(due);
         let device = bench.0.driver.fabric.function(0).device();
         states.push((due - start, device.link_up()));
     }

@@ -186,7 +186,7 @@ fn resize_cq(
     }
     let mut marker = [0; 64];
     marker[63] = RESIZED << 4;
-    if !device.complete(number, marker, false) {
+    if !device.write_cqe(number, marker, false) {
         return refuse!(BadResourceState, "CQ {number:#x} has no room for the marker");
     }
     let cq = device.objects.cqs.get_mut(number)?;

@@ -61,7 +61,7 @@ pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<
         }
         Err(refused) => {
             let key = (op, refused.syndrome());
-            let count = device.refused.entry(key).or_insert(0);
+            let count = device.logged_errors.entry(key).or_insert(0);
             *count += 1;
             if *count == 1 {
                 log::warn!("{name} ({op:#x}, modifier {op_mod:#x}): {refused}");
@@ -84,13 +84,13 @@ fn run(
     if !matches!(uid, KERNEL | SHARED) && op != DESTROY_UCTX {
         device.objects.uctxs.get(uid)?;
     }
-    if !device.running && !BEFORE_INIT.contains(&op) {
+    if !device.initialized && !BEFORE_INIT.contains(&op) {
         return refuse!(BadSystemState, "INIT_HCA comes first");
     }
     match op {
         ENABLE_HCA | NOP => Ok(vec![]),
         INIT_HCA => {
-            device.running = true;
+            device.initialized = true;
             device.pages.set_running(true);
             Ok(vec![])
         }

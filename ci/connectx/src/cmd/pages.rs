@@ -97,7 +97,7 @@ pub(crate) fn balance_pages(device: &mut Device) {
         log::debug!("{change} host pages, for {objects} objects");
         let mut data = [0; 28];
         data[4..8].copy_from_slice(&change.to_be_bytes());
-        device.raise_event(event::PAGE_REQUEST, 0, &data);
+        device.raise_async_event(event::PAGE_REQUEST, 0, &data);
     }
 }
 

@@ -187,7 +187,7 @@ pub(crate) fn destroy_qp(
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
     device.objects.qps.owned_mut(uid, number)?;
-    device.stop_waiting(number);
+    device.cancel_retry_timer(number);
     let qp = device.objects.qps.remove(number)?;
     hold_for_qp(device, &qp, false);
     device.objects.release_umems(&qp.umems);
@@ -250,11 +250,11 @@ pub(crate) fn modify_qp(
     qp.context.set(qpc::counter_set_id, counter_set.into());
     qp.set_state(to);
     if to == Reset {
-        device.stop_waiting(number);
+        device.cancel_retry_timer(number);
     }
     match to {
         // The device now sends or flushes WQEs that were posted before.
-        ReadyToSend | Error => device.wake(number),
+        ReadyToSend | Error => device.schedule(number),
         _ => {}
     }
     Ok(vec![])

@@ -152,5 +152,5 @@ fn command_eq(device: &Device) -> Option<u32> {
 fn command_done(device: &mut Device, eqn: u32, slot: u32) {
     let mut data = [0; 28];
     data[..4].copy_from_slice(&(1u32 << slot).to_be_bytes());
-    device.post_event(eqn, event::COMMAND, 0, &data);
+    device.write_eqe(eqn, event::COMMAND, 0, &data);
 }

@@ -83,7 +83,7 @@ pub(crate) fn modify_sq(
     if to == WqState::Reset {
         sq.queue.reset();
     }
-    device.wake(number);
+    device.schedule(number);
     Ok(vec![])
 }
 

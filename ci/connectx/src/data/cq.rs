@@ -16,18 +16,18 @@ const WRITE_FAULT: u8 = 2;
 impl Device {
     /// How many bytes of data fit a CQE of this queue: 32 in place of fields that only datagrams
     /// use, or 64 in the first half of a 128-byte CQE.
-    pub(crate) fn inline_room(&self, number: u32) -> usize {
+    pub(crate) fn cqe_data_room(&self, number: u32) -> usize {
         self.objects.cqs.get(number).map_or(0, |cq| if cq.cqe_size == 64 { 32 } else { 64 })
     }
 
     /// Writes a CQE; see [`Device::write_cqe_with_data`].
-    pub(crate) fn complete(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
-        self.complete_with(number, cqe, &[], solicited)
+    pub(crate) fn write_cqe(&mut self, number: u32, cqe: [u8; 64], solicited: bool) -> bool {
+        self.write_cqe_with_data(number, cqe, &[], solicited)
     }
 
     /// Writes a CQE. `data` goes to the first half of a 128-byte CQE; owner bit and timestamp are
     /// filled in here. Returns false if the queue has failed, now or before.
-    pub(crate) fn complete_with(
+    pub(crate) fn write_cqe_with_data(
         &mut self,
         number: u32,
         mut cqe: [u8; 64],
@@ -42,12 +42,12 @@ impl Device {
         let record = self.memory.read_be32(cq.record);
         let consumer = match record {
             Ok(word) => word & PRODUCER_MASK,
-            Err(_) => return self.fail_cq(number, WRITE_FAULT),
+            Err(_) => return self.move_cq_to_error(number, WRITE_FAULT),
         };
         self.recorder.doorbell_record(now, DoorbellCounter::CqConsumer, number, consumer);
         let waiting = cq.producer().wrapping_sub(consumer) & PRODUCER_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
-            return self.fail_cq(number, OVERRUN);
+            return self.move_cq_to_error(number, OVERRUN);
         }
         // An error CQE has its syndrome where others have the timestamp.
         if !matches!(cqe[63] >> 4, 0xd | 0xe) {
@@ -68,7 +68,7 @@ impl Device {
         let written =
             written.and_then(|()| cq.buffer.write(&self.memory, at + (cq.cqe_size - 64), &cqe));
         if written.is_err() {
-            return self.fail_cq(number, WRITE_FAULT);
+            return self.move_cq_to_error(number, WRITE_FAULT);
         }
         let index = cq.producer();
         if self.recorder.on() {
@@ -80,14 +80,14 @@ impl Device {
             cq.solicited = cq.written;
         }
         if cq.armed == ArmState::Any || cq.armed == ArmState::Solicited && solicited {
-            self.moderate(number, 1);
+            self.moderate_event(number, 1);
         }
         true
     }
 
     /// Raises the event that reports CQEs, now or when moderation allows it: after a number of CQEs
     /// or after a period, whichever comes first. A limit of zero does not count.
-    fn moderate(&mut self, number: u32, more: u32) {
+    fn moderate_event(&mut self, number: u32, more: u32) {
         const MICROSECOND: u64 = 1000;
         let now = self.now;
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
@@ -99,7 +99,7 @@ impl Device {
         let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.reported };
         let due = since.saturating_add(period);
         if enough || count == 0 && period == 0 || period != 0 && due <= now {
-            return self.notify(number);
+            return self.raise_completion_event(number);
         }
         if period != 0 {
             let old = cq.due.replace(due);
@@ -117,12 +117,12 @@ impl Device {
         {
             self.cq_timers.pop_first();
             if self.objects.cqs.get(number).is_ok_and(|cq| cq.due == Some(due)) {
-                self.notify(number);
+                self.raise_completion_event(number);
             }
         }
     }
 
-    fn notify(&mut self, number: u32) {
+    fn raise_completion_event(&mut self, number: u32) {
         let now = self.now;
         let Ok(cq) = self.objects.cqs.get_mut(number) else { return };
         cq.armed = ArmState::Disarmed;
@@ -135,10 +135,10 @@ impl Device {
         let eqn = cq.eqn;
         let mut data = [0; 28];
         data[24..].copy_from_slice(&number.to_be_bytes());
-        self.post_event(eqn, event::COMPLETION, 0, &data);
+        self.write_eqe(eqn, event::COMPLETION, 0, &data);
     }
 
-    fn fail_cq(&mut self, number: u32, syndrome: u8) -> bool {
+    fn move_cq_to_error(&mut self, number: u32, syndrome: u8) -> bool {
         log::warn!("CQ {number:#x} failed, syndrome {syndrome}");
         if let Ok(cq) = self.objects.cqs.get_mut(number) {
             cq.failed = true;
@@ -146,7 +146,7 @@ impl Device {
         let mut data = [0; 28];
         data[..4].copy_from_slice(&number.to_be_bytes());
         data[11] = syndrome;
-        self.raise_event(event::CQ_ERROR, 0, &data);
+        self.raise_async_event(event::CQ_ERROR, 0, &data);
         false
     }
 
@@ -186,7 +186,7 @@ impl Device {
             self.cq_timers.remove(&(due, number));
         }
         if unseen != 0 {
-            self.moderate(number, unseen);
+            self.moderate_event(number, unseen);
         }
     }
 }

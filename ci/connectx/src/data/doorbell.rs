@@ -26,7 +26,7 @@ impl Device {
         match (offset, from.len()) {
             (SEND.., _) => {
                 let complete = self.doorbells.write(uar, offset, from);
-                complete.into_iter().for_each(|doorbell| self.ring(doorbell));
+                complete.into_iter().for_each(|doorbell| self.ring_send_queue(doorbell));
             }
             (CQ, 8) => self.cq_doorbell(uar, word(0), word(4)),
             (EQ_ARM, 4) => self.eq_doorbell(uar, word(0), true),
@@ -44,12 +44,15 @@ impl Device {
     }
 
     /// Treats the gathered writes as complete: no continuation has come.
-    pub fn settle(&mut self) {
-        self.doorbells.settle().into_iter().for_each(|doorbell| self.ring(doorbell));
+    pub fn flush_gathered_writes(&mut self) {
+        self.doorbells
+            .flush_gathered_writes()
+            .into_iter()
+            .for_each(|doorbell| self.ring_send_queue(doorbell));
     }
 
     /// Rings a send queue, up to and including the WQE of the doorbell.
-    fn ring(&mut self, doorbell: Doorbell) {
+    fn ring_send_queue(&mut self, doorbell: Doorbell) {
         let Doorbell { uar, words: [first, second], copy: data } = doorbell;
         let number = second >> 8;
         let blocks = ((second & 0x3f) * 16).div_ceil(64) as u16;
@@ -93,7 +96,7 @@ impl Device {
                 ring.set_blue_flame_wqe(index, data);
             }
         }
-        self.wake(number);
+        self.schedule(number);
     }
 }
 
@@ -112,7 +115,7 @@ mod tests {
             }
             device.uar_write(20, SEND + word * 8, &bytes);
             if pause_after == Some(word) {
-                device.settle();
+                device.flush_gathered_writes();
             }
         }
     }
@@ -140,7 +143,7 @@ mod tests {
             let mut device = Device::new(Options::default(), 1);
             burst(&mut device, 0..3, pause);
             burst(&mut device, 0..1, None);
-            device.settle();
+            device.flush_gathered_writes();
             let want = DoorbellErrors { stray: 2, torn: 1, ..DoorbellErrors::default() };
             assert_eq!(device.doorbell_errors(), want);
         }
@@ -157,7 +160,7 @@ mod tests {
                 device.uar_write(20, SEND + word * 8, &bytes);
                 device.uar_write(20, SEND + other + word * 8, &bytes);
             }
-            device.settle();
+            device.flush_gathered_writes();
             assert!(device.doorbell_errors().torn > 0, "{:?}", device.doorbell_errors());
         }
     }

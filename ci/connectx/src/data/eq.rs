@@ -10,7 +10,7 @@ use crate::recording::Entry;
 
 impl Device {
     /// Reports an asynchronous event to every EQ that subscribed to its type.
-    pub(crate) fn raise_event(&mut self, kind: u8, sub_type: u8, data: &[u8; 28]) {
+    pub(crate) fn raise_async_event(&mut self, kind: u8, sub_type: u8, data: &[u8; 28]) {
         let wanting: Vec<u32> = self
             .objects
             .eqs
@@ -19,12 +19,12 @@ impl Device {
             .map(|(number, _)| number)
             .collect();
         for number in wanting {
-            self.post_event(number, kind, sub_type, data);
+            self.write_eqe(number, kind, sub_type, data);
         }
     }
 
     /// Writes one EQE.
-    pub(crate) fn post_event(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
+    pub(crate) fn write_eqe(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
         if !self.bus_master {
             log::debug!("event {kind:#x} while the function may not reach memory");
             return;
@@ -78,6 +78,6 @@ impl Device {
         let mut data = [0; 28];
         data[20] = queue as u8;
         data[24..].copy_from_slice(&number.to_be_bytes());
-        self.raise_event(kind, 0, &data);
+        self.raise_async_event(kind, 0, &data);
     }
 }

@@ -19,6 +19,6 @@ impl Device {
         let mut data = [0; 28];
         data[8] = 1 << 4;
         let sub_type = if self.port.active() { SUB_ACTIVE } else { SUB_DOWN };
-        self.raise_event(event::PORT_CHANGE, sub_type, &data);
+        self.raise_async_event(event::PORT_CHANGE, sub_type, &data);
     }
 }

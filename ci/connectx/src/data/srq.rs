@@ -14,6 +14,6 @@ impl Device {
         srq.limit = 0;
         let mut data = [0; 28];
         data[24..].copy_from_slice(&number.to_be_bytes());
-        self.raise_event(event::SRQ_LIMIT, 0, &data);
+        self.raise_async_event(event::SRQ_LIMIT, 0, &data);
     }
 }

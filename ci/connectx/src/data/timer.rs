@@ -8,11 +8,11 @@ impl Device {
         if !self.bus_master {
             return;
         }
-        while let Some((&(due, number), ())) = self.timers.first_key_value()
+        while let Some((&(due, number), ())) = self.retry_timers.first_key_value()
             && due <= self.now
         {
-            self.timers.pop_first();
-            self.wake(number);
+            self.retry_timers.pop_first();
+            self.schedule(number);
         }
         self.run_cq_timers();
         while let Some(up) = self.faults.due_link_change(self.now) {

@@ -47,7 +47,7 @@ const FIELDS: &[(u32, &[Field<mkc>])] = &[
 
 /// The queue pair that issued a UMR WQE.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct UmrIssuer {
     qpn: u32,
     pd: u32,
     /// It is the kernel's UMR QP, which serves all PDs.
@@ -57,15 +57,15 @@ pub(crate) struct Asker {
 }
 
 /// Why a UMR WQE is refused, and the syndrome of its CQE.
-struct Refusal(Syndrome, String);
+struct UmrError(Syndrome, String);
 
-impl From<String> for Refusal {
+impl From<String> for UmrError {
     fn from(why: String) -> Self {
-        Refusal(Syndrome::LocalQpOperation, why)
+        UmrError(Syndrome::LocalQpOperation, why)
     }
 }
 
-impl From<&str> for Refusal {
+impl From<&str> for UmrError {
     fn from(why: &str) -> Self {
         why.to_owned().into()
     }
@@ -73,31 +73,31 @@ impl From<&str> for Refusal {
 
 impl Device {
     /// What a queue pair may do to mkeys.
-    pub(crate) fn asker(&self, qpn: u32, qp: &Qp) -> Asker {
+    pub(crate) fn umr_issuer(&self, qpn: u32, qp: &Qp) -> UmrIssuer {
         let kernel = qp.service == Service::Umr;
         let fast = qp.context.is_set(qpc::fre) && self.objects.qps.owner(qpn) == KERNEL;
-        Asker { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
+        UmrIssuer { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
     }
 
     /// Executes a UMR WQE for the mkey in its control segment.
     pub(crate) fn umr(
         &mut self,
-        asker: Asker,
+        issuer: UmrIssuer,
         key: u32,
         segments: WqeSegments<'_>,
     ) -> Result<(), Syndrome> {
-        self.change_key(asker, key, segments).map_err(|Refusal(syndrome, why)| {
-            log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", asker.qpn);
+        self.apply_umr(issuer, key, segments).map_err(|UmrError(syndrome, why)| {
+            log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", issuer.qpn);
             syndrome
         })
     }
 
-    fn change_key(
+    fn apply_umr(
         &mut self,
-        asker: Asker,
+        issuer: UmrIssuer,
         key: u32,
         mut segments: WqeSegments<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), UmrError> {
         let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
         let flags = control[0];
         let octowords = usize::from(u16::from_be_bytes([control[4], control[5]]));
@@ -111,16 +111,16 @@ impl Device {
             return Err(format!("changes of {:#x} are not modelled", mask & !known).into());
         }
         let new = Bits::<mkc, _>::new(&context[..]);
-        let Asker { qpn, pd, kernel, trusted } = asker;
+        let UmrIssuer { qpn, pd, kernel, trusted } = issuer;
         let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         if mkey.is_device_memory() && mask & 0b100_0001 != 0 {
             return Err("device memory stays where it is".into());
         }
         if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
-            return Err(Refusal(Syndrome::WindowBinding, "the key is free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the key is free".into()));
         }
         if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
-            return Err(Refusal(Syndrome::WindowBinding, "the key is not free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the key is not free".into()));
         }
         if mkey.is_physical() {
             return Err("a physical key leads where it leads".into());
@@ -133,7 +133,7 @@ impl Device {
         }
         if !trusted && !mkey.is_free() && !mkey.allows_qp(qpn) {
             let bound = mkey.context.get(mkc::qpn);
-            return Err(Refusal(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
+            return Err(UmrError(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
         }
         if mask >> 7 & 1 != 0 {
             let wanted = new.get32(mkc::pd);
@@ -156,7 +156,7 @@ impl Device {
         } else {
             let gather = segments.data_segments().map_err(|_| "the request is too short")?;
             let listed: u64 = gather.iter().map(DataSegment::len).sum();
-            if listed < len as u64 || listed > super::send::MAX_MESSAGE {
+            if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
             let mut list =
@@ -185,17 +185,17 @@ impl Device {
     }
 
     /// Invalidates an mkey of the queue pair's own PD.
-    pub(crate) fn local_invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Syndrome> {
+    pub(crate) fn local_invalidate(&mut self, issuer: UmrIssuer, key: u32) -> Result<(), Syndrome> {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
             return Err(Syndrome::LocalProtection);
         };
-        let (list, own) = (mkey.is_list(), mkey.allows_qp(asker.qpn));
+        let (list, own) = (mkey.is_list(), mkey.allows_qp(issuer.qpn));
         let context = &mut mkey.context;
         let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
-            && context.get32(mkc::pd) == asker.pd
+            && context.get32(mkc::pd) == issuer.pd
             && context.is_set(mkc::umr_en)
             && !context.is_set(mkc::free)
-            && (list || asker.trusted)
+            && (list || issuer.trusted)
             && own;
         if !allowed {
             return Err(Syndrome::LocalProtection);

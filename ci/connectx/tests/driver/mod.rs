@@ -451,7 +451,7 @@ impl Driver {
         self.memory().write(record, &posted).unwrap();
         let doorbell = u64::from(self.uar) * 4096 + 0x800;
         self.fabric.function(0).write(Region::Bar0, doorbell, &request[..8]);
-        self.fabric.function(0).device_mut().settle();
+        self.fabric.function(0).device_mut().flush_gathered_writes();
     }
 
     /// Sets the time and runs the device without timers.
@@ -462,13 +462,13 @@ impl Driver {
 
     /// Runs the device until it has nothing to do at the current time.
     pub(crate) fn run_now(&mut self) {
-        while self.fabric.turn(self.now) {}
+        while self.fabric.poll(self.now) {}
     }
 
     /// Runs the device until it has nothing to do, timers included.
     pub(crate) fn run(&mut self) {
         loop {
-            while self.fabric.turn(self.now) {}
+            while self.fabric.poll(self.now) {}
             match self.fabric.deadline() {
                 Some(due) => self.now = due,
                 None => return,

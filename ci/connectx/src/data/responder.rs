@@ -56,7 +56,7 @@ impl Device {
                 self.port.count_qkey_violation();
                 return Response::Lost;
             }
-            return self.take_receive(qpn, message).unwrap_or(Response::Ack);
+            return self.consume_receive(qpn, message).unwrap_or(Response::Ack);
         }
         // The same QPN exists on every port.
         let path = qp.context.sub(qpc::primary_address_path);
@@ -85,9 +85,9 @@ impl Device {
                 // An earlier message is missing; the requester will retry it.
                 return Response::Lost;
             }
-            return self.repeat(qpn, message);
+            return self.respond_to_duplicate(qpn, message);
         }
-        let response = self.act(qpn, message);
+        let response = self.execute(qpn, message);
         let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
         if counts && let Ok(qp) = self.objects.qps.get_mut(qpn) {
             let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
@@ -97,11 +97,11 @@ impl Device {
     }
 
     /// A duplicate: the requester did not get the response.
-    fn repeat(&mut self, qpn: u32, message: &Message) -> Response {
+    fn respond_to_duplicate(&mut self, qpn: u32, message: &Message) -> Response {
         self.objects
             .count_for_qp(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
         match message.action {
-            Action::Read { .. } => self.act(qpn, message),
+            Action::Read { .. } => self.execute(qpn, message),
             Action::Atomic { .. } => {
                 let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
                 match last {
@@ -113,7 +113,7 @@ impl Device {
         }
     }
 
-    fn act(&mut self, qpn: u32, message: &Message) -> Response {
+    fn execute(&mut self, qpn: u32, message: &Message) -> Response {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let (pd, context) = (qp.pd, &qp.context);
         // An XRC request accesses memory of the SRQ's PD.
@@ -125,7 +125,7 @@ impl Device {
             (context.is_set(qpc::rwe), context.is_set(qpc::rre), context.is_set(qpc::rae));
         let access = |right, key, address, len| Access { key, pd, qpn, right, address, len };
         match message.action {
-            Action::Send { .. } => self.take_receive(qpn, message).unwrap_or(Response::Ack),
+            Action::Send { .. } => self.consume_receive(qpn, message).unwrap_or(Response::Ack),
             Action::Write { address, key } => {
                 if !writes {
                     return self.invalid_request(qpn);
@@ -139,7 +139,7 @@ impl Device {
                     set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
-                    return self.take_receive(qpn, message).unwrap_or(Response::Ack);
+                    return self.consume_receive(qpn, message).unwrap_or(Response::Ack);
                 }
                 Response::Ack
             }
@@ -181,7 +181,7 @@ impl Device {
     }
 
     fn invalid_request(&mut self, qpn: u32) -> Response {
-        self.qp_error(qpn, Some(event::WQ_INVALID_REQUEST));
+        self.move_qp_to_error(qpn, Some(event::WQ_INVALID_REQUEST));
         Response::InvalidRequest
     }
 
@@ -189,12 +189,12 @@ impl Device {
         self.objects.count_for_qp(qpn, |set| {
             set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
         });
-        self.qp_error(qpn, Some(event::WQ_ACCESS_ERROR));
+        self.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
         Response::AccessError
     }
 
     /// Consumes a receive for a message. Returns a response only if that failed.
-    fn take_receive(&mut self, qpn: u32, message: &Message) -> Option<Response> {
+    fn consume_receive(&mut self, qpn: u32, message: &Message) -> Option<Response> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Response::Lost) };
         let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
         let pd = qp.pd;
@@ -223,7 +223,7 @@ impl Device {
             }
             Some(Err(why)) => {
                 log::warn!("QP {qpn:#x}: {why}");
-                self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
+                self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
                 return Some(Response::OperationError);
             }
         };
@@ -236,7 +236,7 @@ impl Device {
         let response = match self.faults.next_wqe(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);
-                self.qp_error(qpn, None);
+                self.move_qp_to_error(qpn, None);
                 Some(Response::OperationError)
             }
             None => self.fill_receive(qpn, pd, message, &receive),
@@ -262,7 +262,7 @@ impl Device {
             data.extend(&message.payload);
         }
         let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
-        let inline = self.inline_receive(qpn, message, data.len());
+        let inline = self.scatters_to_cqe(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
             Some((Syndrome::LocalLength, Response::InvalidRequest))
         } else {
@@ -301,7 +301,7 @@ impl Device {
             self.fail_receive(qpn, message.srqn, receive.index, syndrome.into());
             // A datagram that is too long is the sender's error and does not stop the receiver.
             if message.datagram.is_none() || syndrome == Syndrome::LocalProtection {
-                self.qp_error(qpn, None);
+                self.move_qp_to_error(qpn, None);
             }
             return Some(response);
         }
@@ -321,9 +321,9 @@ impl Device {
     }
 
     /// Whether the data of a message is scattered to the CQE.
-    fn inline_receive(&self, qpn: u32, message: &Message, len: usize) -> bool {
+    fn scatters_to_cqe(&self, qpn: u32, message: &Message, len: usize) -> bool {
         let Ok(qp) = self.objects.qps.get(qpn) else { return false };
-        let room = qp.receive_scatter_to_cqe().min(self.inline_room(qp.receive_cq()));
+        let room = qp.receive_scatter_to_cqe().min(self.cqe_data_room(qp.receive_cq()));
         matches!(qp.service, Service::Rc | Service::Uc)
             && message.srqn.is_none()
             && (1..=room).contains(&len)

@@ -36,9 +36,9 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        let before = cqe.put_inline(data, self.inline_room(cqn));
-        let written = self.complete_with(cqn, cqe.bytes(), before, false);
-        self.unless_written(qpn, written);
+        let before = cqe.put_inline(data, self.cqe_data_room(cqn));
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), before, false);
+        self.stop_qp_unless_written(qpn, written);
     }
 
     /// Reports a send that failed.
@@ -54,19 +54,19 @@ impl Device {
         let cqn = qp.send_cq();
         self.objects.count_for_qp(qpn, |set| set.count_send_error(cause.syndrome));
         // Errors count as solicited, on either side.
-        let written = self.complete(cqn, cqe.bytes(), true);
-        self.unless_written(qpn, written);
+        let written = self.write_cqe(cqn, cqe.bytes(), true);
+        self.stop_qp_unless_written(qpn, written);
     }
 
     /// Moves a queue pair to error if its CQE could not be written.
-    fn unless_written(&mut self, qpn: u32, written: bool) {
+    fn stop_qp_unless_written(&mut self, qpn: u32, written: bool) {
         if !written {
-            self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
+            self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
         }
     }
 
     /// The CQ and the user index of CQEs for receives.
-    fn receive_target(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
+    fn receive_cq_and_index(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
         if let Some(srqn) = srqn
             && let Ok(srq) = self.objects.srqs.get(srqn)
             && let SrqType::Xrc { cqn, user_index, .. } = srq.srq_type
@@ -86,7 +86,7 @@ impl Device {
         len: u32,
         data: &[u8],
     ) {
-        let Some((cqn, mark)) = self.receive_target(qpn, message.srqn) else { return };
+        let Some((cqn, mark)) = self.receive_cq_and_index(qpn, message.srqn) else { return };
         let opcode = match (message.action, message.immediate) {
             (Action::Send { invalidate: Some(_) }, _) => RESPONSE_SEND_INV,
             (Action::Send { .. }, None) => RESPONSE_SEND,
@@ -122,9 +122,9 @@ impl Device {
         if message.solicited {
             cqe.put8(63, opcode << 4 | SOLICITED);
         }
-        let before = cqe.put_inline(data, self.inline_room(cqn));
-        let written = self.complete_with(cqn, cqe.bytes(), before, message.solicited);
-        self.unless_written(qpn, written);
+        let before = cqe.put_inline(data, self.cqe_data_room(cqn));
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), before, message.solicited);
+        self.stop_qp_unless_written(qpn, written);
     }
 
     /// Reports a receive that failed.
@@ -135,7 +135,7 @@ impl Device {
         index: u16,
         cause: CqeError,
     ) {
-        let Some((cqn, mark)) = self.receive_target(qpn, srqn) else { return };
+        let Some((cqn, mark)) = self.receive_cq_and_index(qpn, srqn) else { return };
         self.objects.count_for_qp(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
         cqe.put(32, mark);
@@ -143,18 +143,18 @@ impl Device {
         cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);
         cqe.put16(60, index);
-        let written = self.complete(cqn, cqe.bytes(), true);
-        self.unless_written(qpn, written);
+        let written = self.write_cqe(cqn, cqe.bytes(), true);
+        self.stop_qp_unless_written(qpn, written);
     }
 
     /// Moves a queue pair to the error state and schedules it, so that its WQEs are flushed.
-    pub(crate) fn qp_error(&mut self, qpn: u32, kind: Option<u8>) {
+    pub(crate) fn move_qp_to_error(&mut self, qpn: u32, kind: Option<u8>) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         if qp.state == QpState::Error {
             return;
         }
         qp.state = QpState::Error;
-        self.wake(qpn);
+        self.schedule(qpn);
         if let Some(kind) = kind {
             self.qp_event(qpn, kind);
         }

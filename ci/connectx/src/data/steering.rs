@@ -10,7 +10,7 @@ const ENTRY_STEPS: u64 = 4;
 
 /// The decision of the flow tables about a frame.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct SteeringResult {
     /// TIRs that receive it.
     pub(crate) tirs: Vec<u32>,
     /// `flow_tag` in its CQE.
@@ -26,9 +26,9 @@ impl Device {
         table_type: u64,
         headers: &[u8; MATCH_BYTES],
         len: usize,
-    ) -> Verdict {
-        let mut verdict = Verdict::default();
-        let Some(root) = self.objects.flow_roots.tables.get(&table_type) else { return verdict };
+    ) -> SteeringResult {
+        let mut result = SteeringResult::default();
+        let Some(root) = self.objects.flow_roots.tables.get(&table_type) else { return result };
         let mut tables = vec![*root];
         let mut counters = vec![];
         // Tables may form a circle, so a frame passes at most as many tables as there are.
@@ -43,7 +43,7 @@ impl Device {
             // A guest with too many entries loses its own frames instead of delaying other guests.
             if !self.objects.cost.add_steps(ENTRY_STEPS * table.len() as u64) {
                 log::debug!("a frame ends at flow table {number}, after too many entries");
-                verdict.dropped = true;
+                result.dropped = true;
                 break;
             }
             let Some(entry) = table.find(headers) else {
@@ -52,18 +52,18 @@ impl Device {
             };
             counters.extend(&entry.counters);
             if entry.drops() {
-                verdict.dropped = true;
+                result.dropped = true;
                 continue;
             }
             if entry.flow_tag != 0 {
-                verdict.flow_tag = entry.flow_tag;
+                result.flow_tag = entry.flow_tag;
             }
             for to in &entry.to {
                 match to {
                     FlowDestination::Table(table) => tables.push(*table),
                     // A TIR receives the frame once, even if several entries lead to it.
-                    FlowDestination::Tir(tir) if verdict.tirs.contains(tir) => {}
-                    FlowDestination::Tir(tir) => verdict.tirs.push(*tir),
+                    FlowDestination::Tir(tir) if result.tirs.contains(tir) => {}
+                    FlowDestination::Tir(tir) => result.tirs.push(*tir),
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Device {
                 counter.add(1, len);
             }
         }
-        verdict
+        result
     }
 }
 

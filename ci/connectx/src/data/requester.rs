@@ -25,7 +25,7 @@ const PSN_MASK: u32 = 0xff_ffff;
 const FOREVER: u8 = 7;
 
 /// A WQE whose message is in flight.
-pub(crate) struct Job {
+pub(crate) struct InflightWqe {
     pub(crate) control: CtrlSegment,
     /// Where response data goes.
     gather: Vec<DataSegment>,
@@ -34,7 +34,7 @@ pub(crate) struct Job {
 
 /// Destination of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum Destination {
     /// The port with this LID.
     Lid(u16),
     /// The port with this GID.
@@ -44,42 +44,42 @@ pub(crate) enum Target {
 }
 
 /// The outcome of executing a queue's next WQE.
-pub(crate) enum Next {
+pub(crate) enum NextWqe {
     /// The queue has no WQE to execute now.
     Idle,
     /// The request was carried out.
     Done,
     /// The WQE needs a message to another queue pair.
-    Carry(Box<(Job, Message, Target)>),
+    Send(Box<(InflightWqe, Message, Destination)>),
 }
 
 impl Device {
     /// Executes the next WQE of a queue pair.
-    pub(crate) fn next_request(&mut self, qpn: u32) -> Next {
-        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return Next::Idle };
+    pub(crate) fn next_wqe(&mut self, qpn: u32) -> NextWqe {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return NextWqe::Idle };
         match qp.state {
             QpState::ReadyToSend => match qp.retry_timer {
                 Some(RetryTimer::At(due)) if due <= self.now => qp.retry_timer = None,
-                Some(_) => return Next::Idle,
+                Some(_) => return NextWqe::Idle,
                 None => {}
             },
             QpState::SendError => {
                 self.flush_sends(qpn);
-                return Next::Idle;
+                return NextWqe::Idle;
             }
             QpState::Error => {
                 self.flush_sends(qpn);
                 self.flush_receives(qpn);
-                self.look_for_late_receives(qpn);
-                return Next::Idle;
+                self.check_for_late_receives(qpn);
+                return NextWqe::Idle;
             }
-            _ => return Next::Idle,
+            _ => return NextWqe::Idle,
         }
-        let Some(ring) = qp.sq.as_mut() else { return Next::Idle };
+        let Some(ring) = qp.sq.as_mut() else { return NextWqe::Idle };
         if let Err(why) = ring.read_doorbell_record(&self.memory) {
             log::warn!("QP {qpn:#x}: {why}");
-            self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
-            return Next::Idle;
+            self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
+            return NextWqe::Idle;
         }
         self.recorder.doorbell_record(
             self.now,
@@ -88,14 +88,14 @@ impl Device {
             ring.producer_index().into(),
         );
         if !ring.has_pending() {
-            return Next::Idle;
+            return NextWqe::Idle;
         }
         let (control, bytes) = match ring.next_wqe(&self.memory) {
             Ok(request) => request,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
-                self.qp_error(qpn, Some(event::WQ_CATASTROPHIC));
-                return Next::Idle;
+                self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
+                return NextWqe::Idle;
             }
         };
         let request = Entry::Wqe {
@@ -108,18 +108,18 @@ impl Device {
         self.recorder.add(self.now, &request);
         let user = self.objects.qps.owner(qpn) != KERNEL;
         if let Some(cause) = self.faults.next_wqe(qpn, user, Side::Send) {
-            self.fail(qpn, &control, cause);
-            return Next::Done;
+            self.fail_wqe(qpn, &control, cause);
+            return NextWqe::Done;
         }
-        match self.prepare(qpn, control, &bytes) {
+        match self.execute_wqe(qpn, control, &bytes) {
             Ok(None) => {
-                self.retire(qpn, &control, 0, &[]);
-                Next::Done
+                self.complete_wqe(qpn, &control, 0, &[]);
+                NextWqe::Done
             }
-            Ok(Some(carry)) => Next::Carry(carry),
+            Ok(Some(send)) => NextWqe::Send(send),
             Err(syndrome) => {
-                self.fail(qpn, &control, syndrome.into());
-                Next::Done
+                self.fail_wqe(qpn, &control, syndrome.into());
+                NextWqe::Done
             }
         }
     }
@@ -132,7 +132,7 @@ impl Device {
     /// Checks later whether the driver has posted a receive to a queue pair in error state, since
     /// receives have no doorbell register. A program that drains a queue posts a receive and waits
     /// for its flush error. The interval doubles each time, for four seconds in all.
-    fn look_for_late_receives(&mut self, qpn: u32) {
+    fn check_for_late_receives(&mut self, qpn: u32) {
         const FIRST: u64 = 1_000_000;
         const MOST: u8 = 12;
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
@@ -142,11 +142,11 @@ impl Device {
         }
         let wait = FIRST << qp.late_receive_checks;
         qp.late_receive_checks += 1;
-        self.wait(qpn, wait);
+        self.start_retry_timer(qpn, wait);
     }
 
     /// Advances past the WQE and reports it if it is signaled.
-    fn retire(&mut self, qpn: u32, control: &CtrlSegment, len: u32, data: &[u8]) {
+    fn complete_wqe(&mut self, qpn: u32, control: &CtrlSegment, len: u32, data: &[u8]) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         qp.rnr_retries = 0;
@@ -161,7 +161,7 @@ impl Device {
     }
 
     /// Reports a WQE as failed and stops the queue pair.
-    fn fail(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
+    fn fail_wqe(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.sq.as_mut().map_or(0, |ring| {
@@ -171,13 +171,13 @@ impl Device {
         });
         self.fail_send(qpn, control.opcode, index, cause);
         if connected {
-            return self.qp_error(qpn, None);
+            return self.move_qp_to_error(qpn, None);
         }
         // An unreliable service only stops sending.
         if let Ok(qp) = self.objects.qps.get_mut(qpn) {
             qp.state = QpState::SendError;
         }
-        self.wake(qpn);
+        self.schedule(qpn);
     }
 
     fn flush_sends(&mut self, qpn: u32) {
@@ -204,13 +204,13 @@ impl Device {
     }
 
     /// Parses a WQE and executes its local part.
-    #[expect(clippy::type_complexity, reason = "it is what Next::Carry holds")]
-    fn prepare(
+    #[expect(clippy::type_complexity, reason = "it is what NextWqe::Send holds")]
+    fn execute_wqe(
         &mut self,
         qpn: u32,
         control: CtrlSegment,
         bytes: &[u8],
-    ) -> Result<Option<Box<(Job, Message, Target)>>, Syndrome> {
+    ) -> Result<Option<Box<(InflightWqe, Message, Destination)>>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let Some(ring) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
         if control.wqe_index != ring.consumer_index() || control.qpn != qpn || control.ds == 0 {
@@ -222,12 +222,12 @@ impl Device {
         match control.opcode {
             op::NOP => return Ok(None),
             op::UMR => {
-                let asker = self.asker(qpn, qp);
-                return self.umr(asker, control.immediate, segments).map(|()| None);
+                let issuer = self.umr_issuer(qpn, qp);
+                return self.umr(issuer, control.immediate, segments).map(|()| None);
             }
             op::LOCAL_INVAL => {
-                let asker = self.asker(qpn, qp);
-                return self.local_invalidate(asker, control.immediate).map(|()| None);
+                let issuer = self.umr_issuer(qpn, qp);
+                return self.local_invalidate(issuer, control.immediate).map(|()| None);
             }
             _ => {}
         }
@@ -290,15 +290,15 @@ impl Device {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let infiniband = self.options.port_type == PortType::InfiniBand;
         let path = qp.context.sub(qpc::primary_address_path);
-        let (target, datagram) = match &vector {
+        let (destination, datagram) = match &vector {
             Some(vector) => {
-                let (target, datagram) = self.datagram(qpn, vector, payload.len())?;
-                (target, Some(datagram))
+                let (destination, datagram) = self.datagram(qpn, vector, payload.len())?;
+                (destination, Some(datagram))
             }
-            None if infiniband => (Target::Lid(path.get(ads::rlid) as u16), None),
+            None if infiniband => (Destination::Lid(path.get(ads::rlid) as u16), None),
             None => {
                 let gid = path.span(ads::rgid_rip).try_into();
-                (Target::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
+                (Destination::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
             }
         };
         let source_qpn = match service {
@@ -327,7 +327,7 @@ impl Device {
             srqn,
             datagram,
         };
-        Ok(Some(Box::new((Job { control, gather, len }, message, target))))
+        Ok(Some(Box::new((InflightWqe { control, gather, len }, message, destination))))
     }
 
     /// Bytes of payload of a packet.
@@ -345,7 +345,7 @@ impl Device {
         qpn: u32,
         vector: &AddressVector,
         len: usize,
-    ) -> Result<(Target, Datagram), Syndrome> {
+    ) -> Result<(Destination, Datagram), Syndrome> {
         const OWN_KEY: u32 = 1 << 31;
         const GROUP_QPN: u32 = 0xff_ffff;
         const IPV4: u8 = 2;
@@ -401,12 +401,12 @@ impl Device {
             route
         });
         let group = (vector.qpn == GROUP_QPN && global).then_some(vector.gid);
-        let target = match group {
-            Some(group) => Target::Group(group),
-            None if infiniband => Target::Lid(vector.lid),
-            None => Target::Gid(vector.gid),
+        let destination = match group {
+            Some(group) => Destination::Group(group),
+            None if infiniband => Destination::Lid(vector.lid),
+            None => Destination::Gid(vector.gid),
         };
-        Ok((target, Datagram { qkey, route, l3, group }))
+        Ok((destination, Datagram { qkey, route, l3, group }))
     }
 
     /// Reads the data of a WQE.
@@ -441,11 +441,16 @@ impl Device {
     }
 
     /// Stores response data in memory, or returns it to be scattered to the CQE.
-    fn bring_back(&self, qpn: u32, job: &Job, data: Vec<u8>) -> Result<Vec<u8>, Syndrome> {
+    fn store_response(
+        &self,
+        qpn: u32,
+        wqe: &InflightWqe,
+        data: Vec<u8>,
+    ) -> Result<Vec<u8>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        let room = qp.send_scatter_to_cqe().min(self.inline_room(qp.send_cq()));
-        let inline = job.control.signaled() && (1..=room).contains(&data.len());
-        self.scatter(qpn, &job.gather, &data, !inline)?;
+        let room = qp.send_scatter_to_cqe().min(self.cqe_data_room(qp.send_cq()));
+        let inline = wqe.control.signaled() && (1..=room).contains(&data.len());
+        self.scatter(qpn, &wqe.gather, &data, !inline)?;
         Ok(if inline { data } else { vec![] })
     }
 
@@ -485,9 +490,15 @@ impl Device {
     }
 
     /// Handles the response to a message.
-    pub(crate) fn finish(&mut self, qpn: u32, job: &Job, message: &Message, response: Response) {
+    pub(crate) fn handle_response(
+        &mut self,
+        qpn: u32,
+        wqe: &InflightWqe,
+        message: &Message,
+        response: Response,
+    ) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        let control = &job.control;
+        let control = &wqe.control;
         let service = qp.service;
         let path = qp.context.sub(qpc::primary_address_path);
         let timeout = match path.get(ads::ack_timeout) {
@@ -499,7 +510,7 @@ impl Device {
         if !service.reliable() {
             // An unreliable service gets no response.
             self.count_sent(message);
-            return self.retire(qpn, control, job.len as u32, &[]);
+            return self.complete_wqe(qpn, control, wqe.len as u32, &[]);
         }
         let outcome = match response {
             Response::RnrNak(code) => {
@@ -509,7 +520,7 @@ impl Device {
                     set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
                 });
                 if !exceeded {
-                    return self.wait(qpn, rnr_timer(code));
+                    return self.start_retry_timer(qpn, rnr_timer(code));
                 }
                 Err(Syndrome::ReceiverNotReady)
             }
@@ -524,7 +535,7 @@ impl Device {
                     set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
                 });
                 if !exceeded {
-                    return self.wait(qpn, timeout);
+                    return self.start_retry_timer(qpn, timeout);
                 }
                 Err(Syndrome::RetriesExceeded)
             }
@@ -532,15 +543,15 @@ impl Device {
             Response::AccessError => Err(Syndrome::RemoteAccess),
             Response::OperationError => Err(Syndrome::RemoteOperation),
             Response::Ack => Ok(vec![]),
-            Response::ReadData(data) => self.bring_back(qpn, job, data),
+            Response::ReadData(data) => self.store_response(qpn, wqe, data),
             // The device returns the old value of an 8-byte atomic in big endian, unless the driver
             // asked for host order.
-            Response::AtomicResult(old) if job.len == 8 && !self.caps.host_order_atomics() => {
-                self.bring_back(qpn, job, old.to_be_bytes().to_vec())
+            Response::AtomicResult(old) if wqe.len == 8 && !self.caps.host_order_atomics() => {
+                self.store_response(qpn, wqe, old.to_be_bytes().to_vec())
             }
             Response::AtomicResult(old) => {
                 let bytes = old.to_le_bytes();
-                self.bring_back(qpn, job, bytes[..job.len.min(8) as usize].to_vec())
+                self.store_response(qpn, wqe, bytes[..wqe.len.min(8) as usize].to_vec())
             }
         };
         match outcome {
@@ -550,9 +561,9 @@ impl Device {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());
                 }
-                self.retire(qpn, control, job.len as u32, &inline);
+                self.complete_wqe(qpn, control, wqe.len as u32, &inline);
             }
-            Err(syndrome) => self.fail(qpn, control, syndrome.into()),
+            Err(syndrome) => self.fail_wqe(qpn, control, syndrome.into()),
         }
     }
 }

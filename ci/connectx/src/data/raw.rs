@@ -33,7 +33,7 @@ const L3_OK: u8 = 1 << 1;
 const L4_OK: u8 = 1 << 2;
 
 /// What a raw send queue has to send.
-pub(crate) enum Outgoing {
+pub(crate) enum NextFrames {
     /// Nothing.
     Idle,
     /// The WQE is done and sends nothing.
@@ -49,18 +49,18 @@ impl Device {
     }
 
     /// Executes the next WQE of a raw send queue.
-    pub(crate) fn next_frames(&mut self, sqn: u32) -> Outgoing {
-        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
+    pub(crate) fn next_frames(&mut self, sqn: u32) -> NextFrames {
+        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return NextFrames::Idle };
         match sq.state {
             WqState::Ready => {}
             WqState::Error => {
-                self.flush_frames(sqn);
-                return Outgoing::Idle;
+                self.flush_raw_sends(sqn);
+                return NextFrames::Idle;
             }
-            WqState::Reset => return Outgoing::Idle,
+            WqState::Reset => return NextFrames::Idle,
         }
         let request = match sq.queue.read_doorbell_record(&self.memory) {
-            Ok(()) if !sq.queue.has_pending() => return Outgoing::Idle,
+            Ok(()) if !sq.queue.has_pending() => return NextFrames::Idle,
             Ok(()) => sq.queue.next_wqe(&self.memory),
             Err(why) => Err(why),
         };
@@ -68,8 +68,8 @@ impl Device {
             Ok(request) => request,
             Err(why) => {
                 log::warn!("SQ {sqn:#x}: {why}");
-                self.raw_error(QueueType::Send, sqn);
-                return Outgoing::Idle;
+                self.move_wq_to_error(QueueType::Send, sqn);
+                return NextFrames::Idle;
             }
         };
         let index = sq.queue.consumer_index();
@@ -91,18 +91,18 @@ impl Device {
             op::SEND | op::LSO => self.frames(sqn, pd, &control, &bytes),
             opcode => operation(format!("opcode {opcode:#x}")),
         };
-        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return Outgoing::Idle };
+        let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return NextFrames::Idle };
         sq.queue.advance(control.wqebbs());
         let cause = frames.as_ref().err().map(|(syndrome, _)| *syndrome);
         if cause.is_some() {
             sq.state = WqState::Error;
-            self.wake(sqn);
+            self.schedule(sqn);
         }
         if control.signaled() || cause.is_some() {
-            self.complete_frames(sqn, control.opcode, index, cause);
+            self.complete_raw_send(sqn, control.opcode, index, cause);
         }
         match frames {
-            Ok(frames) if frames.is_empty() => Outgoing::Done,
+            Ok(frames) if frames.is_empty() => NextFrames::Done,
             Ok(mut frames) => {
                 let steered = self.objects.flow_roots.tables.contains_key(&NIC_TRANSMIT);
                 frames.retain(|frame| {
@@ -116,17 +116,17 @@ impl Device {
                     self.port.sent.add_frame(frame);
                 }
                 let domain = self.objects.tises.get(tisn).map_or(0, Tis::transport_domain);
-                Outgoing::Frames(frames, domain)
+                NextFrames::Frames(frames, domain)
             }
             Err((_, why)) => {
                 log::warn!("SQ {sqn:#x}: {why}");
-                Outgoing::Idle
+                NextFrames::Idle
             }
         }
     }
 
     /// Reports a WQE of a raw send queue.
-    fn complete_frames(&mut self, sqn: u32, opcode: u8, index: u16, cause: Option<Syndrome>) {
+    fn complete_raw_send(&mut self, sqn: u32, opcode: u8, index: u16, cause: Option<Syndrome>) {
         let Ok(sq) = self.objects.sqs.get(sqn) else { return };
         let mut cqe = Cqe::new(if cause.is_some() { REQUEST_ERROR } else { REQUEST });
         cqe.put(32, sq.context.get32(sqc::user_index));
@@ -136,13 +136,13 @@ impl Device {
             cqe.put8(54, cause.vendor).put8(55, cause.syndrome);
         }
         let cqn = sq.context.get32(sqc::cqn);
-        if !self.complete(cqn, cqe.bytes(), cause.is_some()) {
-            self.raw_error(QueueType::Send, sqn);
+        if !self.write_cqe(cqn, cqe.bytes(), cause.is_some()) {
+            self.move_wq_to_error(QueueType::Send, sqn);
         }
     }
 
     /// Flushes a raw send queue in error state.
-    fn flush_frames(&mut self, sqn: u32) {
+    fn flush_raw_sends(&mut self, sqn: u32) {
         for _ in 0..1 << 16 {
             let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return };
             if sq.queue.read_doorbell_record(&self.memory).is_err() || !sq.queue.has_pending() {
@@ -160,12 +160,12 @@ impl Device {
                     0
                 }
             };
-            self.complete_frames(sqn, opcode, index, Some(Syndrome::Flushed));
+            self.complete_raw_send(sqn, opcode, index, Some(Syndrome::Flushed));
         }
     }
 
     /// Moves a raw queue to error and raises an event.
-    fn raw_error(&mut self, queue: QueueType, number: u32) {
+    fn move_wq_to_error(&mut self, queue: QueueType, number: u32) {
         let state = match queue {
             QueueType::Send => self.objects.sqs.get_mut(number).ok().map(|sq| &mut sq.state),
             _ => self.objects.rqs.get_mut(number).ok().map(|rq| &mut rq.state),
@@ -174,7 +174,7 @@ impl Device {
         *state = WqState::Error;
         self.queue_event(queue, number, event::WQ_CATASTROPHIC);
         match queue {
-            QueueType::Send => self.wake(number),
+            QueueType::Send => self.schedule(number),
             _ => self.flush_raw_receives(number),
         }
     }
@@ -189,8 +189,8 @@ impl Device {
         cqe.put(56, rqn);
         cqe.put16(60, index);
         let cqn = rq.context.get32(rqc::cqn);
-        if !self.complete(cqn, cqe.bytes(), true) {
-            self.raw_error(QueueType::Receive, rqn);
+        if !self.write_cqe(cqn, cqe.bytes(), true) {
+            self.move_wq_to_error(QueueType::Receive, rqn);
         }
     }
 
@@ -279,9 +279,9 @@ impl Device {
             return;
         }
         let headers = FrameHeaders::find(frame);
-        let verdict = self.steer(NIC_RECEIVE, &headers.as_match(frame), frame.len());
+        let result = self.steer(NIC_RECEIVE, &headers.as_match(frame), frame.len());
         let mut taken = false;
-        for tirn in verdict.tirs {
+        for tirn in result.tirs {
             let Ok(tir) = self.objects.tirs.get(tirn) else { continue };
             // A sender does not receive its own frames.
             if from_own == Some(tir.context.get32(tirc::transport_domain)) {
@@ -291,8 +291,8 @@ impl Device {
             if from_own.is_some() && block >> (mac[0] & 1) & 1 != 0 {
                 continue;
             }
-            if let Some(rqn) = self.choose_queue(tirn, &headers, frame) {
-                taken |= self.deliver(rqn, &headers, frame, verdict.flow_tag);
+            if let Some(rqn) = self.choose_rq(tirn, &headers, frame) {
+                taken |= self.deliver(rqn, &headers, frame, result.flow_tag);
             }
         }
         if taken && from_own.is_none() {
@@ -301,7 +301,7 @@ impl Device {
     }
 
     /// The receive queue of a TIR for a frame.
-    fn choose_queue(&self, tirn: u32, headers: &FrameHeaders, frame: &[u8]) -> Option<u32> {
+    fn choose_rq(&self, tirn: u32, headers: &FrameHeaders, frame: &[u8]) -> Option<u32> {
         let tir = self.objects.tirs.get(tirn).ok()?;
         if tir.context.get(tirc::disp_type) == DIRECT {
             return Some(tir.context.get32(tirc::inline_rqn));
@@ -337,7 +337,7 @@ impl Device {
             }
             Err(why) => {
                 log::warn!("RQ {rqn:#x}: {why}");
-                self.raw_error(QueueType::Receive, rqn);
+                self.move_wq_to_error(QueueType::Receive, rqn);
                 return false;
             }
         };
@@ -388,9 +388,9 @@ impl Device {
         cqe.put(44, data.len() as u32);
         cqe.put(56, flow_tag);
         cqe.put16(60, receive.index);
-        let written = self.complete(cqn, cqe.bytes(), true);
+        let written = self.write_cqe(cqn, cqe.bytes(), true);
         if !written {
-            self.raw_error(QueueType::Receive, rqn);
+            self.move_wq_to_error(QueueType::Receive, rqn);
         }
         written
     }
