@@ -90,7 +90,7 @@ mod tests {
     use crate::bar0::{SIZE, TLP_OFFSET};
 
     #[test]
-    fn who_maps_the_file_sees_what_is_written_and_writes_what_is_seen() {
+    fn a_mapping_of_the_file_shares_the_memory() {
         let bar = BarMemory::new();
         let guest = SharedMemory::map(bar.file().unwrap(), VAR_OFFSET, 4096).unwrap();
         assert!(bar.write(VAR_OFFSET + 8, &[1, 2, 3]));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_between_the_areas_is_no_memory() {
+    fn offsets_between_the_areas_are_not_memory() {
         let bar = BarMemory::new();
         let between = TLP_OFFSET + TLP_PAGES * 4096;
         assert!(!bar.write(between, &[1]) && !bar.write(between - 1, &[1, 1]));
@@ -117,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn its_size_cannot_be_changed_by_who_maps_it() {
+    fn a_holder_of_the_file_cannot_resize_it() {
         let bar = BarMemory::new();
         assert!(bar.file().unwrap().set_len(4096).is_err());
         assert!(bar.file().unwrap().set_len(END * 2).is_err());
     }
 
     #[test]
-    fn areas_are_whole_pages_inside_bar0_and_apart() {
+    fn areas_are_page_aligned_inside_bar0_and_do_not_overlap() {
         for (offset, len) in AREAS {
             assert_eq!((offset % 4096, len % 4096), (0, 0));
             assert!(offset >= VAR_OFFSET && offset + len <= END && END <= SIZE);

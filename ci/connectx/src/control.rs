@@ -354,7 +354,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn questions_are_answered_line_by_line() {
+    fn each_request_line_gets_a_reply_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
         fabric.function(0).device_mut().bar.write(VAR_OFFSET + 4096, &[7, 8, 9]);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_not_kept() {
+    fn a_client_that_sends_an_endless_line_is_dropped() {
         let mut fabric = Fabric::default();
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_takes_so_many_steps_and_no_more() {
+    fn steps_above_the_limit_are_refused() {
         let cost = Cost::default();
         assert!(cost.add_steps(MAX_STEPS));
         assert!(!cost.add_steps(1));

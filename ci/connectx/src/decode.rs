@@ -84,7 +84,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             let from = if *blue_flame { "BlueFlame" } else { "ring" };
             let control = bytes.first_chunk::<16>().map(CtrlSegment::parse);
             let opcode = control.map_or(0, |control| control.opcode);
-            let (name, kind) = (operation(opcode), service_name(*service));
+            let (name, kind) = (opcode_name(opcode), service_name(*service));
             let _ =
                 writeln!(text, "request {name} of {kind} {number:#x} at {index:#x} from {from}");
             for (layout, bytes) in segments(*service, bytes) {
@@ -162,7 +162,7 @@ pub fn service_name(service: u8) -> &'static str {
 }
 
 /// The name of a WQE opcode, without the common prefix.
-pub fn operation(opcode: u8) -> String {
+pub fn opcode_name(opcode: u8) -> String {
     match mlx5_wqe_opcode(opcode).name() {
         Some(name) => name.trim_start_matches("MLX5_OPCODE_").into(),
         None if opcode == op::LOCAL_INVAL => "LOCAL_INVAL".into(),
@@ -283,11 +283,11 @@ fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
 }
 
 /// A segment of a WQE: the kernel's name of its struct, and its bytes.
-pub type Segment<'a> = (&'static str, &'a [u8]);
+pub type WqeSegment<'a> = (&'static str, &'a [u8]);
 
 /// The segments split off so far, and the rest of the WQE.
 struct Cut<'a> {
-    list: Vec<Segment<'a>>,
+    list: Vec<WqeSegment<'a>>,
     rest: &'a [u8],
 }
 
@@ -302,7 +302,7 @@ impl Cut<'_> {
 }
 
 /// Splits a WQE into its segments, and stops at a truncated one.
-pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
+pub fn segments(service: u8, bytes: &[u8]) -> Vec<WqeSegment<'_>> {
     let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return vec![] };
     let end = (usize::from(control.ds) * 16).min(bytes.len());
     let mut cut = Cut { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
@@ -359,7 +359,7 @@ pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
 }
 
 /// Splits a receive WQE into its segments, up to the one that ends the list.
-pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<Segment<'_>> {
+pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<WqeSegment<'_>> {
     const END: u32 = 0x100;
     let (mut list, mut rest) = (Vec::new(), bytes);
     if linked && let Some((head, left)) = rest.split_at_checked(16) {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_printed_by_its_fields() {
+    fn a_command_is_printed_with_its_field_names() {
         let mut input = [0; 64];
         input[..2].copy_from_slice(&opcode::CREATE_CQ.to_be_bytes());
         // log_cq_size, bits 3 to 7 of the twelfth byte of the context.
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_cut_where_its_opcode_says() {
+    fn a_wqe_is_split_into_the_segments_of_its_opcode() {
         let names = |service, opcode, units: u8, first: u8| {
             let mut bytes = [0; 256];
             bytes[3] = opcode;
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_completions_and_doorbells_are_printed_by_name() {
+    fn wqes_cqes_and_doorbells_are_printed_by_name() {
         let mut wqe = [0; 64];
         wqe[..8].copy_from_slice(&[0, 0, 7, 0x08, 0, 0, 0x42, 3]);
         wqe[16..24].copy_from_slice(&0x1234_5678u64.to_be_bytes());

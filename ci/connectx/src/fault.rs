@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_request_of_a_queue_fails_once() {
+    fn the_nth_wqe_of_a_queue_fails_once() {
         let mut faults = InjectedFaults::default();
         faults.fail_wqe(Some(7), Side::Send, 1, SYNDROMES);
         faults.fail_wqe(None, Side::Receive, 0, SYNDROMES);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_lost_then_held_for_a_time() {
+    fn messages_are_lost_then_delayed() {
         let mut faults = InjectedFaults::default();
         faults.lose_messages(1);
         faults.delay_messages(1, Delay::Time(100));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_lets_others_pass_but_not_for_ever() {
+    fn a_delayed_message_waits_for_others_at_most_max_delay() {
         let mut faults = InjectedFaults::default();
         faults.delay_messages(1, Delay::Messages(2));
         assert_eq!(faults.next_message(0, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_flaps_at_its_times() {
+    fn link_changes_happen_at_their_times() {
         let mut faults = InjectedFaults::default();
         faults.flap_link(100, 2, 10, 30);
         let mut seen = Vec::new();

@@ -32,19 +32,19 @@ use crate::format::wqe::CtrlSegment;
 use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Writes to one buffer of a register, from its first byte on.
-struct Burst {
+struct RegisterWrites {
     /// Position of the first write in the recording.
-    place: usize,
+    position: usize,
     offset: u64,
     bytes: Vec<u8>,
 }
 
 /// Doorbells and BlueFlame copies by the first eight bytes of their WQE.
-type Bursts = BTreeMap<[u8; 8], Vec<Burst>>;
+type WritesByWqe = BTreeMap<[u8; 8], Vec<RegisterWrites>>;
 
 /// A queue of a user context.
 #[derive(Clone, Copy)]
-struct Owned {
+struct OwnedQueue {
     /// The user context, numbered in the order of creation.
     program: usize,
     /// Service type of a queue pair.
@@ -53,18 +53,18 @@ struct Owned {
 
 /// The state of a function at a position of its recording.
 #[derive(Default)]
-struct Reader {
+struct FunctionState {
     /// Input of the command in each slot.
     commands: BTreeMap<u8, Vec<u8>>,
     /// User contexts by uid, numbered in the order of creation.
     programs: BTreeMap<u16, usize>,
-    pairs: BTreeMap<u32, Owned>,
-    shared: BTreeMap<u32, Owned>,
+    pairs: BTreeMap<u32, OwnedQueue>,
+    shared: BTreeMap<u32, OwnedQueue>,
     /// Raw send queues and raw receive queues.
-    raw: [BTreeMap<u32, Owned>; 2],
-    completions: BTreeMap<u32, Owned>,
+    raw: [BTreeMap<u32, OwnedQueue>; 2],
+    completions: BTreeMap<u32, OwnedQueue>,
     records: BTreeMap<(DoorbellCounter, u32), u32>,
-    rung: Bursts,
+    doorbells: WritesByWqe,
     /// A CQ doorbell whose doorbell record has not been seen yet.
     armed: Option<[u8; 8]>,
     /// How many user contexts programs have created.
@@ -74,12 +74,12 @@ struct Reader {
 
 /// The test vectors by what distinguishes them, each with the program that made it.
 #[derive(Default)]
-pub struct Vectors {
+pub struct TestVectors {
     found: BTreeMap<String, (usize, Vec<String>)>,
     programs: usize,
 }
 
-impl Vectors {
+impl TestVectors {
     /// Adds the vectors of a recording. Each program opens the device once, and programs run one
     /// after the other, so the first user context belongs to the first program.
     ///
@@ -92,11 +92,11 @@ impl Vectors {
             entries.push(entry);
         }
         // A copy may end after the device has read the WQE.
-        let mut reader = Reader { rung: bursts(&entries), ..Reader::default() };
-        for (place, entry) in entries.into_iter().enumerate() {
-            self.look(&mut reader, place, entry);
+        let mut state = FunctionState { doorbells: writes(&entries), ..FunctionState::default() };
+        for (position, entry) in entries.into_iter().enumerate() {
+            self.add_entry(&mut state, position, entry);
         }
-        self.programs = self.programs.max(reader.count);
+        self.programs = self.programs.max(state.count);
         Ok(())
     }
 
@@ -127,20 +127,20 @@ impl Vectors {
         Ok(())
     }
 
-    fn keep(&mut self, key: String, owner: Owned, lines: Vec<String>) {
+    fn keep(&mut self, key: String, owner: OwnedQueue, lines: Vec<String>) {
         self.found.entry(key).or_insert((owner.program, lines));
     }
 
-    fn look(&mut self, reader: &mut Reader, place: usize, entry: Entry<Vec<u8>>) {
+    fn add_entry(&mut self, state: &mut FunctionState, position: usize, entry: Entry<Vec<u8>>) {
         match entry {
             Entry::Command { slot, input } => {
-                reader.commands.insert(slot, input);
+                state.commands.insert(slot, input);
             }
             Entry::CommandOutput { slot, output, .. } => {
-                if let Some(input) = reader.commands.remove(&slot)
+                if let Some(input) = state.commands.remove(&slot)
                     && output.first() == Some(&0)
                 {
-                    reader.created(&input, &output);
+                    state.created(&input, &output);
                 }
             }
             Entry::Write { offset, bytes } => {
@@ -148,41 +148,41 @@ impl Vectors {
                     && page(offset).is_some()
                     && let Ok(doorbell) = bytes[..].try_into()
                 {
-                    reader.armed = Some(doorbell);
+                    state.armed = Some(doorbell);
                 }
             }
             Entry::DoorbellRecord { counter, number, value } => {
-                reader.records.insert((counter, number), value);
+                state.records.insert((counter, number), value);
             }
             Entry::Wqe { service, number, index, bytes, .. } => {
-                let queues = if service == SERVICE_RAW_SQ { &reader.raw[0] } else { &reader.pairs };
+                let queues = if service == SERVICE_RAW_SQ { &state.raw[0] } else { &state.pairs };
                 if let Some(owner) = queues.get(&number) {
-                    self.request(reader, *owner, place, service, number, index, &bytes);
+                    self.request(state, *owner, position, service, number, index, &bytes);
                 }
             }
             Entry::ReceiveWqe { rq_type, linked, index, number, bytes } => {
-                self.receive(reader, rq_type, linked, index, number, &bytes);
+                self.receive(state, rq_type, linked, index, number, &bytes);
             }
             Entry::Cqe { number, bytes, .. } => {
-                if let Some(owner) = reader.completions.get(&number) {
-                    self.completion(reader, *owner, &bytes);
+                if let Some(owner) = state.completions.get(&number) {
+                    self.completion(state, *owner, &bytes);
                 }
             }
             Entry::Reset => {
-                let count = reader.count;
-                let rung = std::mem::take(&mut reader.rung);
-                *reader = Reader { count, rung, ..Reader::default() };
+                let count = state.count;
+                let doorbells = std::mem::take(&mut state.doorbells);
+                *state = FunctionState { count, doorbells, ..FunctionState::default() };
             }
             Entry::Eqe { .. } => {}
         }
         // The device reads the doorbell record when the doorbell rings, and records it if it has
         // changed.
-        if let Some(doorbell) = reader.armed {
+        if let Some(doorbell) = state.armed {
             let number = word(&doorbell, 4) & 0xff_ffff;
-            let arm = reader.records.get(&(DoorbellCounter::CqArm, number)).copied();
+            let arm = state.records.get(&(DoorbellCounter::CqArm, number)).copied();
             if arm == Some(word(&doorbell, 0)) {
-                reader.armed = None;
-                self.arm(reader, doorbell, number);
+                state.armed = None;
+                self.arm(state, doorbell, number);
             }
         }
     }
@@ -190,9 +190,9 @@ impl Vectors {
     #[expect(clippy::too_many_arguments, reason = "they are the fields of one entry")]
     fn request(
         &mut self,
-        reader: &Reader,
-        owner: Owned,
-        place: usize,
+        state: &FunctionState,
+        owner: OwnedQueue,
+        position: usize,
         service: u8,
         number: u32,
         index: u16,
@@ -213,9 +213,9 @@ impl Vectors {
                 name => name.trim_start_matches("mlx5_").trim_start_matches("wqe_").into(),
             })
             .collect();
-        let (operation, service) = (decode::operation(control.opcode), service_name(service));
+        let (operation, service) = (decode::opcode_name(control.opcode), service_name(service));
         let end = index.wrapping_add(control.wqebbs());
-        let record = reader.records.get(&(DoorbellCounter::Sq, number)).copied();
+        let record = state.records.get(&(DoorbellCounter::Sq, number)).copied();
         let mut lines = vec![
             "[request]".into(),
             format!("service: {service}"),
@@ -230,13 +230,15 @@ impl Vectors {
         if record == Some(end.into()) {
             let record = u32::from(end).to_be_bytes();
             lines.push(format!("record: {}", hex(&record)));
-            let bursts = bytes.first_chunk::<8>().and_then(|first| reader.rung.get(first));
-            let before = |bursts: &'_ Vec<Burst>| bursts.iter().rposition(|b| b.place < place);
-            let bursts = bursts.and_then(|bursts| Some(&bursts[before(bursts)?]));
-            if let Some(burst) = bursts {
-                let name = if burst.bytes.len() > 8 { "blueflame" } else { "doorbell" };
-                how = format!("{name}: {:#x}", burst.offset % BUFFERS);
-                lines.push(format!("{how} {}", hex(&burst.bytes)));
+            let writes = bytes.first_chunk::<8>().and_then(|first| state.doorbells.get(first));
+            let before = |writes: &'_ Vec<RegisterWrites>| {
+                writes.iter().rposition(|b| b.position < position)
+            };
+            let writes = writes.and_then(|writes| Some(&writes[before(writes)?]));
+            if let Some(write) = writes {
+                let name = if write.bytes.len() > 8 { "blueflame" } else { "doorbell" };
+                how = format!("{name}: {:#x}", write.offset % BUFFERS);
+                lines.push(format!("{how} {}", hex(&write.bytes)));
             }
         }
         let key = format!("1 {service} {operation} {:02x} {shape:?} {how}", control.flags);
@@ -245,7 +247,7 @@ impl Vectors {
 
     fn receive(
         &mut self,
-        reader: &Reader,
+        state: &FunctionState,
         rq_type: RqType,
         linked: bool,
         index: u16,
@@ -253,9 +255,9 @@ impl Vectors {
         bytes: &[u8],
     ) {
         let (owner, counter, name) = match rq_type {
-            RqType::Qp => (reader.pairs.get(&number), DoorbellCounter::QpRq, "pair"),
-            RqType::Srq => (reader.shared.get(&number), DoorbellCounter::Srq, "shared"),
-            RqType::Rq => (reader.raw[1].get(&number), DoorbellCounter::Rq, "raw"),
+            RqType::Qp => (state.pairs.get(&number), DoorbellCounter::QpRq, "pair"),
+            RqType::Srq => (state.shared.get(&number), DoorbellCounter::Srq, "shared"),
+            RqType::Rq => (state.raw[1].get(&number), DoorbellCounter::Rq, "raw"),
         };
         let Some(owner) = owner else { return };
         let segments = decode::receive_segments(linked, bytes);
@@ -268,20 +270,20 @@ impl Vectors {
             format!("stride: {}", bytes.len()),
             format!("bytes: {}", hex(&bytes[..len])),
         ];
-        if let Some(record) = reader.records.get(&(counter, number)) {
+        if let Some(record) = state.records.get(&(counter, number)) {
             lines.push(format!("record: {}", hex(&record.to_be_bytes())));
         }
         let key = format!("2 {name} {} {}", bytes.len(), segments.len());
         self.keep(key, *owner, lines);
     }
 
-    fn completion(&mut self, reader: &Reader, owner: Owned, bytes: &[u8]) {
+    fn completion(&mut self, state: &FunctionState, owner: OwnedQueue, bytes: &[u8]) {
         let Some(cqe) = bytes.get(bytes.len().saturating_sub(64)..).filter(|b| b.len() == 64)
         else {
             return;
         };
         let number = word(cqe, 56) & 0xff_ffff;
-        let service = reader.pairs.get(&number).map_or("none", |pair| service_name(pair.service));
+        let service = state.pairs.get(&number).map_or("none", |pair| service_name(pair.service));
         let (last, failed) = (cqe[63], matches!(cqe[63] >> 4, 0xd | 0xe));
         let lines = vec![
             "[completion]".into(),
@@ -300,10 +302,10 @@ impl Vectors {
         self.keep(key, owner, lines);
     }
 
-    fn arm(&mut self, reader: &Reader, doorbell: [u8; 8], number: u32) {
-        let Some(owner) = reader.completions.get(&number) else { return };
+    fn arm(&mut self, state: &FunctionState, doorbell: [u8; 8], number: u32) {
+        let Some(owner) = state.completions.get(&number) else { return };
         let consumer =
-            reader.records.get(&(DoorbellCounter::CqConsumer, number)).copied().unwrap_or(0);
+            state.records.get(&(DoorbellCounter::CqConsumer, number)).copied().unwrap_or(0);
         let lines = vec![
             "[arm]".into(),
             format!("queue: {number:#x}"),
@@ -315,7 +317,7 @@ impl Vectors {
     }
 }
 
-impl Reader {
+impl FunctionState {
     /// Remembers a queue of a user context.
     fn created(&mut self, input: &[u8], output: &[u8]) {
         let half = |at: usize| {
@@ -335,7 +337,7 @@ impl Reader {
                 .then(|| self.count.checked_sub(1))?
         });
         let Some(program) = program else { return };
-        let mut owned = Owned { program, service: 0 };
+        let mut owned = OwnedQueue { program, service: 0 };
         match half(0) {
             opcode::CREATE_QP => {
                 let number = Bits::<create_qp_out, _>::new(output).get32(create_qp_out::qpn);
@@ -376,31 +378,31 @@ fn service(input: &[u8]) -> u8 {
 const XRC: u8 = 3;
 
 /// Joins writes to the registers of send queues into doorbells and BlueFlame copies.
-fn bursts(entries: &[Entry<Vec<u8>>]) -> Bursts {
-    let mut writing: BTreeMap<u64, Burst> = BTreeMap::new();
-    let mut done = Bursts::new();
-    let mut end = |burst: Burst| {
-        if let Some(first) = burst.bytes.first_chunk::<8>() {
-            done.entry(*first).or_default().push(burst);
+fn writes(entries: &[Entry<Vec<u8>>]) -> WritesByWqe {
+    let mut writing: BTreeMap<u64, RegisterWrites> = BTreeMap::new();
+    let mut done = WritesByWqe::new();
+    let mut end = |write: RegisterWrites| {
+        if let Some(first) = write.bytes.first_chunk::<8>() {
+            done.entry(*first).or_default().push(write);
         }
     };
-    for (place, entry) in entries.iter().enumerate() {
+    for (position, entry) in entries.iter().enumerate() {
         let Entry::Write { offset, bytes } = entry else { continue };
         if page(*offset).is_none() || offset % bar0::PAGE < SEND {
             continue;
         }
-        let goes_on = |burst: &&mut Burst| {
-            offset % BUFFER != 0 && burst.offset + burst.bytes.len() as u64 == *offset
+        let goes_on = |write: &&mut RegisterWrites| {
+            offset % BUFFER != 0 && write.offset + write.bytes.len() as u64 == *offset
         };
-        if let Some(burst) = writing.get_mut(&(offset / BUFFER)).filter(goes_on) {
-            burst.bytes.extend(bytes);
+        if let Some(write) = writing.get_mut(&(offset / BUFFER)).filter(goes_on) {
+            write.bytes.extend(bytes);
         } else {
-            let burst = Burst { place, offset: *offset, bytes: bytes.clone() };
-            writing.insert(offset / BUFFER, burst).map(&mut end);
+            let write = RegisterWrites { position, offset: *offset, bytes: bytes.clone() };
+            writing.insert(offset / BUFFER, write).map(&mut end);
         }
     }
     writing.into_values().for_each(&mut end);
-    done.values_mut().for_each(|bursts| bursts.sort_by_key(|burst| burst.place));
+    done.values_mut().for_each(|writes| writes.sort_by_key(|write| write.position));
     done
 }
 
@@ -476,7 +478,7 @@ mod tests {
     }
 
     fn text(file: &MemoryFile, by: &[String]) -> io::Result<String> {
-        let mut vectors = Vectors::default();
+        let mut vectors = TestVectors::default();
         vectors.add(&file.bytes()[..])?;
         let mut text = Vec::new();
         vectors.print(by, &mut text)?;
@@ -484,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_comes_with_its_record_and_all_of_its_copy() {
+    fn a_wqe_is_printed_with_its_doorbell_record_and_blueflame_copy() {
         let text = text(&file(2), &["a program".into()]).unwrap();
         assert!(text.starts_with("# a program\n"));
         let wqe = "0000070a000042020000000800000000";
@@ -498,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_the_kernel_are_left_out_and_programs_are_counted() {
+    fn kernel_queues_are_left_out_and_programs_are_counted() {
         let of_kernel = text(&file(0), &["a program".into()]).unwrap();
         assert_eq!(of_kernel, "");
         let wrong = text(&file(2), &[]).unwrap_err();

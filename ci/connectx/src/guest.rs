@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_backed_faults() {
+    fn an_access_outside_of_guest_memory_faults() {
         let memory = GuestMemory::plain(0x1000, 4096).unwrap();
         let mut bytes = [0; 8];
         assert!(memory.read(0xffc, &mut bytes).is_err());
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_do_not_overlap_and_go_as_they_came() {
+    fn mappings_do_not_overlap_and_are_removed_whole() {
         let mut memory = GuestMemory::plain(0x2000, 4096).unwrap();
         assert!(memory.map(0x1800, 0x1000, None, true).is_err());
         assert!(memory.map(0x2fff, 1, None, true).is_err());

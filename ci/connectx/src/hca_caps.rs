@@ -293,7 +293,7 @@ mod tests {
 
     /// Repeats the driver's computation of how many pages there are and where the last one ends.
     #[test]
-    fn var_pages_lie_where_the_capability_says() {
+    fn var_and_tlp_pages_lie_where_the_capabilities_say() {
         let cap = Bits::<virtio_emulation_cap, _>::new(virtio());
         let bytes = 4096u64 << cap.get(virtio_emulation_cap::log_doorbell_bar_size);
         let stride = 1u64 << cap.get(virtio_emulation_cap::log_doorbell_stride);

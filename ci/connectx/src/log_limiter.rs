@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_repeats_is_printed_more_and_more_rarely() {
+    fn repeated_lines_are_printed_at_powers_of_two() {
         let mut limiter = LogLimiter::default();
         let mut note = |number: u32| limiter.count(&format!("EQ {number:#x} is full"));
         let printed: Vec<_> = (0..100).filter_map(&mut note).filter(|n| *n > 14).collect();

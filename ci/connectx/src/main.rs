@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use connectx::fabric::Fabric;
-use connectx::golden::Vectors;
+use connectx::golden::TestVectors;
 use connectx::log_limiter::LogLimiter;
 use connectx::options::{Options, PortType};
 use connectx::recording::Recorder;
+use connectx::vfio::connection::StreamError;
 use connectx::vfio::session::Session;
-use connectx::vfio::wire::Broken;
 use connectx::{control, decode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
@@ -27,7 +27,7 @@ use rustix::thread::set_current_timer_slack;
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Arguments {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    command: Option<Command>,
     /// Socket to which QEMU's vfio-user-pci connects; each one is a function.
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
@@ -58,7 +58,7 @@ struct Arguments {
 
 /// What to do with recordings.
 #[derive(Subcommand)]
-enum Verb {
+enum Command {
     /// Prints recordings
     Decode {
         /// Files that `--record` made.
@@ -113,14 +113,14 @@ impl log::Log for Log {
 /// How many times the loop looks for the rest of a BlueFlame copy before it treats the first write
 /// as a doorbell, and how long it sleeps before each look. Together this must exceed the time for
 /// which the writer may wait for a processor; otherwise the driver's write-combining test fails.
-const LOOKS: u32 = 5;
-const GATHER: Duration = Duration::from_micros(20);
+const GATHER_RETRIES: u32 = 5;
+const GATHER_SLEEP: Duration = Duration::from_micros(20);
 
 /// Busy time after which the loop serves new guests and tests.
-const HEARING: Duration = Duration::from_millis(5);
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The socket of a function, and its client.
-struct Place {
+struct FunctionSocket {
     listener: UnixListener,
     session: Option<Session>,
 }
@@ -131,8 +131,8 @@ fn main() -> io::Result<()> {
     if log::set_logger(&*LOG).is_ok() {
         log::set_max_level(arguments.log);
     }
-    if let Some(verb) = arguments.verb {
-        return read(verb);
+    if let Some(command) = arguments.command {
+        return read(command);
     }
     if let Some(directory) = &arguments.record {
         std::fs::create_dir_all(directory)?;
@@ -142,7 +142,7 @@ fn main() -> io::Result<()> {
         log::info!("timer slack: {error}");
     }
     let mut fabric = Fabric::default();
-    let mut places = Vec::new();
+    let mut sockets = Vec::new();
     for path in &arguments.sockets {
         let listener = bind(path)?;
         let number = fabric.add(Options {
@@ -160,17 +160,17 @@ fn main() -> io::Result<()> {
             *fabric.function(number).device_mut().recorder_mut() =
                 Recorder::create(&path, number as u32)?;
         }
-        places.push(Place { listener, session: None });
+        sockets.push(FunctionSocket { listener, session: None });
     }
-    let mut tests = Tests { listener: None, clients: Vec::new() };
+    let mut control_socket = ControlSocket { listener: None, clients: Vec::new() };
     if let Some(path) = &arguments.control {
-        tests.listener = Some(bind(path)?);
+        control_socket.listener = Some(bind(path)?);
     }
-    serve(&mut fabric, &mut places, &mut tests)
+    serve(&mut fabric, &mut sockets, &mut control_socket)
 }
 
 /// Prints or converts recordings.
-fn read(verb: Verb) -> io::Result<()> {
+fn read(command: Command) -> io::Result<()> {
     let open = |path: &Path| -> io::Result<_> {
         let file = File::open(path).map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
@@ -178,14 +178,14 @@ fn read(verb: Verb) -> io::Result<()> {
         Ok(BufReader::new(file))
     };
     let mut to = io::stdout().lock();
-    match verb {
-        Verb::Decode { files } => {
+    match command {
+        Command::Decode { files } => {
             for file in &files {
                 decode::print(open(file)?, &mut to)?;
             }
         }
-        Verb::Golden { by, files } => {
-            let mut vectors = Vectors::default();
+        Command::Golden { by, files } => {
+            let mut vectors = TestVectors::default();
             for file in &files {
                 vectors.add(open(file)?)?;
             }
@@ -205,26 +205,30 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The control socket, and its clients.
-struct Tests {
+struct ControlSocket {
     listener: Option<UnixListener>,
     clients: Vec<control::Server>,
 }
 
-fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Result<()> {
+fn serve(
+    fabric: &mut Fabric,
+    sockets: &mut [FunctionSocket],
+    control_socket: &mut ControlSocket,
+) -> io::Result<()> {
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
-    let mut heard = Instant::now();
+    let mut accepted = Instant::now();
     loop {
-        let (mut busy, gathering) = serve_places(fabric, places);
+        let (mut busy, gathering) = serve_functions(fabric, sockets);
         if gathering && !busy {
             // Sleep instead of spinning: the processor that writes the rest may need this very
             // core.
-            let came = (0..LOOKS).any(|_| {
-                thread::sleep(GATHER);
-                serve_places(fabric, places).0
+            let came = (0..GATHER_RETRIES).any(|_| {
+                thread::sleep(GATHER_SLEEP);
+                serve_functions(fabric, sockets).0
             });
             if !came {
-                for number in 0..places.len() {
+                for number in 0..sockets.len() {
                     fabric.function(number).device_mut().flush_gathered_writes();
                 }
             }
@@ -232,51 +236,51 @@ fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Re
         }
         busy |= fabric.poll(now());
         // A guest that never pauses must not keep out others.
-        if busy && heard.elapsed() < HEARING {
+        if busy && accepted.elapsed() < ACCEPT_INTERVAL {
             continue;
         }
         if !busy {
-            for number in 0..places.len() {
+            for number in 0..sockets.len() {
                 fabric.function(number).device_mut().recorder_mut().flush();
             }
         }
         wait(
-            places,
-            tests,
+            sockets,
+            control_socket,
             if busy { Some(0) } else { fabric.deadline().map(|due| due.saturating_sub(now())) },
         )?;
-        heard = Instant::now();
+        accepted = Instant::now();
         // The guest may have woken the process by reading the clock.
         fabric.set_time(now());
         // A test may ask about what a guest has just written: writes have no reply, so read them
         // first.
-        serve_places(fabric, places);
-        tests.clients.retain_mut(|client| client.serve(fabric));
+        serve_functions(fabric, sockets);
+        control_socket.clients.retain_mut(|client| client.serve(fabric));
     }
 }
 
 /// Serves all clients: returns whether there was anything to do, and whether a BlueFlame copy is
 /// incomplete.
-fn serve_places(fabric: &mut Fabric, places: &mut [Place]) -> (bool, bool) {
+fn serve_functions(fabric: &mut Fabric, sockets: &mut [FunctionSocket]) -> (bool, bool) {
     let (mut busy, mut gathering) = (false, false);
-    for (number, place) in places.iter_mut().enumerate() {
-        busy |= serve_place(fabric, number, place);
+    for (number, socket) in sockets.iter_mut().enumerate() {
+        busy |= serve_function(fabric, number, socket);
         gathering |= fabric.function(number).device().gathering();
     }
     (busy, gathering)
 }
 
 /// Serves the client of one function; returns false if there was nothing to do.
-fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
-    let Some(session) = &mut place.session else { return false };
+fn serve_function(fabric: &mut Fabric, number: usize, socket: &mut FunctionSocket) -> bool {
+    let Some(session) = &mut socket.session else { return false };
     match session.serve(fabric.function(number)) {
         Ok(served) => served,
         Err(broken) => {
             match broken {
-                Broken::Closed => log::info!("function {number}: client gone"),
+                StreamError::Closed => log::info!("function {number}: client gone"),
                 other => log::error!("function {number}: {other:?}"),
             }
-            place.session = None;
+            socket.session = None;
             fabric.function(number).restart();
             true
         }
@@ -284,19 +288,23 @@ fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
 }
 
 /// Sleeps until a client writes or a timer is due.
-fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io::Result<()> {
-    let mut fds: Vec<_> = places
+fn wait(
+    sockets: &mut [FunctionSocket],
+    control_socket: &mut ControlSocket,
+    nanoseconds: Option<u64>,
+) -> io::Result<()> {
+    let mut fds: Vec<_> = sockets
         .iter()
-        .map(|place| {
-            let fd = match &place.session {
+        .map(|socket| {
+            let fd = match &socket.session {
                 Some(session) => session.stream().as_fd(),
-                None => place.listener.as_fd(),
+                None => socket.listener.as_fd(),
             };
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         })
         .collect();
-    let clients = tests.clients.iter().map(|client| client.stream().as_fd());
-    let listener = tests.listener.iter().map(AsFd::as_fd);
+    let clients = control_socket.clients.iter().map(|client| client.stream().as_fd());
+    let listener = control_socket.listener.iter().map(AsFd::as_fd);
     let others = clients.chain(listener);
     fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let timeout = nanoseconds.map(|ns| Timespec {
@@ -307,23 +315,24 @@ fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
-    let knocks = tests.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+    let knocks =
+        control_socket.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    for (place, ready) in places.iter_mut().zip(ready) {
-        if ready && place.session.is_none() {
-            match place.listener.accept() {
+    for (socket, ready) in sockets.iter_mut().zip(ready) {
+        if ready && socket.session.is_none() {
+            match socket.listener.accept() {
                 Ok((stream, _)) => {
                     log::info!("client connected");
-                    place.session = Some(Session::new(stream));
+                    socket.session = Some(Session::new(stream));
                 }
                 // The client is gone, or connects again.
                 Err(error) => log::warn!("a client did not connect: {error}"),
             }
         }
     }
-    if let Some(listener) = tests.listener.as_ref().filter(|_| knocks) {
+    if let Some(listener) = control_socket.listener.as_ref().filter(|_| knocks) {
         match listener.accept().and_then(|(stream, _)| control::Server::new(stream)) {
-            Ok(client) => tests.clients.push(client),
+            Ok(client) => control_socket.clients.push(client),
             Err(error) => log::warn!("a test did not connect: {error}"),
         }
     }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capability_list_ends() {
+    fn the_pci_capability_list_ends() {
         let config = ConfigSpace::new(32, 32 << 20);
         let mut seen = vec![];
         let mut at = word(&config, 0x34) as usize & 0xfc;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_tells_its_size_and_identity_cannot_be_written() {
+    fn bar0_reports_its_size_and_the_ids_are_read_only() {
         let mut config = ConfigSpace::new(32, 32 << 20);
         assert_eq!(config.write(BAR0, &[0xff; 8]), ConfigAction::None);
         assert_eq!(word(&config, BAR0), 0xfe00_000c);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_asked_for_and_does_not_stick() {
+    fn an_flr_request_is_reported_and_reads_back_zero() {
         let mut config = ConfigSpace::new(32, 32 << 20);
         assert_eq!(config.write(DEVICE_CONTROL, &[0x10, 0x80]), ConfigAction::Flr);
         assert_eq!(word(&config, DEVICE_CONTROL) as u16, 0x0010);

@@ -438,7 +438,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_back() {
+    fn a_recording_reads_back_as_written() {
         let bytes: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8, 9];
         let entries = [
             Entry::Command { slot: 3, input: bytes },
@@ -471,7 +471,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_record_is_noted_when_it_changes() {
+    fn a_doorbell_record_is_recorded_when_it_changes() {
         let file = MemoryFile::default();
         let mut recorder = Recorder::new(file.clone(), 1).unwrap();
         for value in [1, 1, 2, 2, 1] {
@@ -491,7 +491,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_broken_end_is_an_end_and_other_files_are_refused() {
+    fn a_truncated_recording_ends_and_other_files_are_refused() {
         let file = MemoryFile::default();
         let mut recorder = Recorder::new(file.clone(), 1).unwrap();
         recorder.add(0, &Entry::Write { offset: 0, bytes: &[1, 2, 3, 4] });

@@ -3,5 +3,5 @@
 //! Pairs with QEMU's `hw/vfio-user`, from 10.1 on. The README of this package says why the framing
 //! is our own.
 
+pub mod connection;
 pub mod session;
-pub mod wire;

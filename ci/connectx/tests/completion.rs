@@ -38,7 +38,7 @@ fn send(p: &mut Pair, len: u32) {
 }
 
 #[test]
-fn a_short_message_lies_in_the_completion_of_its_receive() {
+fn a_short_message_is_scattered_to_its_cqe() {
     let mut p = pair(0);
     let data: [u8; 33] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
@@ -53,7 +53,7 @@ fn a_short_message_lies_in_the_completion_of_its_receive() {
 }
 
 #[test]
-fn a_long_entry_holds_sixty_four_bytes_before_the_completion() {
+fn a_128_byte_cqe_holds_64_bytes_of_data_in_its_first_half() {
     let mut p = pair(LONG);
     let data: [u8; 65] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
@@ -70,7 +70,7 @@ fn a_long_entry_holds_sixty_four_bytes_before_the_completion() {
 }
 
 #[test]
-fn a_short_answer_lies_in_the_completion_of_its_read() {
+fn a_short_read_is_scattered_to_its_cqe() {
     for (entries, mark) in [(0, INLINE_32), (LONG, INLINE_64)] {
         let mut p = pair(entries);
         p.driver.memory().write(p.to, b"an answer").unwrap();
@@ -86,7 +86,7 @@ fn a_short_answer_lies_in_the_completion_of_its_read() {
 
 /// The driver copies the data from the CQE, so the device has to check that the mkey allows it.
 #[test]
-fn data_in_a_completion_needs_the_right_to_write() {
+fn scatter_to_cqe_needs_local_write_access() {
     let mut p = pair(0);
     let readable = p.driver.mkey(p.to, 4096, &[mkc::lr]);
     p.driver.post_receive(&mut p.b, &Driver::segment(8, readable, p.to));
@@ -95,7 +95,7 @@ fn data_in_a_completion_needs_the_right_to_write() {
 }
 
 #[test]
-fn padded_entries_are_written_whole() {
+fn padded_cqes_are_written_whole() {
     for (entries, first) in [(LONG, 0xf1), (PADDED, 0)] {
         let mut p = pair(entries);
         p.driver.post_send(&mut p.a, NOP, 0, &[]);
@@ -105,7 +105,7 @@ fn padded_entries_are_written_whole() {
 }
 
 #[test]
-fn an_event_waits_for_so_many_completions() {
+fn moderation_by_count_delays_the_event() {
     let mut driver = Driver::new();
     let eqn = driver.eq();
     let events = driver.last_page();
@@ -127,7 +127,7 @@ fn an_event_waits_for_so_many_completions() {
 }
 
 #[test]
-fn an_event_waits_for_its_time() {
+fn moderation_by_period_delays_the_event() {
     const FROM_COMPLETION: u64 = 1;
     let mut driver = Driver::new();
     let eqn = driver.eq();
@@ -147,7 +147,7 @@ fn an_event_waits_for_its_time() {
 
 /// Errors count as solicited, on either side.
 #[test]
-fn an_error_counts_as_solicited() {
+fn an_error_cqe_counts_as_solicited() {
     let mut p = Pair::new();
     p.driver.arm(p.send_cq, SOLICITED);
     p.driver.post_send(&mut p.a, NOP, 0, &[]);
@@ -160,7 +160,7 @@ fn an_error_counts_as_solicited() {
 
 /// A CQE that does not fit is lost, so its queue pair must not continue.
 #[test]
-fn an_overrun_stops_queue_and_queue_pair() {
+fn a_cq_overrun_moves_the_qp_to_error() {
     const ERROR: u64 = 6;
     const OVERRUN: [u8; 2] = [0x04, 0x05];
     let mut p = Pair::with(&[(cqc::log_cq_size, 1)], &[]);
@@ -168,7 +168,7 @@ fn an_overrun_stops_queue_and_queue_pair() {
         p.driver.post_send(&mut p.a, NOP, 0, &[]);
         let mut input = [0; 16];
         input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
-        let out = p.driver.simple(opcode::QUERY_QP, &input).unwrap();
+        let out = p.driver.run_command(opcode::QUERY_QP, &input).unwrap();
         let state = Bits::<query_qp_out, _>::new(out).sub(query_qp_out::qpc).get(qpc::state);
         assert_eq!(state == ERROR, posted > 2, "after {posted}");
         let events = p.bytes::<256>(p.events);
@@ -182,7 +182,7 @@ fn an_overrun_stops_queue_and_queue_pair() {
 /// rdma-core's perftest gets the event, arms, and only then polls one CQE. The CQE that was
 /// reported must not raise another event, after which the program would find nothing to poll.
 #[test]
-fn a_completion_is_told_of_once() {
+fn an_event_reports_each_cqe_once() {
     let mut p = Pair::new();
     let mut events = 0;
     p.driver.arm(p.send_cq, 0);
@@ -208,7 +208,7 @@ fn a_completion_is_told_of_once() {
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "one more since");
     let mut input = [0; 16];
     input[8..12].copy_from_slice(&p.send_cq.to_be_bytes());
-    let out = p.driver.simple(opcode::QUERY_CQ, &input).unwrap();
+    let out = p.driver.run_command(opcode::QUERY_CQ, &input).unwrap();
     let context = Bits::<query_cq_out, _>::new(out).sub(query_cq_out::cq_context).bytes().to_vec();
     let context = Bits::<cqc, _>::new(context);
     let counters = [cqc::producer_counter, cqc::last_notified_index, cqc::last_solicit_index];

@@ -21,7 +21,7 @@ fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64
     input.set(alloc_memic_in::range_start_addr, start);
     input.set(alloc_memic_in::range_size, range);
     input.set(alloc_memic_in::memic_size, len);
-    let out = driver.simple(opcode::ALLOC_MEMIC, &input.into_inner())?;
+    let out = driver.run_command(opcode::ALLOC_MEMIC, &input.into_inner())?;
     Ok(Bits::<alloc_memic_out, _>::new(out).get(alloc_memic_out::memic_start_addr))
 }
 
@@ -29,7 +29,7 @@ fn free(driver: &mut Driver, start: u64, len: u64) -> Result<Vec<u8>, CommandErr
     let mut input = Bits::<dealloc_memic_in, _>::new(vec![0; dealloc_memic_in::SIZE]);
     input.set(dealloc_memic_in::memic_start_addr, start);
     input.set(dealloc_memic_in::memic_size, len);
-    driver.simple(opcode::DEALLOC_MEMIC, &input.into_inner())
+    driver.run_command(opcode::DEALLOC_MEMIC, &input.into_inner())
 }
 
 fn key(driver: &mut Driver, start: u64, len: u64) -> Result<u32, CommandError> {
@@ -45,7 +45,7 @@ fn key(driver: &mut Driver, start: u64, len: u64) -> Result<u32, CommandError> {
     context.set(mkc::pd, driver.pd.into());
     context.set(mkc::start_addr, start);
     context.set(mkc::len, len);
-    let out = driver.simple(opcode::CREATE_MKEY, &input.into_inner())?;
+    let out = driver.run_command(opcode::CREATE_MKEY, &input.into_inner())?;
     Ok(Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8)
 }
 
@@ -57,9 +57,9 @@ fn remote(address: u64, key: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_peer_writes_the_processor_reads() {
+fn rdma_and_bar0_reach_the_same_device_memory() {
     let mut driver = Driver::new();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, sent) = driver.cq(eqn);
     let mut a = driver.qp(0, cqn);
@@ -70,7 +70,7 @@ fn what_a_peer_writes_the_processor_reads() {
     assert_eq!(start, MEMIC_OFFSET + 4096);
     // Addresses in the mkey begin at zero.
     let device = key(&mut driver, start + 64, 64).unwrap();
-    let from = driver.page();
+    let from = driver.alloc_page();
     let host = driver.mkey(from, 4096, &[mkc::lr, mkc::lw]);
     driver.memory().write(from, &40u64.to_le_bytes()).unwrap();
     let local = Driver::segment(8, host, from);
@@ -88,7 +88,7 @@ fn what_a_peer_writes_the_processor_reads() {
 }
 
 #[test]
-fn allocations_are_whole_apart_and_limited() {
+fn allocations_are_whole_units_that_do_not_overlap_or_pass_the_limit() {
     let mut driver = Driver::new();
     let base = MEMIC_OFFSET;
     for (start, range, len) in [
@@ -114,7 +114,7 @@ fn allocations_are_whole_apart_and_limited() {
 }
 
 #[test]
-fn memory_with_a_key_is_not_freed_and_what_is_freed_is_clean() {
+fn device_memory_with_an_mkey_is_not_freed_and_freeing_clears_it() {
     let mut driver = Driver::new();
     let start = allocate(&mut driver, MEMIC_OFFSET, 4096, 128).unwrap();
     assert!(key(&mut driver, start + 64, 65).is_err(), "not all of it is allocated");
@@ -123,7 +123,7 @@ fn memory_with_a_key_is_not_freed_and_what_is_freed_is_clean() {
     assert!(free(&mut driver, start, 128).is_err());
     let mut input = Bits::<destroy_mkey_in, _>::new(vec![0; destroy_mkey_in::SIZE]);
     input.set(destroy_mkey_in::mkey_index, (handle >> 8).into());
-    driver.simple(opcode::DESTROY_MKEY, &input.into_inner()).unwrap();
+    driver.run_command(opcode::DESTROY_MKEY, &input.into_inner()).unwrap();
     assert!(free(&mut driver, start, 64).is_err(), "another length");
     free(&mut driver, start, 128).unwrap();
     assert!(free(&mut driver, start, 128).is_err());

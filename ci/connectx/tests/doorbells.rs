@@ -9,7 +9,7 @@ use driver::{Driver, Queue};
 const SEND: u64 = 0x800;
 const BUFFER: u64 = 0x100;
 
-struct Bench {
+struct Fixture {
     driver: Driver,
     queue: Queue,
     cqn: u32,
@@ -26,10 +26,10 @@ enum Step {
 }
 use Step::{BlueFlame, Doorbell, Record, Request};
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
         let (cqn, _) = driver.cq(eqn);
         // `cq` allocates the doorbell record last.
@@ -95,79 +95,79 @@ impl Bench {
 }
 
 #[test]
-fn a_driver_in_order_leaves_no_mark() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record, Doorbell]);
-    bench.driver.run();
-    bench.post(1, &[Request, Record, BlueFlame]);
-    bench.post(2, &[Request, Record, BlueFlame]);
-    bench.driver.run();
-    bench.arm(0x1000_0001, 0x1000_0001);
-    assert_eq!(bench.errors(), DoorbellErrors::default());
+fn a_correct_driver_causes_no_doorbell_errors() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record, Doorbell]);
+    fixture.driver.run();
+    fixture.post(1, &[Request, Record, BlueFlame]);
+    fixture.post(2, &[Request, Record, BlueFlame]);
+    fixture.driver.run();
+    fixture.arm(0x1000_0001, 0x1000_0001);
+    assert_eq!(fixture.errors(), DoorbellErrors::default());
 }
 
 #[test]
-fn a_doorbell_before_its_record_is_counted() {
+fn a_doorbell_before_its_doorbell_record_counts_as_record_behind() {
     for ring in [Doorbell, BlueFlame] {
-        let mut bench = Bench::new();
-        bench.post(0, &[Request, ring, Record]);
+        let mut fixture = Fixture::new();
+        fixture.post(0, &[Request, ring, Record]);
         assert_eq!(
-            bench.errors(),
+            fixture.errors(),
             DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() }
         );
     }
 }
 
 #[test]
-fn a_doorbell_before_its_request_is_counted() {
+fn a_doorbell_before_its_wqe_counts_as_differs() {
     for ring in [Doorbell, BlueFlame] {
-        let mut bench = Bench::new();
+        let mut fixture = Fixture::new();
         // An empty queue looks like a NOP with index zero, so test with the second WQE.
-        bench.post(0, &[Request, Record, Doorbell]);
-        bench.driver.run();
-        bench.post(1, &[Record, ring, Request]);
-        assert_eq!(bench.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
+        fixture.post(0, &[Request, Record, Doorbell]);
+        fixture.driver.run();
+        fixture.post(1, &[Record, ring, Request]);
+        assert_eq!(fixture.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
     }
 }
 
 #[test]
-fn a_copy_of_something_else_is_counted() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record]);
-    let mut request = bench.request(0);
+fn a_blueflame_copy_that_differs_from_the_wqe_counts_as_differs() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    let mut request = fixture.request(0);
     request[40] = 1;
-    bench.copy(SEND, &request);
-    assert_eq!(bench.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
+    fixture.copy(SEND, &request);
+    assert_eq!(fixture.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
-fn two_copies_at_once_to_one_register_are_counted() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record]);
-    bench.post(1, &[Request, Record]);
-    let (a, b) = (bench.request(0), bench.request(1));
+fn interleaved_blueflame_copies_count_as_torn() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    fixture.post(1, &[Request, Record]);
+    let (a, b) = (fixture.request(0), fixture.request(1));
     for word in 0..8 {
         let (at, part) = (word * 8, word as usize * 8..word as usize * 8 + 8);
-        bench.write(SEND + at, &a[part.clone()]);
-        bench.write(SEND + BUFFER + at, &b[part]);
+        fixture.write(SEND + at, &a[part.clone()]);
+        fixture.write(SEND + BUFFER + at, &b[part]);
     }
-    bench.driver.fabric.function(0).device_mut().flush_gathered_writes();
-    assert!(bench.errors().torn > 0, "{:?}", bench.errors());
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    assert!(fixture.errors().torn > 0, "{:?}", fixture.errors());
 }
 
 #[test]
-fn an_arm_word_that_is_not_in_its_record_is_counted() {
-    let mut bench = Bench::new();
-    bench.arm(0x1000_0001, 0);
-    assert_eq!(bench.errors(), DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() });
+fn an_arm_word_missing_in_its_doorbell_record_counts_as_record_behind() {
+    let mut fixture = Fixture::new();
+    fixture.arm(0x1000_0001, 0);
+    assert_eq!(fixture.errors(), DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
-fn doorbells_that_are_nobodys_are_counted() {
-    let mut bench = Bench::new();
-    bench.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
-    bench.driver.fabric.function(0).device_mut().flush_gathered_writes();
-    bench.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
-    bench.write(0x60, &[0; 8]);
-    assert_eq!(bench.errors(), DoorbellErrors { stray: 3, ..DoorbellErrors::default() });
+fn doorbells_of_unknown_queues_count_as_stray() {
+    let mut fixture = Fixture::new();
+    fixture.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    fixture.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
+    fixture.write(0x60, &[0; 8]);
+    assert_eq!(fixture.errors(), DoorbellErrors { stray: 3, ..DoorbellErrors::default() });
 }

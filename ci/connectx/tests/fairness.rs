@@ -19,11 +19,11 @@ fn list(driver: &mut Driver, bytes: usize, key: u32, address: u64) -> u32 {
         [(mkc::access_mode_1_0, LIST), (mkc::lr, 1), (mkc::len, bytes as u64)];
     let mut entries = vec![0; (ENTRIES - bytes) * 16];
     (0..bytes).for_each(|_| entries.extend(Driver::segment(1, key, address)));
-    driver.key_with(&rights, &entries)
+    driver.mkey_with(&rights, &entries)
 }
 
 #[test]
-fn costly_requests_do_not_make_a_long_turn() {
+fn costly_wqes_end_a_poll_early() {
     let mut p = Pair::new();
     let inner = list(&mut p.driver, 1, p.key, p.from);
     let outer = list(&mut p.driver, ENTRIES, inner, 0);

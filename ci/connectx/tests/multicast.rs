@@ -17,7 +17,7 @@ const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1,
 const ROUTE: u32 = 40;
 
 /// A function with an mkey for two pages.
-struct Hall {
+struct Fixture {
     driver: Driver,
     eqn: u32,
     from: u64,
@@ -31,12 +31,12 @@ struct Member {
     completions: u64,
 }
 
-impl Hall {
+impl Fixture {
     fn new() -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
-        let (from, to) = (driver.page(), driver.page());
+        let (from, to) = (driver.alloc_page(), driver.alloc_page());
         let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw]);
         Self { driver, eqn, from, to, key }
     }
@@ -56,7 +56,7 @@ impl Hall {
         let mut input = Bits::<attach_to_mcg_in, _>::new(vec![0; attach_to_mcg_in::SIZE]);
         input.set(attach_to_mcg_in::qpn, member.queue.number.into());
         input.set_span(attach_to_mcg_in::multicast_gid, &GROUP);
-        self.driver.simple(op, &input.into_inner()).map(|_| ())
+        self.driver.run_command(op, &input.into_inner()).map(|_| ())
     }
 
     /// Sends eight bytes to the group; both members post a receive before.
@@ -82,32 +82,32 @@ impl Hall {
 }
 
 #[test]
-fn a_group_is_heard_by_its_members() {
+fn a_multicast_reaches_the_members_of_its_group() {
     for deaf in [false, true] {
-        let mut hall = Hall::new();
-        let (mut sender, mut other) = (hall.member(deaf), hall.member(deaf));
-        hall.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
-        hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
-        hall.send([&mut sender, &mut other], QKEY);
+        let mut fixture = Fixture::new();
+        let (mut sender, mut other) = (fixture.member(deaf), fixture.member(deaf));
+        fixture.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
+        fixture.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+        fixture.send([&mut sender, &mut other], QKEY);
         // The sender is a member, too, and receives its own message unless `block_lb_mc` is set.
-        assert_eq!((hall.heard(&sender), hall.heard(&other)), (usize::from(!deaf), 1));
-        hall.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
-        assert!(hall.attach(opcode::DETACH_FROM_MCG, &other).is_err());
-        hall.send([&mut sender, &mut other], QKEY);
-        assert_eq!((hall.heard(&sender), hall.heard(&other)), (2 * usize::from(!deaf), 1));
+        assert_eq!((fixture.heard(&sender), fixture.heard(&other)), (usize::from(!deaf), 1));
+        fixture.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
+        assert!(fixture.attach(opcode::DETACH_FROM_MCG, &other).is_err());
+        fixture.send([&mut sender, &mut other], QKEY);
+        assert_eq!((fixture.heard(&sender), fixture.heard(&other)), (2 * usize::from(!deaf), 1));
     }
 }
 
 #[test]
-fn a_wrong_queue_key_is_not_heard_but_counted() {
-    let mut hall = Hall::new();
-    let (mut sender, mut other) = (hall.member(true), hall.member(true));
-    hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+fn a_wrong_qkey_is_dropped_and_counted() {
+    let mut fixture = Fixture::new();
+    let (mut sender, mut other) = (fixture.member(true), fixture.member(true));
+    fixture.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
     for _ in 0..3 {
-        hall.send([&mut sender, &mut other], QKEY + 1);
+        fixture.send([&mut sender, &mut other], QKEY + 1);
     }
-    assert_eq!(hall.heard(&other), 0);
-    let out = hall.driver.simple(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
+    assert_eq!(fixture.heard(&other), 0);
+    let out = fixture.driver.run_command(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
     let out = Bits::<query_nic_vport_context_out, _>::new(out);
     let context = out.sub(query_nic_vport_context_out::nic_vport_context);
     assert_eq!(context.get(nic_vport_context::qkey_violation_counter), 3);

@@ -63,13 +63,13 @@ fn outcome(p: &mut Pair, index: u64, op: u8, immediate: u32, segments: &[u8]) ->
 }
 
 #[test]
-fn pages_are_named_by_the_kernel_only() {
+fn only_kernel_queues_may_change_mkeys_of_pages() {
     const RIGHTS: u64 = 1 << 18 | 1 << 20;
     let start = [(mkc::start_addr, 0), (mkc::len, 1 << 30), (mkc::log_page_size, 30)];
     for fast in [false, true] {
         for (mask, list) in [(0, true), (0b11, false), (1 << 6, false), (RIGHTS, false)] {
             let mut p = Pair::with(&[], &[(qpc::fre, fast.into())]);
-            let (to, elsewhere) = (p.to, p.driver.page());
+            let (to, elsewhere) = (p.to, p.driver.alloc_page());
             let key = p.driver.mkey(to, 4096, &ALL);
             let list = if list { pages(elsewhere) } else { vec![] };
             let end = outcome(&mut p, 0, UMR, key, &umr(mask, &start, &list));
@@ -82,7 +82,7 @@ fn pages_are_named_by_the_kernel_only() {
     }
     // The new address is used.
     let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
-    let (to, elsewhere) = (p.to, p.driver.page());
+    let (to, elsewhere) = (p.to, p.driver.alloc_page());
     let key = p.driver.mkey(to, 4096, &ALL);
     outcome(&mut p, 0, UMR, key, &umr(0, &[], &pages(elsewhere)));
     p.driver.memory().write(p.from, &[7; 8]).unwrap();
@@ -92,20 +92,20 @@ fn pages_are_named_by_the_kernel_only() {
 }
 
 #[test]
-fn a_physical_key_stays_as_it_is() {
+fn umr_of_a_physical_mkey_is_refused() {
     let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
     let rights = ALL.map(|right| (right, 1));
-    let key = p.driver.key_with(&[&rights[..], &[(mkc::len, 4096)]].concat(), &[]);
+    let key = p.driver.mkey_with(&[&rights[..], &[(mkc::len, 4096)]].concat(), &[]);
     let wider = umr(1, &[(mkc::len, 1 << 40)], &[]);
     assert_eq!(outcome(&mut p, 0, UMR, key, &wider), (code::REQUEST_ERROR, LOCAL_OPERATION));
 }
 
 #[test]
-fn lists_are_for_every_queue_to_change() {
+fn every_queue_may_change_klm_lists() {
     let mut p = Pair::new();
     let rights = ALL.map(|right| (right, 1));
     let fields = [(mkc::access_mode_1_0, LIST), (mkc::len, 8)];
-    let key = p.driver.key_with(&[&rights[..], &fields].concat(), &[0; 64]);
+    let key = p.driver.mkey_with(&[&rights[..], &fields].concat(), &[0; 64]);
     let mut list = Driver::segment(8, p.key, p.to);
     list.resize(64, 0);
     assert_eq!(outcome(&mut p, 0, UMR, key, &umr(0, &[], &list)), (code::REQUEST, 0));
@@ -123,11 +123,11 @@ fn window(p: &mut Pair, qpn: Option<u32>) -> u32 {
         (mkc::en_rinval, 1),
         (mkc::qpn, qpn.unwrap_or(0xff_ffff).into()),
     ];
-    p.driver.key_with(&fields, &[])
+    p.driver.mkey_with(&fields, &[])
 }
 
 #[test]
-fn a_window_is_invalidated_by_its_own_queue() {
+fn a_memory_window_is_invalidated_only_by_its_queue_pair() {
     const FREE: u64 = 1 << 29;
     let free = umr(FREE, &[(mkc::free, 1)], &[]);
     for (op, segments, syndrome) in [(LOCAL_INVALIDATE, vec![], PROTECTION), (UMR, free, BINDING)] {
@@ -144,7 +144,7 @@ fn a_window_is_invalidated_by_its_own_queue() {
 }
 
 #[test]
-fn only_a_key_that_is_made_for_it_is_invalidated_and_once() {
+fn local_invalidate_needs_umr_en_and_a_list_and_works_once() {
     let mut p = Pair::new();
     let key = window(&mut p, None);
     assert_eq!(outcome(&mut p, 0, LOCAL_INVALIDATE, key, &[]), (code::REQUEST, 0));
@@ -153,14 +153,14 @@ fn only_a_key_that_is_made_for_it_is_invalidated_and_once() {
     for (mode, enabled) in [(LIST, 0), (PAGES, 1)] {
         let mut p = Pair::new();
         let fields = [(mkc::access_mode_1_0, mode), (mkc::umr_en, enabled)];
-        let key = p.driver.key_with(&fields, &[]);
+        let key = p.driver.mkey_with(&fields, &[]);
         let end = outcome(&mut p, 0, LOCAL_INVALIDATE, key, &[]);
         assert_eq!(end, (code::REQUEST_ERROR, PROTECTION), "mode {mode}");
     }
 }
 
 #[test]
-fn the_other_side_invalidates_what_is_bound_to_its_connection() {
+fn send_with_invalidate_reaches_only_windows_of_the_connection() {
     for own in [true, false] {
         let mut p = Pair::new();
         let qpn = if own { p.b.number } else { p.a.number };
@@ -174,9 +174,9 @@ fn the_other_side_invalidates_what_is_bound_to_its_connection() {
 
 /// A PD and a UAR of a user context, as fields of a QP context.
 fn own(driver: &mut Driver, uid: u32) -> [(Field<qpc>, u64); 2] {
-    let out = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
     let pd = Bits::<alloc_pd_out, _>::new(out).get(alloc_pd_out::pd);
-    let out = driver.simple_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
+    let out = driver.run_command_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
     let uar = Bits::<alloc_uar_out, _>::new(out).get(alloc_uar_out::uar);
     [(qpc::pd, pd), (qpc::uar_page, uar)]
 }
@@ -186,13 +186,13 @@ fn status(result: Result<Queue, CommandError>) -> u8 {
 }
 
 #[test]
-fn contexts_have_no_queues_of_the_kernels_kind() {
+fn user_contexts_cannot_create_kernel_queue_pairs() {
     let mut driver = Driver::new();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
-    let uid = driver.context();
+    let uid = driver.create_uctx();
     let own = own(&mut driver, uid);
-    let page = driver.page();
+    let page = driver.alloc_page();
     let create = |driver: &mut Driver, service, field: Option<(Field<qpc>, u64)>| {
         let fields: Vec<_> = own.into_iter().chain(field).collect();
         driver.try_qp(uid, page, service, cqn, &fields)
@@ -211,43 +211,43 @@ fn contexts_have_no_queues_of_the_kernels_kind() {
     input.set(rst2init_qp_in::qpn, qp.number.into());
     input.sub_mut(rst2init_qp_in::qpc).set(qpc::deth_sqpn, 1);
     let mut input = input.into_inner();
-    let refused = driver.simple_as(uid, opcode::RST2INIT_QP, &input).unwrap_err();
+    let refused = driver.run_command_as(uid, opcode::RST2INIT_QP, &input).unwrap_err();
     assert_eq!(refused.0, BAD_PARAMETER);
     let at = input.len();
     input.clear();
     input.resize(at, 0);
     let mut input = Bits::<rst2init_qp_in, _>::new(input);
     input.set(rst2init_qp_in::qpn, qp.number.into());
-    driver.simple_as(uid, opcode::RST2INIT_QP, &input.into_inner()).unwrap();
+    driver.run_command_as(uid, opcode::RST2INIT_QP, &input.into_inner()).unwrap();
 }
 
 #[test]
-fn a_queue_that_changes_keys_names_a_domain_that_exists() {
+fn a_umr_qp_needs_an_existing_pd_and_does_not_leak_it() {
     let mut driver = Driver::new();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
-    let page = driver.page();
+    let page = driver.alloc_page();
     let absent = u64::from(driver.pd) + 1;
     let missing = driver.try_qp(0, page, KEYS, cqn, &[(qpc::pd, absent)]);
     assert_eq!(status(missing), BAD_RESOURCE);
     let qp = driver.qp_with(KEYS, cqn, &[(qpc::pd, driver.pd.into())]);
     let key = driver.mkey(page, 4096, &ALL);
     let number = |number: u32| [&[0; 8][..], &number.to_be_bytes(), &[0; 4]].concat();
-    driver.simple(opcode::DESTROY_QP, &number(qp.number)).unwrap();
+    driver.run_command(opcode::DESTROY_QP, &number(qp.number)).unwrap();
     let pd = driver.pd;
-    assert_eq!(driver.simple(opcode::DEALLOC_PD, &number(pd)).unwrap_err().0, BUSY);
-    driver.simple(opcode::DESTROY_MKEY, &number(key >> 8)).unwrap();
-    driver.simple(opcode::DEALLOC_PD, &number(pd)).unwrap();
+    assert_eq!(driver.run_command(opcode::DEALLOC_PD, &number(pd)).unwrap_err().0, BUSY);
+    driver.run_command(opcode::DESTROY_MKEY, &number(key >> 8)).unwrap();
+    driver.run_command(opcode::DEALLOC_PD, &number(pd)).unwrap();
 }
 
 /// The same QPN exists on every port.
 #[test]
-fn a_stranger_with_the_right_number_is_not_heard() {
+fn a_message_from_another_gid_is_dropped() {
     const RETRIES_EXCEEDED: u8 = 0x15;
     let mut p = Pair::new();
     p.driver.peer_gid[15] ^= 1;
     let peer = p.a.number;
-    p.driver.revive(&mut p.b, peer).unwrap();
+    p.driver.reconnect(&mut p.b, peer).unwrap();
     p.receive(100);
     let local = p.local(8);
     let end = outcome(&mut p, 0, code::SEND, 0, &local);
@@ -256,14 +256,14 @@ fn a_stranger_with_the_right_number_is_not_heard() {
 }
 
 #[test]
-fn receives_of_an_xrc_domain_are_not_for_a_plain_queue() {
+fn an_xrc_srq_is_only_for_xrc_queue_pairs() {
     const XRC: u64 = 3;
     let mut driver = Driver::new();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
-    let out = driver.simple(opcode::ALLOC_XRCD, &[0; 16]).unwrap();
+    let out = driver.run_command(opcode::ALLOC_XRCD, &[0; 16]).unwrap();
     let xrcd = Bits::<alloc_xrcd_out, _>::new(out).get(alloc_xrcd_out::xrcd);
-    let (page, record) = (driver.page(), driver.page());
+    let (page, record) = (driver.alloc_page(), driver.alloc_page());
     let mut input = Bits::<create_xrc_srq_in, _>::new(vec![0; create_xrc_srq_in::SIZE]);
     let mut context = input.sub_mut(create_xrc_srq_in::xrc_srq_context_entry);
     context.set(xrc_srqc::log_xrc_srq_size, 4);
@@ -274,11 +274,11 @@ fn receives_of_an_xrc_domain_are_not_for_a_plain_queue() {
     context.set(xrc_srqc::db_record_addr_l, record >> 2);
     let mut input = input.into_inner();
     input.extend(page.to_be_bytes());
-    let out = driver.simple(opcode::CREATE_XRC_SRQ, &input).unwrap();
+    let out = driver.run_command(opcode::CREATE_XRC_SRQ, &input).unwrap();
     let srqn = Bits::<create_xrc_srq_out, _>::new(out).get(create_xrc_srq_out::xrc_srqn);
     let shared = [(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, srqn), (qpc::xrcd, xrcd)];
     for (service, end) in [(0, BAD_RESOURCE), (2, BAD_RESOURCE), (XRC, 0)] {
-        let page = driver.page();
+        let page = driver.alloc_page();
         assert_eq!(status(driver.try_qp(0, page, service, cqn, &shared)), end, "{service}");
     }
 }

@@ -61,7 +61,7 @@ impl Raw {
         let sends = send_queue(&mut driver, send_cq, ring);
         let receives = receive_queue(&mut driver, receive_cq);
         catch_all(&mut driver, receives.number);
-        let frame = driver.page();
+        let frame = driver.alloc_page();
         driver.memory().write(frame, &[0xff; 12]).unwrap();
         let key = driver.mkey(frame, 8192, &[mkc::lr, mkc::lw]);
         let mut raw = Self { driver, sends, receives, sent, received, events, frame, key };
@@ -79,7 +79,7 @@ impl Raw {
         input.set(modify_sq_in::sqn, self.sends.number.into());
         input.set(modify_sq_in::sq_state, from);
         input.sub_mut(modify_sq_in::ctx).set(sqc::state, to);
-        self.driver.simple(opcode::MODIFY_SQ, &input.into_inner())
+        self.driver.run_command(opcode::MODIFY_SQ, &input.into_inner())
     }
 
     fn modify_rq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::CommandError> {
@@ -87,7 +87,7 @@ impl Raw {
         input.set(modify_rq_in::rqn, self.receives.number.into());
         input.set(modify_rq_in::rq_state, from);
         input.sub_mut(modify_rq_in::ctx).set(rqc::state, to);
-        self.driver.simple(opcode::MODIFY_RQ, &input.into_inner())
+        self.driver.run_command(opcode::MODIFY_RQ, &input.into_inner())
     }
 
     /// Sends a broadcast frame from memory with this mkey.
@@ -121,14 +121,14 @@ impl Raw {
 
 /// A raw send queue of 16 WQEBBs.
 fn send_queue(driver: &mut Driver, cqn: u32, ring: Option<u64>) -> Queue {
-    let out = driver.simple(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
+    let out = driver.run_command(opcode::ALLOC_TRANSPORT_DOMAIN, &[0; 16]).unwrap();
     let domain = Bits::<alloc_transport_domain_out, _>::new(out)
         .get(alloc_transport_domain_out::transport_domain);
     let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
     input.sub_mut(create_tis_in::ctx).set(tisc::transport_domain, domain);
-    let out = driver.simple(opcode::CREATE_TIS, &input.into_inner()).unwrap();
+    let out = driver.run_command(opcode::CREATE_TIS, &input.into_inner()).unwrap();
     let tisn = Bits::<create_tis_out, _>::new(out).get(create_tis_out::tisn);
-    let (page, record) = (driver.page(), driver.page());
+    let (page, record) = (driver.alloc_page(), driver.alloc_page());
     let mut input = Bits::<create_sq_in, _>::new(vec![0; create_sq_in::SIZE]);
     let mut context = input.sub_mut(create_sq_in::ctx);
     context.set(sqc::cqn, cqn.into());
@@ -143,14 +143,14 @@ fn send_queue(driver: &mut Driver, cqn: u32, ring: Option<u64>) -> Queue {
     queue.set(wq::dbr_addr, record);
     let mut input = input.into_inner();
     input.extend(ring.unwrap_or(page).to_be_bytes());
-    let out = driver.simple(opcode::CREATE_SQ, &input).unwrap();
+    let out = driver.run_command(opcode::CREATE_SQ, &input).unwrap();
     let number = Bits::<create_sq_out, _>::new(out).get32(create_sq_out::sqn);
     Queue::new(number, 0, page, record)
 }
 
 /// A raw receive queue of 16 receives with one SGE.
 fn receive_queue(driver: &mut Driver, cqn: u32) -> Queue {
-    let (page, record) = (driver.page(), driver.page());
+    let (page, record) = (driver.alloc_page(), driver.alloc_page());
     let mut input = Bits::<create_rq_in, _>::new(vec![0; create_rq_in::SIZE]);
     let mut context = input.sub_mut(create_rq_in::ctx);
     context.set(rqc::cqn, cqn.into());
@@ -162,7 +162,7 @@ fn receive_queue(driver: &mut Driver, cqn: u32) -> Queue {
     queue.set(wq::dbr_addr, record);
     let mut input = input.into_inner();
     input.extend(page.to_be_bytes());
-    let out = driver.simple(opcode::CREATE_RQ, &input).unwrap();
+    let out = driver.run_command(opcode::CREATE_RQ, &input).unwrap();
     let number = Bits::<create_rq_out, _>::new(out).get32(create_rq_out::rqn);
     Queue::new(number, page, 0, record)
 }
@@ -174,15 +174,15 @@ fn catch_all(driver: &mut Driver, rqn: u32) {
     const FORWARD: u64 = 4;
     let mut input = Bits::<create_tir_in, _>::new(vec![0; create_tir_in::SIZE]);
     input.sub_mut(create_tir_in::ctx).set(tirc::inline_rqn, rqn.into());
-    let out = driver.simple(opcode::CREATE_TIR, &input.into_inner()).unwrap();
+    let out = driver.run_command(opcode::CREATE_TIR, &input.into_inner()).unwrap();
     let tirn = Bits::<create_tir_out, _>::new(out).get(create_tir_out::tirn);
     let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
     input.sub_mut(create_flow_table_in::flow_table_context).set(flow_table_context::log_size, 0);
-    let out = driver.simple(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
+    let out = driver.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
     let table = Bits::<create_flow_table_out, _>::new(out).get(create_flow_table_out::table_id);
     let mut input = Bits::<create_flow_group_in, _>::new(vec![0; create_flow_group_in::SIZE]);
     input.set(create_flow_group_in::table_id, table);
-    driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+    driver.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
     let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
     input.set(set_fte_in::table_id, table);
     let mut context = input.sub_mut(set_fte_in::flow_context);
@@ -195,18 +195,18 @@ fn catch_all(driver: &mut Driver, rqn: u32) {
     let mut input = input.into_inner();
     input.extend([&to[..], &to[..]].concat());
     // An entry with destinations needs the action that forwards to them.
-    let refused = driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap_err();
+    let refused = driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap_err();
     assert_eq!(refused.0, BAD_PARAMETER);
     let mut input = Bits::<set_fte_in, _>::new(input);
     input.sub_mut(set_fte_in::flow_context).set(flow_context::action, FORWARD);
-    driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
+    driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
     let mut input = Bits::<set_flow_table_root_in, _>::new(vec![0; set_flow_table_root_in::SIZE]);
     input.set(set_flow_table_root_in::table_id, table);
-    driver.simple(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner()).unwrap();
+    driver.run_command(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner()).unwrap();
 }
 
 #[test]
-fn a_frame_arrives() {
+fn a_frame_is_received_once() {
     let mut raw = Raw::new();
     raw.receive(raw.key);
     raw.receive(raw.key);
@@ -219,12 +219,12 @@ fn a_frame_arrives() {
 }
 
 #[test]
-fn steering_that_is_not_modelled_is_refused() {
+fn flow_tables_that_are_not_modelled_are_refused() {
     let mut driver = Driver::new();
     for kind in 0..16 {
         let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
         input.set(create_flow_table_in::table_type, kind);
-        let result = driver.simple(opcode::CREATE_FLOW_TABLE, &input.into_inner());
+        let result = driver.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner());
         assert_eq!(result.err().map_or(0, |refused| refused.0) == 0, kind < 2, "type {kind}");
     }
     for kind in 0..2 {
@@ -237,7 +237,7 @@ fn steering_that_is_not_modelled_is_refused() {
             let mut input = input.into_inner();
             // Offset of the mask.
             input[0x40 + at] = 0xff;
-            let end = driver.simple(opcode::CREATE_FLOW_GROUP, &input);
+            let end = driver.run_command(opcode::CREATE_FLOW_GROUP, &input);
             let status = end.err().map_or(0, |refused| refused.0);
             assert_eq!(status, if accepted { 0 } else { BAD_PARAMETER }, "type {kind}, {at:#x}");
         }
@@ -246,12 +246,12 @@ fn steering_that_is_not_modelled_is_refused() {
     let mut context = input.sub_mut(create_tir_in::ctx);
     context.set(tirc::disp_type, 1);
     context.set(tirc::rx_hash_fn, 3);
-    let refused = driver.simple(opcode::CREATE_TIR, &input.into_inner()).unwrap_err();
+    let refused = driver.run_command(opcode::CREATE_TIR, &input.into_inner()).unwrap_err();
     assert_eq!(refused.0, BAD_PARAMETER);
 }
 
 #[test]
-fn a_send_that_fails_says_why_and_ends_what_follows() {
+fn a_failed_raw_send_reports_its_syndrome_and_flushes_the_rest() {
     for (wrong_key, cause) in [(true, PROTECTION), (false, OPERATION)] {
         let mut raw = Raw::new();
         if wrong_key {
@@ -269,7 +269,7 @@ fn a_send_that_fails_says_why_and_ends_what_follows() {
 }
 
 #[test]
-fn a_receive_that_fails_is_reported_and_ends_what_is_posted() {
+fn a_failed_raw_receive_reports_its_syndrome_and_flushes_the_rest() {
     let mut raw = Raw::new();
     raw.receive(raw.key ^ 1);
     raw.receive(raw.key);
@@ -284,7 +284,7 @@ fn a_receive_that_fails_is_reported_and_ends_what_is_posted() {
 }
 
 #[test]
-fn queues_that_are_stopped_end_what_is_posted() {
+fn raw_queues_in_error_state_flush() {
     let mut raw = Raw::new();
     raw.receive(raw.key);
     raw.modify_rq(READY, ERROR).unwrap();
@@ -296,20 +296,20 @@ fn queues_that_are_stopped_end_what_is_posted() {
 }
 
 #[test]
-fn an_impossible_record_is_heard_of() {
+fn a_doorbell_record_out_of_range_raises_an_event() {
     let mut raw = Raw::new();
     let record = raw.receives.record;
     raw.driver.memory().write(record, &1000u32.to_be_bytes()).unwrap();
     raw.send(raw.key);
     assert_eq!(raw.failures(), [(OF_RECEIVES, raw.receives.number)]);
-    raw.sends.post_blocks(999);
+    raw.sends.overstate_producer_index(999);
     raw.send(raw.key);
     let both = [(OF_RECEIVES, raw.receives.number), (OF_SENDS, raw.sends.number)];
     assert_eq!(raw.failures(), both);
 }
 
 #[test]
-fn a_ring_outside_of_memory_is_heard_of() {
+fn a_raw_send_queue_outside_of_guest_memory_raises_an_event() {
     let mut raw = Raw::with(Some(1 << 40), 6);
     raw.send(raw.key);
     assert_eq!(raw.failures(), [(OF_SENDS, raw.sends.number)]);
@@ -317,7 +317,7 @@ fn a_ring_outside_of_memory_is_heard_of() {
 }
 
 #[test]
-fn a_full_completion_queue_stops_what_completes_there() {
+fn a_full_cq_stops_the_raw_queue() {
     let mut raw = Raw::with(None, 1);
     (0..3).for_each(|_| raw.send(raw.key));
     assert_eq!(raw.failures(), [(OF_SENDS, raw.sends.number)]);

@@ -9,17 +9,17 @@ use driver::Driver;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 #[test]
-fn a_message_leaves_its_trace_in_order() {
+fn a_message_is_recorded_in_order() {
     let path = std::env::temp_dir().join(format!("connectx-{}.record", std::process::id()));
     let mut driver = Driver::new();
     *driver.fabric.function(0).device_mut().recorder_mut() = Recorder::create(&path, 0).unwrap();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, cqes) = driver.cq(eqn);
     let (mut a, mut b) = (driver.qp(0, cqn), driver.qp(0, cqn));
     driver.connect(&a, &b);
     driver.connect(&b, &a);
-    let data = driver.page();
+    let data = driver.alloc_page();
     let key = driver.mkey(data, 4096, &[mkc::lr, mkc::lw]);
     driver.post_receive(&mut b, &Driver::segment(64, key, data));
     driver.post_send(&mut a, 0x0a, 0, &Driver::segment(8, key, data + 64));

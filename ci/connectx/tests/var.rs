@@ -9,7 +9,7 @@ use driver::Driver;
 
 /// VAR pages of virtio emulation, and those of TLP emulation behind them.
 #[test]
-fn what_was_written_to_a_page_can_be_asked_for() {
+fn the_control_socket_reads_back_var_pages() {
     let mut driver = Driver::new();
     let pages = (VAR_BYTES / 4096) as u32;
     let last = pages + TLP_PAGES as u32 - 1;

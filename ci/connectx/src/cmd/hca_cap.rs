@@ -60,7 +60,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn setting_the_endianness_of_atomics_keeps_the_atomics() {
+    fn setting_the_atomic_endianness_keeps_the_other_atomic_caps() {
         let mut caps = HcaCaps::new(&Options::default());
         let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + GROUP]);
         let mut value = Bits::<atomic_caps, _>::new([0u8; 64]);

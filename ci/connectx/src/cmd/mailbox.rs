@@ -186,7 +186,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_chain_is_read_as_it_was_written() {
+    fn a_mailbox_chain_reads_back_as_written() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         for signed in [false, true] {
             chain(&memory, 0x1000, &[0; 1300], 7, signed);
@@ -197,7 +197,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_fault_has_its_answer() {
+    fn each_kind_of_broken_mailbox_has_its_delivery_status() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 1300], 7, true);
         assert_eq!(read_back(&memory, 1300, 8), Err(Delivery::Token));
@@ -212,7 +212,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cycle_ends() {
+    fn a_cyclic_mailbox_chain_ends() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 512], 7, false);
         memory.write(0x1000 + NEXT as u64, &0x1000u64.to_be_bytes()).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_objects() {
+    fn the_wanted_pages_follow_the_number_of_objects() {
         let mut pages = FirmwarePages {
             held: (0..80).map(|page| page << 12).collect(),
             ..FirmwarePages::default()
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_back_once() {
+    fn pages_are_given_and_taken_once() {
         let mut pages = FirmwarePages::default();
         manage_pages(&mut pages, &command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
         assert!(manage_pages(&mut pages, &command(GIVE, &[0x2000], 1), 16).is_err());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_takes_no_longer_for_each_page() {
+    fn as_many_pages_as_the_limit_are_accepted() {
         let mut pages = FirmwarePages::default();
         let many: Vec<u64> = (1..=MOST_PAGES as u64).map(|page| page << 12).collect();
         let count = many.len() as u64;

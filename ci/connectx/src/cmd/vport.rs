@@ -253,7 +253,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn a_refused_change_of_the_context_changes_nothing() {
+    fn a_refused_modify_nic_vport_context_changes_nothing() {
         use nic_vport_context as nic;
         let mut device = Device::new(Options::default(), 1);
         let before = device.port.context.bytes().to_vec();

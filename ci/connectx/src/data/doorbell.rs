@@ -122,7 +122,7 @@ mod tests {
 
     /// No queue has this number, so each recognized doorbell counts as stray.
     #[test]
-    fn a_copy_is_one_doorbell_however_it_arrives() {
+    fn a_blueflame_copy_counts_as_one_doorbell_even_after_a_pause() {
         let mut device = Device::new(Options::default(), 1);
         burst(&mut device, 0..8, None);
         assert!(!device.gathering());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_stops_short_is_torn() {
+    fn an_incomplete_blueflame_copy_is_torn() {
         for pause in [None, Some(2)] {
             let mut device = Device::new(Options::default(), 1);
             burst(&mut device, 0..3, pause);
@@ -152,7 +152,7 @@ mod tests {
     /// Two processors that write to one register without a lock: the words of two copies
     /// interleave, in the same buffer or in both.
     #[test]
-    fn copies_that_cut_into_each_other_are_torn() {
+    fn interleaved_copies_to_one_register_are_torn() {
         for other in [0, BUFFER] {
             let mut device = Device::new(Options::default(), 1);
             for word in 0..8 {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_do_not_tear_each_others_copies() {
+    fn interleaved_copies_to_different_registers_are_whole() {
         let mut device = Device::new(Options::default(), 1);
         for word in 0..8 {
             let bytes = if word == 0 { [0, 0, 0, 0x0a, 0, 0, 0x40, 2] } else { [0; 8] };
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn without_write_combining_only_the_first_word_counts() {
+    fn without_write_combining_only_the_first_eight_bytes_are_a_doorbell() {
         let options = Options { write_combining: false, ..Options::default() };
         let mut device = Device::new(options, 1);
         burst(&mut device, 0..8, None);

@@ -163,7 +163,7 @@ mod tests {
 
     /// The lookup compares entries one by one, and a guest may have many.
     #[test]
-    fn a_frame_that_costs_too_much_is_lost() {
+    fn a_frame_past_the_cost_limit_is_dropped() {
         let (mut device, ..) = device();
         assert!(!device.steer(NIC_TRANSMIT, &headers(8), 50).dropped);
         while device.objects.cost.add_steps(1) {}
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_cleared_all_or_none() {
+    fn flow_counters_are_cleared_all_or_none() {
         let (mut device, _, counter) = device();
         device.steer(NIC_TRANSMIT, &headers(7), 60);
         let mut query = |count: u64, clear: u64| {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_lives_as_long_as_its_flow() {
+    fn a_flow_counter_in_use_is_not_freed() {
         let (mut device, table, counter) = device();
         let mut number = vec![0; 16];
         number[8..12].copy_from_slice(&counter.to_be_bytes());

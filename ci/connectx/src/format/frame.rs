@@ -419,12 +419,12 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_of_rfc_1071() {
+    fn checksum_matches_rfc_1071() {
         assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7], 0), !0xddf2);
     }
 
     #[test]
-    fn segments_add_up_and_their_checksums_hold() {
+    fn lso_segments_carry_all_data_with_valid_checksums() {
         let data: Vec<u8> = (0..2500u32).map(|n| n as u8).collect();
         let frame = tcp(&data);
         let headers = FrameHeaders::find(&frame);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_covers_the_packet_and_not_its_padding() {
+    fn the_cqe_checksum_covers_the_packet_but_not_its_padding() {
         let mut frame = tcp(b"odd");
         let headers = FrameHeaders::find(&frame);
         let sum = headers.sum(&frame);
@@ -460,7 +460,7 @@ mod tests {
 
     /// The first row of Microsoft's table of Toeplitz hashes.
     #[test]
-    fn the_hash_of_a_known_frame() {
+    fn toeplitz_and_xor_hash_of_a_known_frame() {
         const KEY: [u8; 40] = [
             0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3,
             0x8f, 0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3,
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_of_a_flow_have_one_symmetric_hash() {
+    fn the_symmetric_hash_is_equal_in_both_directions() {
         const KEY: [u8; 40] = [0x6d; 40];
         let key: Vec<u8> = KEY.iter().zip(0..).map(|(byte, at)| byte ^ at).collect();
         let one = tcp(b"");
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tables_compare_is_there() {
+    fn every_header_field_that_flow_tables_compare_is_filled_in() {
         let mut frame = tcp(b"");
         frame[15] = 46 << 2 | 1;
         frame[22] = 33;
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_has_no_parts() {
+    fn a_truncated_frame_has_no_transport_header() {
         for len in 0..60 {
             let frame = &tcp(b"x")[..len.min(55)];
             let headers = FrameHeaders::find(frame);
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_goes_in_and_comes_out() {
+    fn a_vlan_tag_is_inserted_and_stripped() {
         let mut frame = tcp(b"hello");
         insert_vlan(&mut frame, 0x2005);
         let headers = FrameHeaders::find(&frame);

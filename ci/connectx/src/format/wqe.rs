@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_segment_is_read_where_it_is_written() {
+    fn control_segment_fields_are_parsed() {
         let mut bytes = [0u8; 16];
         bytes[0..4].copy_from_slice(&0x0112_340au32.to_be_bytes());
         bytes[4..8].copy_from_slice(&0x00ab_cd05u32.to_be_bytes());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_data_is_padded_and_stays_inside() {
+    fn inline_data_is_padded_and_does_not_pass_the_end_of_the_wqe() {
         let mut bytes = vec![0u8; 64];
         bytes[16..20].copy_from_slice(&0x8000_0005u32.to_be_bytes());
         bytes[20..25].copy_from_slice(b"hello");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn masked_atomics() {
+    fn masked_atomics_of_eight_bytes_apply_their_masks() {
         let add = Atomic::FetchAdd { add: 0x0101, boundary: 0x8080 };
         assert_eq!(add.apply(0x00ff), 0x0100);
         let swap =
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn masked_atomics_of_four_bytes() {
+    fn masked_atomics_of_four_bytes_apply_their_masks() {
         let words = [0xffu32, 0x12, 0x0f, 0xf0];
         let mut bytes = vec![0; 16];
         bytes.extend(words.iter().flat_map(|word| word.to_be_bytes()));

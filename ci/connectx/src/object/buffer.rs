@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_read_as_one_piece() {
+    fn scattered_pages_read_as_one_buffer() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_the_same_memory() {
+    fn a_slice_is_the_same_memory() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         let list: Vec<u8> =
             [0x3000u64, 0x1000, 0x5000].iter().flat_map(|page| page.to_be_bytes()).collect();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_does_not_cover_is_refused() {
+    fn a_page_list_that_is_too_short_is_refused() {
         let list = [0; 16];
         let new = |size, offset, len, list: &[u8]| {
             Buffer::new(&ListedPages::default(), size, offset, len, list)
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_have_a_limit_together_and_end_with_their_last_part() {
+    fn page_lists_share_a_limit_and_are_freed_with_their_last_slice() {
         let listed = ListedPages::default();
         let list = vec![0; MAX_PAGES / 2 * 8];
         let len = (MAX_PAGES as u64 / 2) << 12;

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_arm_word_is_told_from_a_newer_one() {
+    fn an_arm_word_lags_only_if_it_is_older_than_the_doorbell() {
         assert!(!arm_word_lags(0x1000_0005, 0x1000_0005));
         assert!(!arm_word_lags(0x1000_0006, 0x1000_0005));
         assert!(!arm_word_lags(0x2000_0000, 0x1000_0005));

@@ -392,14 +392,14 @@ mod tests {
     };
 
     #[test]
-    fn pages_are_found() {
+    fn an_access_across_pages_resolves_to_their_addresses() {
         let ranges = objects().resolve(GOOD).unwrap();
         let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
         assert_eq!(ranges, [range(0x5900, 0x700), range(0x9000, 0x100)]);
     }
 
     #[test]
-    fn every_check_refuses() {
+    fn an_access_that_fails_one_check_is_refused() {
         let objects = objects();
         for bad in [
             Access { key: 0x1_0056, ..GOOD },
@@ -419,7 +419,7 @@ mod tests {
     /// Each of 1,024 bytes leads to a list of a million empty entries: a few mkeys would keep the
     /// device busy for minutes.
     #[test]
-    fn lists_of_lists_do_not_go_on_for_ever() {
+    fn nested_klm_lists_stop_at_the_cost_limit() {
         let mut objects = objects();
         let mut list = |entries: Vec<u128>, len: u64| {
             let mut context = Bits::<mkc, _>::new(vec![0; 64]);
@@ -451,7 +451,7 @@ mod tests {
 
     /// Each access to a pattern adds up its entries.
     #[test]
-    fn a_pattern_costs_its_parts() {
+    fn a_pattern_is_charged_for_each_of_its_entries() {
         let objects = pattern(4, 24);
         objects.resolve(Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
         assert_eq!(objects.cost.take(), 2 + 1);
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_ends_after_its_last_turn_and_has_to_add_up() {
+    fn a_pattern_ends_after_its_last_repeat_and_its_entries_fill_the_period() {
         let access = Access { key: 0x101 << 8, address: 0x1000, len: 72, ..GOOD };
         assert!(pattern(3, 24).resolve(access).is_ok());
         assert!(pattern(2, 24).resolve(access).is_err());

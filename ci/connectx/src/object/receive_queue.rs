@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_round_and_a_list_ends_at_the_invalid_key() {
+    fn a_cyclic_queue_wraps_and_an_invalid_key_ends_the_sge_list() {
         let (memory, mut queue) = queue(WqType::Cyclic);
         assert!(queue.peek(&memory).unwrap().is_none());
         for slot in 0..4 {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_and_stay_inside() {
+    fn a_linked_queue_follows_links_and_masks_them() {
         let (memory, mut queue) = queue(WqType::Linked);
         for (slot, next) in [(0u64, 2u16), (2, 0xffff), (3, 0)] {
             memory.write(0x1000 + slot * 64 + 2, &next.to_be_bytes()).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_record_is_an_error() {
+    fn a_doorbell_record_ahead_of_the_queue_size_is_an_error() {
         let (memory, queue) = queue(WqType::Cyclic);
         memory.write(0x8000, &5u32.to_be_bytes()).unwrap();
         assert!(queue.peek(&memory).is_err());

@@ -221,7 +221,7 @@ mod tests {
     use crate::command_error::CommandStatus;
 
     #[test]
-    fn numbers_are_reused_late_and_run_out() {
+    fn numbers_are_reused_late_and_an_exhausted_table_refuses() {
         let mut table = ObjectTable::new("pd", 1..=3);
         assert_eq!(table.insert(()).unwrap(), 1);
         assert_eq!(table.insert(()).unwrap(), 2);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_keep_to_what_is_theirs() {
+    fn a_context_uses_only_its_own_shared_and_lent_objects() {
         let mut table = ObjectTable::new("pd", 1..=9);
         let kernels = table.insert(()).unwrap();
         let shared = table.insert_owned(SHARED, ()).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays() {
+    fn an_object_in_use_cannot_be_removed() {
         let mut table = ObjectTable::new("pd", 1..=3);
         table.insert(()).unwrap();
         table.hold(1).unwrap();

@@ -6,7 +6,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use super::wire::{Broken, Request, Wire, command};
+use super::connection::{Connection, StreamError, VfioRequest, command};
 use crate::function::{Function, Region};
 use crate::interrupt::VECTORS;
 use crate::pci::CONFIG_SIZE;
@@ -40,32 +40,32 @@ const SET_TRIGGER: u32 = 32;
 
 /// A connected client.
 pub struct Session {
-    wire: Wire,
+    connection: Connection,
 }
 
 /// Body of a reply, or an errno.
-type Answer = Result<Vec<u8>, u32>;
+type ReplyBody = Result<Vec<u8>, u32>;
 
 impl Session {
     /// Serves the client behind `stream`.
     pub fn new(stream: UnixStream) -> Self {
-        Self { wire: Wire::new(stream) }
+        Self { connection: Connection::new(stream) }
     }
 
     /// The socket, to wait on.
     pub fn stream(&self) -> &UnixStream {
-        self.wire.stream()
+        self.connection.stream()
     }
 
     /// Answers the requests that have arrived; returns false if there were none.
     ///
     /// # Errors
     /// [`StreamError`] if the connection is over.
-    pub fn serve(&mut self, function: &mut Function) -> Result<bool, Broken> {
-        if !self.wire.receive()? {
+    pub fn serve(&mut self, function: &mut Function) -> Result<bool, StreamError> {
+        if !self.connection.receive()? {
             return Ok(false);
         }
-        while let Some(mut request) = self.wire.request()? {
+        while let Some(mut request) = self.connection.request()? {
             let answer = answer(&mut request, function);
             if let Err(errno) = answer {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);
@@ -76,14 +76,14 @@ impl Session {
                     && request.u32(8) == Some(BAR0_REGION);
                 let file = function.bar_file().filter(|_| bar0 && answer.is_ok());
                 let answer = answer.as_ref().map(Vec::as_slice).map_err(|errno| *errno);
-                self.wire.reply(&request, answer, file).map_err(Broken::Io)?;
+                self.connection.reply(&request, answer, file).map_err(StreamError::Io)?;
             }
         }
         Ok(true)
     }
 }
 
-fn answer(request: &mut Request, function: &mut Function) -> Answer {
+fn answer(request: &mut VfioRequest, function: &mut Function) -> ReplyBody {
     match request.command {
         command::VERSION => version(request),
         command::DMA_MAP => dma_map(request, function).map(|()| vec![]),
@@ -107,7 +107,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-fn version(request: &Request) -> Answer {
+fn version(request: &VfioRequest) -> ReplyBody {
     let major =
         u16::from_ne_bytes(request.body.get(..2).and_then(|b| b.try_into().ok()).ok_or(EINVAL)?);
     if major != 0 {
@@ -121,7 +121,7 @@ fn version(request: &Request) -> Answer {
     Ok(body)
 }
 
-fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+fn dma_map(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let offset = request.u64(8).ok_or(EINVAL)?;
     let address = request.u64(16).ok_or(EINVAL)?;
@@ -142,7 +142,7 @@ fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
     })
 }
 
-fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
+fn dma_unmap(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     const ALL: u32 = 2;
     let flags = request.u32(4).ok_or(EINVAL)?;
     let address = request.u64(8).ok_or(EINVAL)?;
@@ -164,7 +164,7 @@ fn region(index: u32) -> Option<(Region, u64)> {
     }
 }
 
-fn region_info(request: &Request, function: &Function) -> Answer {
+fn region_info(request: &VfioRequest, function: &Function) -> ReplyBody {
     const PLAIN: u32 = 32;
     let room = request.u32(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
@@ -197,7 +197,7 @@ fn region_info(request: &Request, function: &Function) -> Answer {
     Ok(body)
 }
 
-fn irq_info(request: &Request) -> Answer {
+fn irq_info(request: &VfioRequest) -> ReplyBody {
     let index = request.u32(8).ok_or(EINVAL)?;
     if index >= IRQS {
         return Err(EINVAL);
@@ -207,7 +207,7 @@ fn irq_info(request: &Request) -> Answer {
     Ok(words(&[16, flags, index, count]))
 }
 
-fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let start = request.u32(12).ok_or(EINVAL)? as usize;
@@ -245,7 +245,7 @@ fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
     Ok(())
 }
 
-fn region_read(request: &Request, function: &mut Function) -> Answer {
+fn region_read(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)?;
@@ -268,7 +268,7 @@ fn write(function: &mut Function, offset: u64, index: u32, data: &[u8]) -> Resul
     Ok(())
 }
 
-fn region_write(request: &Request, function: &mut Function) -> Answer {
+fn region_write(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)? as usize;
@@ -281,7 +281,7 @@ fn region_write(request: &Request, function: &mut Function) -> Answer {
 }
 
 /// Handles several posted writes in one message, each of at most eight bytes.
-fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
+fn region_write_multi(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     const ENTRY: usize = 24;
     let count = request.u64(0).ok_or(EINVAL)?;
     let entries = &request.body[8..];
@@ -304,8 +304,8 @@ mod tests {
     use super::*;
     use crate::options::Options;
 
-    fn ask(mapped: bool, index: u32, room: u32) -> Answer {
-        let request = Request {
+    fn ask(mapped: bool, index: u32, room: u32) -> ReplyBody {
+        let request = VfioRequest {
             id: 1,
             command: command::DEVICE_GET_REGION_INFO,
             wants_reply: true,
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_learns_what_of_bar0_it_may_map() {
+    fn region_info_lists_the_mappable_areas_of_bar0() {
         let short = ask(true, BAR0_REGION, 32).unwrap();
         assert_eq!((short.len(), word(&short, 0)), (32, 80), "it has to ask with more room");
         let body = ask(true, BAR0_REGION, 80).unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_can_be_mapped() {
+    fn only_bar0_can_be_mapped_and_only_with_map() {
         let body = ask(true, CONFIG_REGION, 80).unwrap();
         assert_eq!((body.len(), word(&body, 4)), (32, REGION_READ_WRITE));
         let body = ask(false, BAR0_REGION, 80).unwrap();

@@ -47,7 +47,7 @@ impl Queue {
     }
 
     /// Counts WQEBBs as posted that do not exist.
-    pub(crate) fn post_blocks(&mut self, count: u16) {
+    pub(crate) fn overstate_producer_index(&mut self, count: u16) {
         self.posted += count;
     }
 }
@@ -81,12 +81,12 @@ impl Driver {
         let mut driver =
             Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
         for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
-            driver.simple(op, &[0; 16]).unwrap();
+            driver.run_command(op, &[0; 16]).unwrap();
         }
         driver.host_order_atomics(true);
-        let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
+        let out = driver.run_command(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
-        let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        let out = driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
         driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
         driver
     }
@@ -101,14 +101,14 @@ impl Driver {
         input.set_span(set_hca_cap_in::capability, &caps.into_inner());
         let mut input = input.into_inner();
         input[6..8].copy_from_slice(&ATOMIC.to_be_bytes());
-        self.simple(opcode::SET_HCA_CAP, &input).unwrap();
+        self.run_command(opcode::SET_HCA_CAP, &input).unwrap();
     }
 
     pub(crate) fn memory(&mut self) -> &mut GuestMemory {
         self.fabric.function(0).memory_mut()
     }
 
-    pub(crate) fn page(&mut self) -> u64 {
+    pub(crate) fn alloc_page(&mut self) -> u64 {
         self.next += 4096;
         self.next - 4096
     }
@@ -119,14 +119,14 @@ impl Driver {
     }
 
     /// Runs a command and fills in its opcode.
-    pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    pub(crate) fn run_command(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[..2].copy_from_slice(&op.to_be_bytes());
-        self.command(&input, 4096)
+        self.run_raw_command(&input, 4096)
     }
 
     /// Runs a command in the first slot.
-    pub(crate) fn command(
+    pub(crate) fn run_raw_command(
         &mut self,
         input: &[u8],
         out_len: usize,
@@ -177,7 +177,7 @@ impl Driver {
     }
 
     /// Rings the doorbell for a slot with these bytes.
-    pub(crate) fn slot(&mut self, slot: &[u8]) {
+    pub(crate) fn ring_slot(&mut self, slot: &[u8]) {
         self.memory().write(QUEUE, slot).unwrap();
         self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
     }
@@ -195,7 +195,7 @@ impl Driver {
     }
 
     pub(crate) fn eq(&mut self) -> u32 {
-        let page = self.page();
+        let page = self.alloc_page();
         let mut input = Bits::<create_eq_in, _>::new(vec![0; create_eq_in::SIZE]);
         let mut context = input.sub_mut(create_eq_in::eq_context_entry);
         context.set(eqc::log_eq_size, 6);
@@ -204,7 +204,7 @@ impl Driver {
         input.set_span(create_eq_in::event_bitmask, &ERRORS.to_be_bytes());
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_EQ, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_EQ, &input).unwrap();
         Bits::<create_eq_out, _>::new(out).get32(create_eq_out::eq_number)
     }
 
@@ -216,7 +216,7 @@ impl Driver {
     /// A CQ with other fields in its context. With at most 32 CQEs the buffer has room for 128
     /// bytes each.
     pub(crate) fn cq_with(&mut self, eqn: u32, fields: &[(Field<cqc>, u64)]) -> (u32, u64) {
-        let (page, record) = (self.page(), self.page());
+        let (page, record) = (self.alloc_page(), self.alloc_page());
         self.memory().write(page, &[0xf1; 4096]).unwrap();
         let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
         let mut context = input.sub_mut(create_cq_in::cq_context);
@@ -229,7 +229,7 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_CQ, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_CQ, &input).unwrap();
         (Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn), page)
     }
 
@@ -245,7 +245,7 @@ impl Driver {
         input.sub_mut(modify_cq_in::cq_context).set(cqc::log_cq_size, log_size);
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.simple(opcode::MODIFY_CQ, &input)
+        self.run_command(opcode::MODIFY_CQ, &input)
     }
 
     /// An mkey for `len` bytes at guest physical address `start`, mapped at the same address.
@@ -275,13 +275,13 @@ impl Driver {
         for page in 0..octowords * 2 {
             input.extend((first + page * 4096).to_be_bytes());
         }
-        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_MKEY, &input).unwrap();
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
     }
 
     /// An mkey with these fields in its context and this translation list, bound to no queue pair
     /// unless the fields say so. Its variant part is 0.
-    pub(crate) fn key_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
+    pub(crate) fn mkey_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
         let octowords = list.len().div_ceil(16) as u64;
         let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
         input.set(create_mkey_in::translations_octword_actual_size, octowords);
@@ -295,7 +295,7 @@ impl Driver {
         let mut input = input.into_inner();
         input.extend(list);
         input.resize(input.len().next_multiple_of(16), 0);
-        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_MKEY, &input).unwrap();
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8
     }
 
@@ -311,7 +311,7 @@ impl Driver {
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
     ) -> Queue {
-        let page = self.page();
+        let page = self.alloc_page();
         self.try_qp(0, page, service, cqn, fields).unwrap()
     }
 
@@ -324,7 +324,7 @@ impl Driver {
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
     ) -> Result<Queue, CommandError> {
-        let record = self.page();
+        let record = self.alloc_page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
         for (field, value) in [
@@ -345,7 +345,7 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
+        let out = self.run_command_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
         Ok(Queue::new(number, page, page + 256, record))
     }
@@ -367,7 +367,7 @@ impl Driver {
         let mut path = context.sub_mut(qpc::primary_address_path);
         path.set_span(ads::rgid_rip, &self.peer_gid);
         path.set(ads::ack_timeout, self.ack_timeout);
-        self.simple(op, &input.into_inner())
+        self.run_command(op, &input.into_inner())
     }
 
     /// Connects two reliable queue pairs of this function.
@@ -381,7 +381,7 @@ impl Driver {
     }
 
     /// Resets a reliable queue pair and connects it again, if that is possible.
-    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), CommandError> {
+    pub(crate) fn reconnect(&mut self, qp: &mut Queue, peer: u32) -> Result<(), CommandError> {
         self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
         qp.posted = 0;
         qp.received = 0;
@@ -396,12 +396,12 @@ impl Driver {
     }
 
     /// Sets the GID of the port.
-    pub(crate) fn address(&mut self) {
+    pub(crate) fn set_gid(&mut self) {
         let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
         let mut entry = input.sub_mut(set_roce_address_in::roce_address);
         entry.set_span(roce_addr_layout::source_l3_address, &GID);
         entry.set(roce_addr_layout::roce_version, 2);
-        self.simple(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
+        self.run_command(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
     }
 
     pub(crate) fn segment(len: u32, key: u32, address: u64) -> Vec<u8> {
@@ -493,7 +493,7 @@ impl Driver {
     }
 
     /// Runs a command of a user context.
-    pub(crate) fn simple_as(
+    pub(crate) fn run_command_as(
         &mut self,
         uid: u32,
         op: u16,
@@ -501,12 +501,12 @@ impl Driver {
     ) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[2..4].copy_from_slice(&(uid as u16).to_be_bytes());
-        self.simple(op, &input)
+        self.run_command(op, &input)
     }
 
     /// Creates a user context.
-    pub(crate) fn context(&mut self) -> u32 {
-        let out = self.simple(opcode::CREATE_UCTX, &[0; 64]).unwrap();
+    pub(crate) fn create_uctx(&mut self) -> u32 {
+        let out = self.run_command(opcode::CREATE_UCTX, &[0; 64]).unwrap();
         Bits::<create_uctx_out, _>::new(out).get32(create_uctx_out::uid)
     }
 

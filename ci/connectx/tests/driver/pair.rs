@@ -50,7 +50,7 @@ impl Pair {
     /// A pair with other fields in the contexts of its CQs and queue pairs.
     pub(crate) fn with(cq: &[(Field<cqc>, u64)], qp: &[(Field<qpc>, u64)]) -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
         let events = driver.last_page();
         let (send_cq, sent) = driver.cq_with(eqn, cq);
@@ -59,7 +59,7 @@ impl Pair {
         let b = driver.qp_with(0, receive_cq, qp);
         driver.connect(&a, &b);
         driver.connect(&b, &a);
-        let (from, to) = (driver.page(), driver.page());
+        let (from, to) = (driver.alloc_page(), driver.alloc_page());
         let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a]);
         Self { driver, a, b, eqn, send_cq, receive_cq, sent, received, from, to, key, events }
     }

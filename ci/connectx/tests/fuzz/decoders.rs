@@ -133,7 +133,7 @@ pub(crate) fn recording(input: &[u8]) -> Traits {
     }
     let mut text = Vec::new();
     decode::print(&bytes[..], &mut text).unwrap();
-    golden::Vectors::default().add(&bytes[..]).unwrap();
+    golden::TestVectors::default().add(&bytes[..]).unwrap();
     // A word that was not printed before is a new trait.
     for word in text.split(|byte| !byte.is_ascii_alphabetic() && *byte != b'_') {
         if word.iter().any(|byte| !byte.is_ascii_hexdigit()) {

@@ -36,7 +36,7 @@ struct Guest {
 /// A guest with working objects, so that random input gets past the first checks.
 fn guest() -> Guest {
     let mut driver = Driver::new();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
     let mut queues: Vec<Queue> = (0..2).map(|_| driver.qp(0, cqn)).collect();
@@ -44,7 +44,7 @@ fn guest() -> Guest {
     driver.connect(&a[0], &b[0]);
     driver.connect(&b[0], &a[0]);
     queues.push(driver.qp(2, cqn));
-    let page = driver.page();
+    let page = driver.alloc_page();
     let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a, mkc::umr_en];
     let key = driver.mkey(page, 4096, &rights);
     Guest { driver, queues, key }
@@ -89,7 +89,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             segments.truncate(segments.len() / 16 * 16);
             let key = guest.key;
             let peer = guest.queues[1].number;
-            let _ = guest.driver.revive(&mut guest.queues[0], peer);
+            let _ = guest.driver.reconnect(&mut guest.queues[0], peer);
             guest.driver.post_send(&mut guest.queues[0], 37, key, &segments);
         }
         10 => {
@@ -99,7 +99,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             slot[0] = *u.choose(&[7, 7, 7, 0])?;
             slot[61] = 0;
             slot[63] = 1;
-            guest.driver.slot(&slot);
+            guest.driver.ring_slot(&slot);
         }
         0..=3 => {
             let (op, _) = *u.choose(OPCODES)?;
@@ -109,7 +109,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             let room = u.int_in_range(16..=5000)?;
             input[..2].copy_from_slice(&op.to_be_bytes());
             // A refused command is as good as a successful one.
-            let _ = guest.driver.command(&input, room);
+            let _ = guest.driver.run_raw_command(&input, room);
         }
         4 => {
             let at = u.int_in_range(0..=MEMORY as u64)?;
@@ -127,7 +127,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
                 for (queue, peer) in [(0, 1), (1, 0)] {
                     let peer = guest.queues[peer].number;
                     // Another step may have destroyed it.
-                    let _ = guest.driver.revive(&mut guest.queues[queue], peer);
+                    let _ = guest.driver.reconnect(&mut guest.queues[queue], peer);
                 }
             }
             let len = segments.len() / 16 * 16;

@@ -16,12 +16,12 @@ fn a_hostile_guest_neither_crashes_nor_hangs_the_device() {
 }
 
 #[test]
-fn any_chain_of_mailboxes_ends() {
+fn any_mailbox_chain_ends() {
     corpus::explore("mailbox", decoders::mailbox, 0.5);
 }
 
 #[test]
-fn any_work_request_is_read_or_refused() {
+fn any_wqe_is_parsed_or_refused() {
     corpus::explore("request", decoders::request, 0.5);
 }
 

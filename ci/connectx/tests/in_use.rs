@@ -27,15 +27,15 @@ struct Object {
 }
 
 /// A driver with a CQ.
-struct Bench {
+struct Fixture {
     driver: Driver,
     cqn: u32,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
         let (cqn, _) = driver.cq(eqn);
         Self { driver, cqn }
@@ -46,7 +46,7 @@ impl Bench {
         let number = object.number.to_be_bytes();
         let mut input = [0; 16];
         input[8..12].copy_from_slice(&number);
-        self.driver.simple(object.destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+        self.driver.run_command(object.destroy, &input).map_or_else(|refused| refused.0, |_| 0)
     }
 
     /// Asserts that an object can only be destroyed after its user.
@@ -59,7 +59,7 @@ impl Bench {
 
     /// Creates an object whose number is where most commands have it.
     fn make(&mut self, create: u16, destroy: u16, input: &[u8]) -> Object {
-        let out = self.driver.simple(create, input).unwrap_or_else(|refused| {
+        let out = self.driver.run_command(create, input).unwrap_or_else(|refused| {
             panic!("command {create:#x} is refused: {refused:x?}");
         });
         let number = u32::from_be_bytes(out[8..12].try_into().unwrap());
@@ -88,14 +88,14 @@ impl Bench {
     }
 
     fn counter_set(&mut self) -> u32 {
-        let out = self.driver.simple(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
+        let out = self.driver.run_command(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
         u32::from(out[11])
     }
 
     fn end_counter_set(&mut self, number: u32) -> u8 {
         let mut input = [0; 16];
         input[11] = number as u8;
-        let ended = self.driver.simple(opcode::DEALLOC_Q_COUNTER, &input);
+        let ended = self.driver.run_command(opcode::DEALLOC_Q_COUNTER, &input);
         ended.map_or_else(|refused| refused.0, |_| 0)
     }
 
@@ -107,7 +107,7 @@ impl Bench {
     }
 
     fn sq(&mut self, pd: Object, cq: Object, tis: Object) -> Object {
-        let (page, record) = (self.driver.page(), self.driver.page());
+        let (page, record) = (self.driver.alloc_page(), self.driver.alloc_page());
         let mut input = Bits::<create_sq_in, _>::new(vec![0; create_sq_in::SIZE]);
         let mut context = input.sub_mut(create_sq_in::ctx);
         context.set(sqc::cqn, cq.number.into());
@@ -125,7 +125,7 @@ impl Bench {
     }
 
     fn rq(&mut self, pd: Object, cq: Object, counter_set: u32) -> Object {
-        let (page, record) = (self.driver.page(), self.driver.page());
+        let (page, record) = (self.driver.alloc_page(), self.driver.alloc_page());
         let mut input = Bits::<create_rq_in, _>::new(vec![0; create_rq_in::SIZE]);
         let mut context = input.sub_mut(create_rq_in::ctx);
         context.set(rqc::cqn, cq.number.into());
@@ -171,7 +171,7 @@ impl Bench {
     }
 
     fn pool(&mut self, pd: Object) -> Object {
-        let (page, record) = (self.driver.page(), self.driver.page());
+        let (page, record) = (self.driver.alloc_page(), self.driver.alloc_page());
         let mut input = Bits::<create_rmp_in, _>::new(vec![0; create_rmp_in::SIZE]);
         let mut context = input.sub_mut(create_rmp_in::ctx);
         Self::receives(&mut context.sub_mut(rmpc::wq), pd, record);
@@ -181,7 +181,7 @@ impl Bench {
     }
 
     fn xrc_srq(&mut self, pd: Object, xrcd: Object, cq: Object) -> Object {
-        let (page, record) = (self.driver.page(), self.driver.page());
+        let (page, record) = (self.driver.alloc_page(), self.driver.alloc_page());
         let mut input = Bits::<create_xrc_srq_in, _>::new(vec![0; create_xrc_srq_in::SIZE]);
         let mut context = input.sub_mut(create_xrc_srq_in::xrc_srq_context_entry);
         for (field, value) in [
@@ -206,14 +206,14 @@ impl Bench {
 
     fn flow_table(&mut self) -> u32 {
         let input = vec![0; create_flow_table_in::SIZE];
-        let out = self.driver.simple(opcode::CREATE_FLOW_TABLE, &input).unwrap();
+        let out = self.driver.run_command(opcode::CREATE_FLOW_TABLE, &input).unwrap();
         Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id)
     }
 
     fn end_flow_table(&mut self, table: u32) -> u8 {
         let mut input = Bits::<destroy_flow_table_in, _>::new(vec![0; destroy_flow_table_in::SIZE]);
         input.set(destroy_flow_table_in::table_id, table.into());
-        let ended = self.driver.simple(opcode::DESTROY_FLOW_TABLE, &input.into_inner());
+        let ended = self.driver.run_command(opcode::DESTROY_FLOW_TABLE, &input.into_inner());
         ended.map_or_else(|refused| refused.0, |_| 0)
     }
 
@@ -221,7 +221,7 @@ impl Bench {
         let input = vec![0; create_flow_group_in::SIZE];
         let mut input = Bits::<create_flow_group_in, _>::new(input);
         input.set(create_flow_group_in::table_id, table.into());
-        let out = self.driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
+        let out = self.driver.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner()).unwrap();
         Bits::<create_flow_group_out, _>::new(out).get32(create_flow_group_out::group_id)
     }
 
@@ -229,7 +229,7 @@ impl Bench {
         let mut input = Bits::<destroy_flow_group_in, _>::new(vec![0; destroy_flow_group_in::SIZE]);
         input.set(destroy_flow_group_in::table_id, table.into());
         input.set(destroy_flow_group_in::group_id, group.into());
-        let ended = self.driver.simple(opcode::DESTROY_FLOW_GROUP, &input.into_inner());
+        let ended = self.driver.run_command(opcode::DESTROY_FLOW_GROUP, &input.into_inner());
         ended.map_or_else(|refused| refused.0, |_| 0)
     }
 
@@ -253,13 +253,13 @@ impl Bench {
             input.extend(counter.to_be_bytes());
             input.extend([0; 4]);
         }
-        self.driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap();
+        self.driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap();
     }
 
     fn end_flow(&mut self, table: u32) {
         let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
         input.set(delete_fte_in::table_id, table.into());
-        self.driver.simple(opcode::DELETE_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
+        self.driver.run_command(opcode::DELETE_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
     }
 }
 
@@ -267,255 +267,256 @@ const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 
 #[test]
-fn a_transport_domain_is_held_by_tis_and_tir() {
-    let mut bench = Bench::new();
-    let domain = bench.transport_domain();
-    let tis = bench.tis(domain);
-    bench.held(domain, tis);
-    let (domain, rq) = (bench.transport_domain(), bench.any_rq());
+fn a_tis_and_a_tir_use_their_transport_domain() {
+    let mut fixture = Fixture::new();
+    let domain = fixture.transport_domain();
+    let tis = fixture.tis(domain);
+    fixture.held(domain, tis);
+    let (domain, rq) = (fixture.transport_domain(), fixture.any_rq());
     let fields =
         [(tirc::inline_rqn, rq.number.into()), (tirc::transport_domain, domain.number.into())];
-    let tir = bench.tir(&fields);
-    bench.held(domain, tir);
+    let tir = fixture.tir(&fields);
+    fixture.held(domain, tir);
 }
 
 #[test]
-fn a_send_queue_holds_what_it_sends_with() {
+fn an_sq_uses_its_pd_cq_and_tis() {
     for which in 0..3 {
-        let mut bench = Bench::new();
-        let (pd, cq, domain) = (bench.pd(), bench.cq(), bench.transport_domain());
-        let tis = bench.tis(domain);
-        let sq = bench.sq(pd, cq, tis);
-        bench.held([pd, cq, tis][which], sq);
+        let mut fixture = Fixture::new();
+        let (pd, cq, domain) = (fixture.pd(), fixture.cq(), fixture.transport_domain());
+        let tis = fixture.tis(domain);
+        let sq = fixture.sq(pd, cq, tis);
+        fixture.held([pd, cq, tis][which], sq);
     }
 }
 
 #[test]
-fn a_receive_queue_holds_what_it_receives_with() {
+fn an_rq_uses_its_pd_and_cq() {
     for which in 0..2 {
-        let mut bench = Bench::new();
-        let (pd, cq) = (bench.pd(), bench.cq());
-        let rq = bench.rq(pd, cq, 0);
-        bench.held([pd, cq][which], rq);
+        let mut fixture = Fixture::new();
+        let (pd, cq) = (fixture.pd(), fixture.cq());
+        let rq = fixture.rq(pd, cq, 0);
+        fixture.held([pd, cq][which], rq);
     }
 }
 
 #[test]
-fn a_receive_queue_is_held_by_tables_and_tirs() {
-    let mut bench = Bench::new();
-    let rq = bench.any_rq();
-    let rqt = bench.rqt(rq);
-    bench.held(rq, rqt);
-    let rq = bench.any_rq();
-    let tir = bench.direct_tir(rq);
-    bench.held(rq, tir);
-    let rq = bench.any_rq();
-    let rqt = bench.rqt(rq);
+fn rqts_and_tirs_use_their_rqs() {
+    let mut fixture = Fixture::new();
+    let rq = fixture.any_rq();
+    let rqt = fixture.rqt(rq);
+    fixture.held(rq, rqt);
+    let rq = fixture.any_rq();
+    let tir = fixture.direct_tir(rq);
+    fixture.held(rq, tir);
+    let rq = fixture.any_rq();
+    let rqt = fixture.rqt(rq);
     const TOEPLITZ: u64 = 2;
     let indirect = [
         (tirc::disp_type, 1),
         (tirc::indirect_table, rqt.number.into()),
         (tirc::rx_hash_fn, TOEPLITZ),
     ];
-    let tir = bench.tir(&indirect);
-    bench.held(rqt, tir);
+    let tir = fixture.tir(&indirect);
+    fixture.held(rqt, tir);
 }
 
 #[test]
-fn shared_receives_hold_and_are_held() {
-    let mut bench = Bench::new();
-    let pd = bench.pd();
-    let pool = bench.pool(pd);
-    bench.held(pd, pool);
-    let pd = bench.pd();
-    let pool = bench.pool(pd);
+fn srqs_use_and_are_used() {
+    let mut fixture = Fixture::new();
+    let pd = fixture.pd();
+    let pool = fixture.pool(pd);
+    fixture.held(pd, pool);
+    let pd = fixture.pd();
+    let pool = fixture.pool(pd);
     let shared = [(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())];
-    let qp = bench.qp(0, &shared);
-    bench.held(pool, qp);
+    let qp = fixture.qp(0, &shared);
+    fixture.held(pool, qp);
     for which in 0..3 {
-        let (pd, xrcd, cq) = (bench.pd(), bench.xrcd(), bench.cq());
-        let srq = bench.xrc_srq(pd, xrcd, cq);
-        bench.held([pd, xrcd, cq][which], srq);
+        let (pd, xrcd, cq) = (fixture.pd(), fixture.xrcd(), fixture.cq());
+        let srq = fixture.xrc_srq(pd, xrcd, cq);
+        fixture.held([pd, xrcd, cq][which], srq);
     }
-    let xrcd = bench.xrcd();
+    let xrcd = fixture.xrcd();
     const XRC: u64 = 3;
-    let qp = bench.qp(XRC, &[(qpc::rq_type, 3), (qpc::xrcd, xrcd.number.into())]);
-    bench.held(xrcd, qp);
+    let qp = fixture.qp(XRC, &[(qpc::rq_type, 3), (qpc::xrcd, xrcd.number.into())]);
+    fixture.held(xrcd, qp);
 }
 
 #[test]
-fn a_counter_set_is_held_by_the_queues_that_count_in_it() {
-    let mut bench = Bench::new();
-    let (one, other) = (bench.counter_set(), bench.counter_set());
-    let qp = bench.driver.qp(0, bench.cqn);
-    let counts = |bench: &mut Bench, op, mask: u64, set: u32| {
+fn queues_use_their_q_counter() {
+    let mut fixture = Fixture::new();
+    let (one, other) = (fixture.counter_set(), fixture.counter_set());
+    let qp = fixture.driver.qp(0, fixture.cqn);
+    let counts = |fixture: &mut Fixture, op, mask: u64, set: u32| {
         use uverbs_uapi::mlx5::prm::qpc::rst2init_qp_in;
         let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
         input.set(rst2init_qp_in::qpn, qp.number.into());
         input.set(rst2init_qp_in::opt_param_mask, mask);
         input.sub_mut(rst2init_qp_in::qpc).set(qpc::counter_set_id, set.into());
-        let modified = bench.driver.simple(op, &input.into_inner());
+        let modified = fixture.driver.run_command(op, &input.into_inner());
         modified.map_or_else(|refused| refused.0, |_| 0)
     };
-    assert_eq!(counts(&mut bench, opcode::RST2INIT_QP, 0, other + 1), BAD_RESOURCE);
-    assert_eq!(counts(&mut bench, opcode::RST2INIT_QP, 0, one), 0);
-    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (BUSY, 0));
-    let other = bench.counter_set();
-    assert_eq!(counts(&mut bench, opcode::INIT2INIT_QP, 1 << 25, other), 0);
-    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (0, BUSY));
-    assert_eq!(counts(&mut bench, opcode::TO_RST_QP, 0, 0), 0);
-    assert_eq!(bench.end_counter_set(other), 0);
+    assert_eq!(counts(&mut fixture, opcode::RST2INIT_QP, 0, other + 1), BAD_RESOURCE);
+    assert_eq!(counts(&mut fixture, opcode::RST2INIT_QP, 0, one), 0);
+    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (BUSY, 0));
+    let other = fixture.counter_set();
+    assert_eq!(counts(&mut fixture, opcode::INIT2INIT_QP, 1 << 25, other), 0);
+    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (0, BUSY));
+    assert_eq!(counts(&mut fixture, opcode::TO_RST_QP, 0, 0), 0);
+    assert_eq!(fixture.end_counter_set(other), 0);
 
-    let (one, other, pd, cq) = (bench.counter_set(), bench.counter_set(), bench.pd(), bench.cq());
-    let rq = bench.rq(pd, cq, one);
-    assert_eq!(bench.end_counter_set(one), BUSY);
+    let (one, other, pd, cq) =
+        (fixture.counter_set(), fixture.counter_set(), fixture.pd(), fixture.cq());
+    let rq = fixture.rq(pd, cq, one);
+    assert_eq!(fixture.end_counter_set(one), BUSY);
     let mut input = Bits::<modify_rq_in, _>::new(vec![0; modify_rq_in::SIZE]);
     input.set(modify_rq_in::rqn, rq.number.into());
     input.set(modify_rq_in::modify_bitmask, 1 << 3);
     input.sub_mut(modify_rq_in::ctx).set(rqc::counter_set_id, other.into());
-    bench.driver.simple(opcode::MODIFY_RQ, &input.into_inner()).unwrap();
-    assert_eq!((bench.end_counter_set(one), bench.end_counter_set(other)), (0, BUSY));
-    assert_eq!(bench.end(rq), 0);
-    assert_eq!(bench.end_counter_set(other), 0);
+    fixture.driver.run_command(opcode::MODIFY_RQ, &input.into_inner()).unwrap();
+    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (0, BUSY));
+    assert_eq!(fixture.end(rq), 0);
+    assert_eq!(fixture.end_counter_set(other), 0);
 }
 
 #[test]
-fn a_queue_pair_is_held_by_its_groups() {
-    let mut bench = Bench::new();
+fn multicast_groups_use_their_members() {
+    let mut fixture = Fixture::new();
     const DATAGRAMS: u64 = 2;
-    let qp = bench.qp(DATAGRAMS, &[]);
+    let qp = fixture.qp(DATAGRAMS, &[]);
     let mut input = [0; 32];
     input[8..12].copy_from_slice(&qp.number.to_be_bytes());
     input[16] = 0xff;
-    bench.driver.simple(opcode::ATTACH_TO_MCG, &input).unwrap();
-    assert_eq!(bench.end(qp), BUSY);
-    bench.driver.simple(opcode::DETACH_FROM_MCG, &input).unwrap();
-    assert_eq!(bench.end(qp), 0);
+    fixture.driver.run_command(opcode::ATTACH_TO_MCG, &input).unwrap();
+    assert_eq!(fixture.end(qp), BUSY);
+    fixture.driver.run_command(opcode::DETACH_FROM_MCG, &input).unwrap();
+    assert_eq!(fixture.end(qp), 0);
 }
 
 #[test]
-fn flows_hold_where_they_go_and_what_counts_them() {
-    let mut bench = Bench::new();
-    let rq = bench.any_rq();
-    let tir = bench.direct_tir(rq);
-    let out = bench.driver.simple(opcode::ALLOC_FLOW_COUNTER, &[0; 16]).unwrap();
+fn flow_table_entries_use_their_destinations_and_counters() {
+    let mut fixture = Fixture::new();
+    let rq = fixture.any_rq();
+    let tir = fixture.direct_tir(rq);
+    let out = fixture.driver.run_command(opcode::ALLOC_FLOW_COUNTER, &[0; 16]).unwrap();
     let number = u32::from_be_bytes(out[8..12].try_into().unwrap());
     let counter = Object { destroy: opcode::DEALLOC_FLOW_COUNTER, number };
-    let (table, next) = (bench.flow_table(), bench.flow_table());
-    let group = bench.flow_group(table);
-    bench.flow(table, (TO_TIR, tir.number), Some(counter.number));
-    assert_eq!((bench.end(tir), bench.end(counter)), (BUSY, BUSY));
-    assert_eq!((bench.end_flow_group(table, group), bench.end_flow_table(table)), (BUSY, BUSY));
+    let (table, next) = (fixture.flow_table(), fixture.flow_table());
+    let group = fixture.flow_group(table);
+    fixture.flow(table, (TO_TIR, tir.number), Some(counter.number));
+    assert_eq!((fixture.end(tir), fixture.end(counter)), (BUSY, BUSY));
+    assert_eq!((fixture.end_flow_group(table, group), fixture.end_flow_table(table)), (BUSY, BUSY));
     // Another entry in its place releases these objects.
-    bench.flow(table, (TO_TABLE, next), None);
-    assert_eq!((bench.end(tir), bench.end(counter)), (0, 0));
-    assert_eq!(bench.end_flow_table(next), BUSY);
-    bench.end_flow(table);
-    assert_eq!(bench.end_flow_table(next), 0);
-    assert_eq!(bench.end_flow_table(table), BUSY, "it has a group");
-    assert_eq!(bench.end_flow_group(table, group), 0);
-    assert_eq!(bench.end_flow_table(table), 0);
+    fixture.flow(table, (TO_TABLE, next), None);
+    assert_eq!((fixture.end(tir), fixture.end(counter)), (0, 0));
+    assert_eq!(fixture.end_flow_table(next), BUSY);
+    fixture.end_flow(table);
+    assert_eq!(fixture.end_flow_table(next), 0);
+    assert_eq!(fixture.end_flow_table(table), BUSY, "it has a group");
+    assert_eq!(fixture.end_flow_group(table, group), 0);
+    assert_eq!(fixture.end_flow_table(table), 0);
 }
 
 /// The driver destroys the last table while it is still the root.
 #[test]
-fn a_root_can_be_destroyed_and_is_none_any_more() {
-    let mut bench = Bench::new();
-    let table = bench.flow_table();
-    let root = |bench: &mut Bench, table: u32| {
+fn a_root_flow_table_can_be_destroyed() {
+    let mut fixture = Fixture::new();
+    let table = fixture.flow_table();
+    let root = |fixture: &mut Fixture, table: u32| {
         let input = vec![0; set_flow_table_root_in::SIZE];
         let mut input = Bits::<set_flow_table_root_in, _>::new(input);
         input.set(set_flow_table_root_in::table_id, table.into());
-        let set = bench.driver.simple(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner());
+        let set = fixture.driver.run_command(opcode::SET_FLOW_TABLE_ROOT, &input.into_inner());
         set.map_or_else(|refused| refused.0, |_| 0)
     };
-    assert_eq!(root(&mut bench, table), 0);
-    assert_eq!(bench.end_flow_table(table), 0);
-    assert_eq!(root(&mut bench, table), BAD_RESOURCE);
+    assert_eq!(root(&mut fixture, table), 0);
+    assert_eq!(fixture.end_flow_table(table), 0);
+    assert_eq!(root(&mut fixture, table), BAD_RESOURCE);
 }
 
 /// Types of the events after a queue pair was moved to error and two doorbells were rung.
 fn events_of_stopped(
     service: u64,
-    fields: impl Fn(&mut Bench) -> Vec<(Field<qpc>, u64)>,
+    fields: impl Fn(&mut Fixture) -> Vec<(Field<qpc>, u64)>,
 ) -> Vec<u8> {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     // The first EQ gets the same events.
-    bench.driver.eq();
-    let page = bench.driver.last_page();
-    bench.driver.memory().write(page, &[0xff; 4096]).unwrap();
-    let fields = fields(&mut bench);
-    let mut qp = bench.driver.qp_with(service, bench.cqn, &fields);
-    bench.driver.modify(opcode::RST2INIT_QP, &qp, 0, &[]).unwrap();
-    bench.driver.modify(opcode::TO_ERR_QP, &qp, 0, &[]).unwrap();
-    bench.driver.run();
+    fixture.driver.eq();
+    let page = fixture.driver.last_page();
+    fixture.driver.memory().write(page, &[0xff; 4096]).unwrap();
+    let fields = fields(&mut fixture);
+    let mut qp = fixture.driver.qp_with(service, fixture.cqn, &fields);
+    fixture.driver.modify(opcode::RST2INIT_QP, &qp, 0, &[]).unwrap();
+    fixture.driver.modify(opcode::TO_ERR_QP, &qp, 0, &[]).unwrap();
+    fixture.driver.run();
     for _ in 0..2 {
-        bench.driver.post_send(&mut qp, 0, 0, &[]);
+        fixture.driver.post_send(&mut qp, 0, 0, &[]);
     }
     let mut bytes = [0; 4096];
-    bench.driver.memory().read(page, &mut bytes).unwrap();
+    fixture.driver.memory().read(page, &mut bytes).unwrap();
     let there = |entry: &&[u8]| entry[1] != 0xff;
     bytes.chunks(64).filter(there).map(|entry| entry[1]).collect()
 }
 
 #[test]
-fn that_shared_receives_end_is_told_once_to_those_who_take_them() {
+fn last_wqe_reached_is_raised_once_for_receivers() {
     const LAST: u8 = 0x13;
     const NOTHING: [u8; 0] = [];
     const RC: u64 = 0;
     const XRC: u64 = 3;
-    let shared = |bench: &mut Bench| {
-        let pd = bench.pd();
-        let pool = bench.pool(pd);
+    let shared = |fixture: &mut Fixture| {
+        let pd = fixture.pd();
+        let pool = fixture.pool(pd);
         vec![(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())]
     };
-    let xrc = |bench: &mut Bench| {
-        let xrcd = bench.xrcd();
-        [shared(bench), vec![(qpc::xrcd, xrcd.number.into())]].concat()
+    let xrc = |fixture: &mut Fixture| {
+        let xrcd = fixture.xrcd();
+        [shared(fixture), vec![(qpc::xrcd, xrcd.number.into())]].concat()
     };
     assert_eq!(events_of_stopped(RC, |_| vec![]), NOTHING);
     assert_eq!(events_of_stopped(RC, shared), [LAST]);
-    let target = |bench: &mut Bench| [xrc(bench), vec![(qpc::no_sq, 1)]].concat();
+    let target = |fixture: &mut Fixture| [xrc(fixture), vec![(qpc::no_sq, 1)]].concat();
     assert_eq!(events_of_stopped(XRC, target), [LAST]);
     assert_eq!(events_of_stopped(XRC, xrc), NOTHING, "who only sends");
 }
 
 /// Lists use the memory of the host.
 #[test]
-fn there_is_an_end_to_what_a_guest_may_list() {
+fn the_lists_of_a_guest_are_limited() {
     const LIMIT: u8 = 0x8;
     const NO_RESOURCES: u8 = 0xf;
-    let mut bench = Bench::new();
-    let rq = bench.any_rq();
-    let rqt = |bench: &mut Bench, count: usize| {
+    let mut fixture = Fixture::new();
+    let rq = fixture.any_rq();
+    let rqt = |fixture: &mut Fixture, count: usize| {
         let mut input = Bits::<create_rqt_in, _>::new(vec![0; create_rqt_in::SIZE]);
         input.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, count as u64);
         let mut input = input.into_inner();
         (0..count).for_each(|_| input.extend(rq.number.to_be_bytes()));
-        let created = bench.driver.simple(opcode::CREATE_RQT, &input);
+        let created = fixture.driver.run_command(opcode::CREATE_RQT, &input);
         created.map_or_else(|refused| refused.0, |_| 0)
     };
-    assert_eq!((rqt(&mut bench, 512), rqt(&mut bench, 513)), (0, LIMIT));
+    assert_eq!((rqt(&mut fixture, 512), rqt(&mut fixture, 513)), (0, LIMIT));
 
     let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
     let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
     context.set(flow_table_context::log_size, 16);
-    let out = bench.driver.simple(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
+    let out = fixture.driver.run_command(opcode::CREATE_FLOW_TABLE, &input.into_inner()).unwrap();
     let table = Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id);
-    let group = |bench: &mut Bench, at: u64| {
+    let group = |fixture: &mut Fixture, at: u64| {
         let input = vec![0; create_flow_group_in::SIZE];
         let mut input = Bits::<create_flow_group_in, _>::new(input);
         input.set(create_flow_group_in::table_id, table.into());
         input.set(create_flow_group_in::start_flow_index, at);
         input.set(create_flow_group_in::end_flow_index, at);
-        let created = bench.driver.simple(opcode::CREATE_FLOW_GROUP, &input.into_inner());
+        let created = fixture.driver.run_command(opcode::CREATE_FLOW_GROUP, &input.into_inner());
         created.map_or_else(|refused| refused.0, |_| 0)
     };
-    assert!((0..4096).all(|at| group(&mut bench, at) == 0));
-    assert_eq!(group(&mut bench, 4096), NO_RESOURCES);
+    assert!((0..4096).all(|at| group(&mut fixture, at) == 0));
+    assert_eq!(group(&mut fixture, 4096), NO_RESOURCES);
 
-    let tir = bench.direct_tir(rq);
-    let flow = |bench: &mut Bench, count: u64| {
+    let tir = fixture.direct_tir(rq);
+    let flow = |fixture: &mut Fixture, count: u64| {
         let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
         input.set(set_fte_in::table_id, table.into());
         let mut context = input.sub_mut(set_fte_in::flow_context);
@@ -526,8 +527,8 @@ fn there_is_an_end_to_what_a_guest_may_list() {
         entry.set(dest_format::destination_id, tir.number.into());
         let (mut input, entry) = (input.into_inner(), entry.into_inner());
         (0..count).for_each(|_| input.extend(&entry));
-        let set = bench.driver.simple(opcode::SET_FLOW_TABLE_ENTRY, &input);
+        let set = fixture.driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input);
         set.map_or_else(|refused| refused.0, |_| 0)
     };
-    assert_eq!((flow(&mut bench, 64), flow(&mut bench, 65)), (0, LIMIT));
+    assert_eq!((flow(&mut fixture, 64), flow(&mut fixture, 65)), (0, LIMIT));
 }

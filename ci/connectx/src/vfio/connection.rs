@@ -42,7 +42,7 @@ pub mod command {
 
 /// A request.
 #[derive(Debug)]
-pub struct Request {
+pub struct VfioRequest {
     /// Chosen by the client and repeated in the reply.
     pub id: u16,
     /// One of [`command`].
@@ -55,7 +55,7 @@ pub struct Request {
     pub files: Vec<File>,
 }
 
-impl Request {
+impl VfioRequest {
     /// A 32-bit number of the body; `None` if the body is too short.
     pub fn u32(&self, offset: usize) -> Option<u32> {
         let bytes = self.body.get(offset..offset.checked_add(4)?)?;
@@ -70,11 +70,11 @@ impl Request {
 }
 
 /// Free bytes in the buffer before each read.
-const ROOM: usize = 1 << 16;
+const READ_SIZE: usize = 1 << 16;
 
 /// Why the connection ends.
 #[derive(Debug)]
-pub enum Broken {
+pub enum StreamError {
     /// The client closed it.
     Closed,
     /// The socket failed.
@@ -84,7 +84,7 @@ pub enum Broken {
 }
 
 /// One end of a connection.
-pub struct Wire {
+pub struct Connection {
     stream: UnixStream,
     /// Received bytes. The buffer is kept between reads, since most messages have only a few bytes.
     buffer: Vec<u8>,
@@ -100,10 +100,17 @@ pub struct Wire {
     files: VecDeque<(u64, Vec<File>)>,
 }
 
-impl Wire {
+impl Connection {
     /// Takes over a connected stream.
     pub fn new(stream: UnixStream) -> Self {
-        Self { stream, buffer: vec![0; ROOM], filled: 0, start: 0, base: 0, files: VecDeque::new() }
+        Self {
+            stream,
+            buffer: vec![0; READ_SIZE],
+            filled: 0,
+            start: 0,
+            base: 0,
+            files: VecDeque::new(),
+        }
     }
 
     /// The socket, to wait on.
@@ -115,13 +122,13 @@ impl Wire {
     ///
     /// # Errors
     /// [`StreamError`] if the connection is over.
-    pub fn receive(&mut self) -> Result<bool, Broken> {
+    pub fn receive(&mut self) -> Result<bool, StreamError> {
         self.buffer.copy_within(self.start..self.filled, 0);
         self.base += self.start as u64;
         self.filled -= self.start;
         self.start = 0;
-        if self.buffer.len() < self.filled + ROOM {
-            self.buffer.resize(self.filled + ROOM, 0);
+        if self.buffer.len() < self.filled + READ_SIZE {
+            self.buffer.resize(self.filled + READ_SIZE, 0);
         }
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -137,7 +144,7 @@ impl Wire {
         };
         self.filled += count;
         match result {
-            Ok(_) if count == 0 => Err(Broken::Closed),
+            Ok(_) if count == 0 => Err(StreamError::Closed),
             Ok(_) => {
                 let mut files = Vec::new();
                 for message in control.drain() {
@@ -151,7 +158,7 @@ impl Wire {
                 Ok(true)
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(Broken::Io(error.into())),
+            Err(error) => Err(StreamError::Io(error.into())),
         }
     }
 
@@ -159,7 +166,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`StreamError::Length`] for a length out of range.
-    pub fn request(&mut self) -> Result<Option<Request>, Broken> {
+    pub fn request(&mut self) -> Result<Option<VfioRequest>, StreamError> {
         let bytes = &self.buffer[self.start..self.filled];
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
@@ -168,7 +175,7 @@ impl Wire {
         };
         let size = word(4) as usize;
         if !(HEADER..=MAX_MESSAGE).contains(&size) {
-            return Err(Broken::Length(size));
+            return Err(StreamError::Length(size));
         }
         let Some(message) = bytes.get(..size) else { return Ok(None) };
         let body = message[HEADER..].to_vec();
@@ -181,7 +188,7 @@ impl Wire {
         {
             files.extend(self.files.pop_front().into_iter().flat_map(|(_, files)| files));
         }
-        Ok(Some(Request { id, command, wants_reply: flags & NO_REPLY == 0, body, files }))
+        Ok(Some(VfioRequest { id, command, wants_reply: flags & NO_REPLY == 0, body, files }))
     }
 
     /// Sends a reply; `Err` carries an errno.
@@ -190,7 +197,7 @@ impl Wire {
     /// The error of the socket.
     pub fn reply(
         &mut self,
-        request: &Request,
+        request: &VfioRequest,
         result: Result<&[u8], u32>,
         fd: Option<&File>,
     ) -> io::Result<()> {
@@ -237,32 +244,32 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_cut_from_the_stream_wherever_it_breaks() {
+    fn requests_are_parsed_from_any_split_of_the_stream() {
         let (mut client, server) = UnixStream::pair().unwrap();
-        let mut wire = Wire::new(server);
+        let mut connection = Connection::new(server);
         let mut bytes = message(1, 0, b"abc");
         bytes.extend(message(2, NO_REPLY, b""));
         let mut seen = Vec::new();
         for byte in &bytes {
             client.write_all(&[*byte]).unwrap();
-            assert!(wire.receive().unwrap());
-            while let Some(request) = wire.request().unwrap() {
+            assert!(connection.receive().unwrap());
+            while let Some(request) = connection.request().unwrap() {
                 seen.push((request.id, request.wants_reply, request.body));
             }
         }
         assert_eq!(seen, [(1, true, b"abc".to_vec()), (2, false, vec![])]);
-        assert!(!wire.receive().unwrap());
+        assert!(!connection.receive().unwrap());
         drop(client);
-        assert!(matches!(wire.receive(), Err(Broken::Closed)));
+        assert!(matches!(connection.receive(), Err(StreamError::Closed)));
     }
 
     #[test]
-    fn descriptors_stay_with_their_message() {
+    fn file_descriptors_stay_with_their_message() {
         let (client, server) = UnixStream::pair().unwrap();
-        let mut sender = Wire::new(client);
-        let mut wire = Wire::new(server);
+        let mut sender = Connection::new(client);
+        let mut connection = Connection::new(server);
         let file = File::open("/dev/null").unwrap();
-        let as_request = |id| Request {
+        let as_request = |id| VfioRequest {
             id,
             command: command::DMA_MAP,
             wants_reply: true,
@@ -273,23 +280,23 @@ mod tests {
             let fd = (id % 2 == 1).then_some(&file);
             sender.reply(&as_request(id), Ok(&[0; 5]), fd).unwrap();
         }
-        while wire.receive().unwrap() {}
+        while connection.receive().unwrap() {}
         for id in 0..4 {
-            let request = wire.request().unwrap().unwrap();
+            let request = connection.request().unwrap().unwrap();
             assert_eq!((request.id, request.files.len()), (id, usize::from(id % 2)));
         }
     }
 
     #[test]
-    fn an_absurd_length_ends_the_connection() {
+    fn a_message_length_out_of_range_ends_the_connection() {
         for size in [0u32, 15, MAX_MESSAGE as u32 + 1, u32::MAX] {
             let (mut client, server) = UnixStream::pair().unwrap();
-            let mut wire = Wire::new(server);
+            let mut connection = Connection::new(server);
             let mut bytes = message(1, 0, b"");
             bytes[4..8].copy_from_slice(&size.to_ne_bytes());
             client.write_all(&bytes).unwrap();
-            wire.receive().unwrap();
-            assert!(matches!(wire.request(), Err(Broken::Length(_))));
+            connection.receive().unwrap();
+            assert!(matches!(connection.request(), Err(StreamError::Length(_))));
         }
     }
 }
