@@ -1,7 +1,7 @@
 //! The command interface: how the driver asks firmware for something.
 //!
-//! Pairs with mlx5_core's `cmd.c`. [`queue`] reads commands from guest memory, [`mailbox`] walks
-//! their mailbox chains, and [`dispatch`] calls the function of the opcode. Each other file has the
+//! Pairs with mlx5_core's `cmd.c`. `queue` reads commands from guest memory, [`mailbox`] walks
+//! their mailbox chains, and `dispatch` calls the function of the opcode. Each other file has the
 //! commands of one kind of object.
 
 pub(crate) mod cq;

@@ -1,4 +1,4 @@
-//! CommandError commands: a status, which the driver turns into an errno, and a syndrome.
+//! Refused commands: a status, which the driver turns into an errno, and a syndrome.
 //!
 //! Pairs with `cmd_status_to_err` of mlx5_core. Firmware's syndromes are not documented. Here the
 //! upper half is the status, and the lower half a hash of the reason.

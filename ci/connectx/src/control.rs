@@ -217,7 +217,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         | Request::Health { function, .. } => function,
     };
     if number >= fabric.len() {
-        return error(format!("function {number}, {} exist", fabric.len()));
+        return error(format!("function {number} does not exist, only {} exist", fabric.len()));
     }
     let device = fabric.function(number).device_mut();
     match *request {
@@ -242,7 +242,9 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
             let offset = u64::from(page) * stride;
             let pages = VAR_BYTES + TLP_PAGES * PAGE;
             if offset + u64::from(len) > pages || len > MAX_VAR {
-                return error(format!("{len} bytes of VAR page {page}"));
+                return error(format!(
+                    "{len} bytes of VAR page {page}: at most {MAX_VAR} of an existing page can be read"
+                ));
             }
             let mut bytes = vec![0; len as usize];
             device.bar.read(VAR_OFFSET + offset, &mut bytes);
@@ -251,7 +253,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         Request::Link { up, .. } => device.set_link(up),
         Request::FailCommand { opcode, after, status, .. } => {
             if status == 0 {
-                return error("status 0 is success");
+                return error("status 0 is success, ask for another");
             }
             device.faults.fail_command(opcode, after, CommandFailure::Status(status));
         }

@@ -283,15 +283,15 @@ fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
 }
 
 /// A segment of a WQE: the kernel's name of its struct, and its bytes.
-pub type WqeSegment<'a> = (&'static str, &'a [u8]);
+pub type NamedSegment<'a> = (&'static str, &'a [u8]);
 
 /// The segments split off so far, and the rest of the WQE.
-struct Cut<'a> {
-    list: Vec<WqeSegment<'a>>,
+struct Splitter<'a> {
+    list: Vec<NamedSegment<'a>>,
     rest: &'a [u8],
 }
 
-impl Cut<'_> {
+impl Splitter<'_> {
     fn take(&mut self, name: &'static str, len: usize) {
         let (head, rest) = self.rest.split_at(len.min(self.rest.len()));
         self.rest = rest;
@@ -302,64 +302,66 @@ impl Cut<'_> {
 }
 
 /// Splits a WQE into its segments, and stops at a truncated one.
-pub fn segments(service: u8, bytes: &[u8]) -> Vec<WqeSegment<'_>> {
+pub fn segments(service: u8, bytes: &[u8]) -> Vec<NamedSegment<'_>> {
     let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return vec![] };
     let end = (usize::from(control.ds) * 16).min(bytes.len());
-    let mut cut = Cut { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
-    cut.take("mlx5_wqe_ctrl_seg", 16);
+    let mut splitter = Splitter { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
+    splitter.take("mlx5_wqe_ctrl_seg", 16);
     match service {
-        0x3 => cut.take("mlx5_wqe_xrc_seg", 16),
-        0x2 | 0x7 | 0x8 => cut.take("mlx5_av", 48),
+        0x3 => splitter.take("mlx5_wqe_xrc_seg", 16),
+        0x2 | 0x7 | 0x8 => splitter.take("mlx5_av", 48),
         SERVICE_RAW_SQ if control.opcode != op::NOP => {
-            let inline = cut.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
+            let inline = splitter.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
             // The upper bit means that the segment holds a VLAN tag instead of headers.
             let len = if inline >> 15 != 0 { 0 } else { usize::from(inline) };
-            cut.take("mlx5_wqe_eth_seg", (14 + len).next_multiple_of(16).max(16));
+            splitter.take("mlx5_wqe_eth_seg", (14 + len).next_multiple_of(16).max(16));
         }
         _ => {}
     }
     match control.opcode {
-        op::RDMA_WRITE | op::RDMA_WRITE_IMM | op::RDMA_READ => cut.take("mlx5_wqe_raddr_seg", 16),
+        op::RDMA_WRITE | op::RDMA_WRITE_IMM | op::RDMA_READ => {
+            splitter.take("mlx5_wqe_raddr_seg", 16)
+        }
         op::ATOMIC_CS | op::ATOMIC_FA | op::ATOMIC_MASKED_FA => {
-            cut.take("mlx5_wqe_raddr_seg", 16);
-            cut.take("mlx5_wqe_atomic_seg", 16);
+            splitter.take("mlx5_wqe_raddr_seg", 16);
+            splitter.take("mlx5_wqe_atomic_seg", 16);
         }
         op::ATOMIC_MASKED_CS => {
-            cut.take("mlx5_wqe_raddr_seg", 16);
+            splitter.take("mlx5_wqe_raddr_seg", 16);
             // All four operands of 4-byte atomics fit one segment.
             match control.atomic_len() {
-                Some(4) => cut.take("mlx5_wqe_atomic_seg", 16),
-                _ => cut.take("mlx5_wqe_masked_atomic_seg", 32),
+                Some(4) => splitter.take("mlx5_wqe_atomic_seg", 16),
+                _ => splitter.take("mlx5_wqe_masked_atomic_seg", 32),
             }
         }
         op::UMR => {
             const INLINE: u8 = 1 << 7;
-            let inline = cut.rest.first().is_some_and(|flags| flags & INLINE != 0);
-            cut.take("mlx5_wqe_umr_ctrl_seg", 48);
-            cut.take("mlx5_mkey_seg", 64);
-            while inline && !cut.rest.is_empty() {
-                cut.take("mlx5_klm", 16);
+            let inline = splitter.rest.first().is_some_and(|flags| flags & INLINE != 0);
+            splitter.take("mlx5_wqe_umr_ctrl_seg", 48);
+            splitter.take("mlx5_mkey_seg", 64);
+            while inline && !splitter.rest.is_empty() {
+                splitter.take("mlx5_klm", 16);
             }
         }
         _ => {}
     }
-    while let Some(first) = cut.rest.first() {
+    while let Some(first) = splitter.rest.first() {
         if first & 0x80 == 0 {
-            cut.take("mlx5_wqe_data_seg", 16);
+            splitter.take("mlx5_wqe_data_seg", 16);
         } else {
-            let head = cut.rest.first_chunk::<4>();
+            let head = splitter.rest.first_chunk::<4>();
             let len = head.map_or(0, |b| u32::from_be_bytes(*b) & 0x7fff_ffff) as usize;
-            cut.take(
+            splitter.take(
                 "mlx5_wqe_inline_seg",
                 len.saturating_add(4).min(1 << 16).next_multiple_of(16),
             );
         }
     }
-    cut.list
+    splitter.list
 }
 
 /// Splits a receive WQE into its segments, up to the one that ends the list.
-pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<WqeSegment<'_>> {
+pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<NamedSegment<'_>> {
     const END: u32 = 0x100;
     let (mut list, mut rest) = (Vec::new(), bytes);
     if linked && let Some((head, left)) = rest.split_at_checked(16) {

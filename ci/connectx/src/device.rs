@@ -1,7 +1,7 @@
 //! The state of one function behind BAR0.
 //!
-//! The layers above add what it does: [`crate::data`] executes WQEs and doorbells, [`crate::cmd`]
-//! commands, [`crate::mmio`] accesses to BAR0.
+//! The layers above add what it does: `data` executes WQEs and doorbells, `cmd`
+//! commands, `mmio` accesses to BAR0.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -50,9 +50,9 @@ pub struct Device {
     pub(crate) bus_master: bool,
     /// Faults that tests asked for.
     pub(crate) faults: InjectedFaults,
-    /// What is seen and done, for later.
+    /// The recording of what the function sees and does.
     pub(crate) recorder: Recorder,
-    /// CommandError commands in the log: opcode and syndrome.
+    /// Refused commands in the log: opcode and syndrome.
     pub(crate) logged_errors: BTreeMap<(u16, u32), u64>,
 }
 

@@ -103,16 +103,16 @@ impl Doorbells {
         }
         let register = (uar, offset / REGISTER);
         let end = offset + from.len() as u64;
-        if let Some(rest) = self.late_copies.remove(&register) {
-            if rest.next == offset {
+        if let Some(copy) = self.late_copies.remove(&register) {
+            if copy.next == offset {
                 self.errors.late += 1;
-                if end < rest.end {
-                    self.late_copies.insert(register, LateCopy { next: end, ..rest });
+                if end < copy.end {
+                    self.late_copies.insert(register, LateCopy { next: end, ..copy });
                 }
                 return complete;
             }
             // A single word was a doorbell after all.
-            self.errors.torn += u64::from(rest.next != rest.start + 8);
+            self.errors.torn += u64::from(copy.next != copy.start + 8);
         }
         match self.gathered.get_mut(&register) {
             Some(writes)
@@ -171,9 +171,9 @@ impl Doorbells {
         let whole = writes.whole();
         if !whole {
             let next = writes.start + writes.bytes.len() as u64;
-            let rest =
+            let copy =
                 LateCopy { start: writes.start, next, end: writes.start + writes.wanted() as u64 };
-            self.late_copies.insert(register, rest);
+            self.late_copies.insert(register, copy);
         }
         Some(Doorbell { uar: writes.uar, words, copy: whole.then_some(writes.bytes) })
     }

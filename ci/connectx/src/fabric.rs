@@ -1,6 +1,6 @@
 //! The switch that connects functions.
 //!
-//! Pairs with the requester and responder of [`crate::data`]. No message is in flight between
+//! Pairs with the requester and responder of `data`. No message is in flight between
 //! calls: the destination executes a message while its sender waits.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -85,7 +85,7 @@ impl Fabric {
                 else {
                     break;
                 };
-                self.run_qp(number, queue);
+                self.run_queue(number, queue);
                 if self.budget == 0 {
                     self.first = (number + 1) % count;
                     return true;
@@ -108,9 +108,9 @@ impl Fabric {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
-    fn run_qp(&mut self, number: usize, queue: u32) {
+    fn run_queue(&mut self, number: usize, queue: u32) {
         if self.functions[number].device().is_raw(queue) {
-            return self.run_sq(number, queue);
+            return self.run_raw_sq(number, queue);
         }
         for _ in 0..WQES_PER_TURN {
             if !self.charge() {
@@ -145,7 +145,7 @@ impl Fabric {
         self.functions[number].device_mut().schedule(queue);
     }
 
-    fn run_sq(&mut self, number: usize, queue: u32) {
+    fn run_raw_sq(&mut self, number: usize, queue: u32) {
         for _ in 0..WQES_PER_TURN {
             if !self.charge() {
                 break;
@@ -177,7 +177,7 @@ impl Fabric {
     fn deliver(&mut self, from: usize, message: &Message, destination: Destination) -> Response {
         if let Destination::Group(group) = destination {
             let sender = self.functions[from].device();
-            let deaf = sender
+            let no_loopback = sender
                 .objects
                 .qps
                 .get(message.source_qpn)
@@ -190,7 +190,7 @@ impl Fabric {
                 for qpn in device.objects.multicast_groups.members(&group) {
                     // A sender that is a member of the group receives its own message, unless
                     // `block_lb_mc` is set.
-                    if deaf && number == from && qpn == message.source_qpn {
+                    if no_loopback && number == from && qpn == message.source_qpn {
                         continue;
                     }
                     device.respond(&Message { qpn, ..message.clone() });
@@ -221,7 +221,8 @@ impl Fabric {
     /// is the same port, and the destination may access memory.
     fn can_reach(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
-        let kind = |device: &Device| -> PortType { device.options.port_type };
-        b.bus_master && (from == to || a.port.active() && b.port.active() && kind(a) == kind(b))
+        let port_type = |device: &Device| -> PortType { device.options.port_type };
+        b.bus_master
+            && (from == to || a.port.active() && b.port.active() && port_type(a) == port_type(b))
     }
 }

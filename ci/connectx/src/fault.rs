@@ -1,6 +1,6 @@
 //! Faults that tests inject, and when each is due.
 //!
-//! Pairs with [`crate::control`], which takes the wqes. Commands, WQEs and messages ask here
+//! Pairs with [`crate::control`], which takes the requests. Commands, WQEs and messages ask here
 //! before they are carried out. Injected faults survive resets of the function.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -64,7 +64,7 @@ impl Function {
     /// Removes the function from its slot: reads return ones and writes have no effect, until
     /// [`Function::insert`] or [`Function::restart`].
     pub fn remove(&mut self) {
-        log::info!("function {} is pulled out", self.device.options.number);
+        log::info!("function {} is removed", self.device.options.number);
         self.reset();
         // A guest that still has it mapped reads zeros, where a bus would return ones.
         self.device.bar.clear();

@@ -6,14 +6,14 @@
 //! hexadecimal digits in the order of memory or of the register. Lines that begin with `#` are
 //! comments.
 //!
-//! - `[request]`: a work request with the service and number of its queue, its block, its segments,
-//!   the doorbell record after it was posted and the write that rang for it: `doorbell` (which of
-//!   the register's two buffers, eight bytes) or `blueflame` (likewise, all that was copied). Both
-//!   are left out where the next request was posted, too, before the device looked. Bytes after the
-//!   end of inline data are whatever the ring held before.
-//! - `[receive]`: likewise for a receive, to the segment that ends its list.
-//! - `[completion]`: an entry of a completion queue, with the service of the queue pair.
-//! - `[arm]`: the doorbell of a completion queue, and both words of its record after that.
+//! - `[request]`: a WQE with the service and number of its queue, its index, its segments, the
+//!   doorbell record after it was posted, and the doorbell: `doorbell` (which of the register's two
+//!   buffers, eight bytes) or `blueflame` (the buffer, and all bytes of the copy). Record and
+//!   doorbell are left out if the next WQE was posted before the device read this one. Bytes after
+//!   the end of inline data are older content of the queue.
+//! - `[receive]`: a receive WQE with the same lines, up to the segment that ends its list.
+//! - `[completion]`: a CQE, with the service of the queue pair.
+//! - `[arm]`: a CQ doorbell, and both words of the doorbell record after it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -58,18 +58,18 @@ struct FunctionState {
     commands: BTreeMap<u8, Vec<u8>>,
     /// User contexts by uid, numbered in the order of creation.
     programs: BTreeMap<u16, usize>,
-    pairs: BTreeMap<u32, OwnedQueue>,
-    shared: BTreeMap<u32, OwnedQueue>,
+    qps: BTreeMap<u32, OwnedQueue>,
+    srqs: BTreeMap<u32, OwnedQueue>,
     /// Raw send queues and raw receive queues.
-    raw: [BTreeMap<u32, OwnedQueue>; 2],
-    completions: BTreeMap<u32, OwnedQueue>,
-    records: BTreeMap<(DoorbellCounter, u32), u32>,
+    raw_queues: [BTreeMap<u32, OwnedQueue>; 2],
+    cqs: BTreeMap<u32, OwnedQueue>,
+    doorbell_records: BTreeMap<(DoorbellCounter, u32), u32>,
     doorbells: WritesByWqe,
     /// A CQ doorbell whose doorbell record has not been seen yet.
     armed: Option<[u8; 8]>,
     /// How many user contexts programs have created.
     count: usize,
-    driver_has_its_own: bool,
+    driver_has_context: bool,
 }
 
 /// The test vectors by what distinguishes them, each with the program that made it.
@@ -140,7 +140,7 @@ impl TestVectors {
                 if let Some(input) = state.commands.remove(&slot)
                     && output.first() == Some(&0)
                 {
-                    state.created(&input, &output);
+                    state.add_queue(&input, &output);
                 }
             }
             Entry::Write { offset, bytes } => {
@@ -152,20 +152,21 @@ impl TestVectors {
                 }
             }
             Entry::DoorbellRecord { counter, number, value } => {
-                state.records.insert((counter, number), value);
+                state.doorbell_records.insert((counter, number), value);
             }
             Entry::Wqe { service, number, index, bytes, .. } => {
-                let queues = if service == SERVICE_RAW_SQ { &state.raw[0] } else { &state.pairs };
+                let queues =
+                    if service == SERVICE_RAW_SQ { &state.raw_queues[0] } else { &state.qps };
                 if let Some(owner) = queues.get(&number) {
-                    self.request(state, *owner, position, service, number, index, &bytes);
+                    self.add_wqe(state, *owner, position, service, number, index, &bytes);
                 }
             }
             Entry::ReceiveWqe { rq_type, linked, index, number, bytes } => {
-                self.receive(state, rq_type, linked, index, number, &bytes);
+                self.add_receive_wqe(state, rq_type, linked, index, number, &bytes);
             }
             Entry::Cqe { number, bytes, .. } => {
-                if let Some(owner) = state.completions.get(&number) {
-                    self.completion(state, *owner, &bytes);
+                if let Some(owner) = state.cqs.get(&number) {
+                    self.add_cqe(state, *owner, &bytes);
                 }
             }
             Entry::Reset => {
@@ -179,16 +180,16 @@ impl TestVectors {
         // changed.
         if let Some(doorbell) = state.armed {
             let number = word(&doorbell, 4) & 0xff_ffff;
-            let arm = state.records.get(&(DoorbellCounter::CqArm, number)).copied();
+            let arm = state.doorbell_records.get(&(DoorbellCounter::CqArm, number)).copied();
             if arm == Some(word(&doorbell, 0)) {
                 state.armed = None;
-                self.arm(state, doorbell, number);
+                self.add_cq_doorbell(state, doorbell, number);
             }
         }
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are the fields of one entry")]
-    fn request(
+    fn add_wqe(
         &mut self,
         state: &FunctionState,
         owner: OwnedQueue,
@@ -215,7 +216,7 @@ impl TestVectors {
             .collect();
         let (operation, service) = (decode::opcode_name(control.opcode), service_name(service));
         let end = index.wrapping_add(control.wqebbs());
-        let record = state.records.get(&(DoorbellCounter::Sq, number)).copied();
+        let record = state.doorbell_records.get(&(DoorbellCounter::Sq, number)).copied();
         let mut lines = vec![
             "[request]".into(),
             format!("service: {service}"),
@@ -245,7 +246,7 @@ impl TestVectors {
         self.keep(key, owner, lines);
     }
 
-    fn receive(
+    fn add_receive_wqe(
         &mut self,
         state: &FunctionState,
         rq_type: RqType,
@@ -255,9 +256,9 @@ impl TestVectors {
         bytes: &[u8],
     ) {
         let (owner, counter, name) = match rq_type {
-            RqType::Qp => (state.pairs.get(&number), DoorbellCounter::QpRq, "pair"),
-            RqType::Srq => (state.shared.get(&number), DoorbellCounter::Srq, "shared"),
-            RqType::Rq => (state.raw[1].get(&number), DoorbellCounter::Rq, "raw"),
+            RqType::Qp => (state.qps.get(&number), DoorbellCounter::QpRq, "pair"),
+            RqType::Srq => (state.srqs.get(&number), DoorbellCounter::Srq, "shared"),
+            RqType::Rq => (state.raw_queues[1].get(&number), DoorbellCounter::Rq, "raw"),
         };
         let Some(owner) = owner else { return };
         let segments = decode::receive_segments(linked, bytes);
@@ -270,20 +271,20 @@ impl TestVectors {
             format!("stride: {}", bytes.len()),
             format!("bytes: {}", hex(&bytes[..len])),
         ];
-        if let Some(record) = state.records.get(&(counter, number)) {
+        if let Some(record) = state.doorbell_records.get(&(counter, number)) {
             lines.push(format!("record: {}", hex(&record.to_be_bytes())));
         }
         let key = format!("2 {name} {} {}", bytes.len(), segments.len());
         self.keep(key, *owner, lines);
     }
 
-    fn completion(&mut self, state: &FunctionState, owner: OwnedQueue, bytes: &[u8]) {
+    fn add_cqe(&mut self, state: &FunctionState, owner: OwnedQueue, bytes: &[u8]) {
         let Some(cqe) = bytes.get(bytes.len().saturating_sub(64)..).filter(|b| b.len() == 64)
         else {
             return;
         };
         let number = word(cqe, 56) & 0xff_ffff;
-        let service = state.pairs.get(&number).map_or("none", |pair| service_name(pair.service));
+        let service = state.qps.get(&number).map_or("none", |pair| service_name(pair.service));
         let (last, failed) = (cqe[63], matches!(cqe[63] >> 4, 0xd | 0xe));
         let lines = vec![
             "[completion]".into(),
@@ -302,10 +303,13 @@ impl TestVectors {
         self.keep(key, owner, lines);
     }
 
-    fn arm(&mut self, state: &FunctionState, doorbell: [u8; 8], number: u32) {
-        let Some(owner) = state.completions.get(&number) else { return };
-        let consumer =
-            state.records.get(&(DoorbellCounter::CqConsumer, number)).copied().unwrap_or(0);
+    fn add_cq_doorbell(&mut self, state: &FunctionState, doorbell: [u8; 8], number: u32) {
+        let Some(owner) = state.cqs.get(&number) else { return };
+        let consumer = state
+            .doorbell_records
+            .get(&(DoorbellCounter::CqConsumer, number))
+            .copied()
+            .unwrap_or(0);
         let lines = vec![
             "[arm]".into(),
             format!("queue: {number:#x}"),
@@ -319,14 +323,14 @@ impl TestVectors {
 
 impl FunctionState {
     /// Remembers a queue of a user context.
-    fn created(&mut self, input: &[u8], output: &[u8]) {
+    fn add_queue(&mut self, input: &[u8], output: &[u8]) {
         let half = |at: usize| {
             input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
         };
         if half(0) == opcode::CREATE_UCTX {
             let number = Bits::<create_uctx_out, _>::new(output).get32(create_uctx_out::uid);
             // mlx5_ib creates the first user context for itself.
-            if std::mem::replace(&mut self.driver_has_its_own, true) {
+            if std::mem::replace(&mut self.driver_has_context, true) {
                 self.programs.insert(number as u16, self.count);
                 self.count += 1;
             }
@@ -342,27 +346,27 @@ impl FunctionState {
             opcode::CREATE_QP => {
                 let number = Bits::<create_qp_out, _>::new(output).get32(create_qp_out::qpn);
                 owned.service = service(input);
-                self.pairs.insert(number, owned);
+                self.qps.insert(number, owned);
             }
             opcode::CREATE_SQ => {
                 let number = Bits::<create_sq_out, _>::new(output).get32(create_sq_out::sqn);
-                self.raw[0].insert(number, owned);
+                self.raw_queues[0].insert(number, owned);
             }
             opcode::CREATE_RQ => {
                 let number = Bits::<create_rq_out, _>::new(output).get32(create_rq_out::rqn);
-                self.raw[1].insert(number, owned);
+                self.raw_queues[1].insert(number, owned);
             }
             opcode::CREATE_CQ => {
                 let number = Bits::<create_cq_out, _>::new(output).get32(create_cq_out::cqn);
-                self.completions.insert(number, owned);
+                self.cqs.insert(number, owned);
             }
             opcode::CREATE_RMP => {
                 let number = Bits::<create_rmp_out, _>::new(output).get32(create_rmp_out::rmpn);
-                self.shared.insert(number, owned);
+                self.srqs.insert(number, owned);
             }
             opcode::CREATE_XRC_SRQ => {
                 let out = Bits::<create_xrc_srq_out, _>::new(output);
-                self.shared.insert(out.get32(create_xrc_srq_out::xrc_srqn), owned);
+                self.srqs.insert(out.get32(create_xrc_srq_out::xrc_srqn), owned);
             }
             _ => {}
         }
@@ -431,8 +435,8 @@ mod tests {
     use crate::recording::Recorder;
     use crate::recording::tests::MemoryFile;
 
-    const PAIR: u32 = 0x42;
-    const QUEUE: u32 = 0x405;
+    const QPN: u32 = 0x42;
+    const CQN: u32 = 0x405;
 
     fn command(recorder: &mut Recorder, op: u16, uid: u16, number: u32) {
         let mut input = vec![0; 64];
@@ -451,29 +455,29 @@ mod tests {
         let mut recorder = Recorder::new(file.clone(), 0).unwrap();
         command(&mut recorder, opcode::CREATE_UCTX, 0, 1);
         command(&mut recorder, opcode::CREATE_UCTX, 0, 2);
-        command(&mut recorder, opcode::CREATE_CQ, uid, QUEUE);
-        command(&mut recorder, opcode::CREATE_QP, uid, PAIR);
+        command(&mut recorder, opcode::CREATE_CQ, uid, CQN);
+        command(&mut recorder, opcode::CREATE_QP, uid, QPN);
         let mut wqe = [0; 64];
-        wqe[..8].copy_from_slice(&[0, 0, 7, 0x0a, 0, 0, PAIR as u8, 2]);
+        wqe[..8].copy_from_slice(&[0, 0, 7, 0x0a, 0, 0, QPN as u8, 2]);
         wqe[11] = 8;
         let register = 20 * bar0::PAGE + SEND + BUFFER;
         for word in 0..4 {
             let bytes = &wqe[word * 8..word * 8 + 8];
             recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
         }
-        recorder.doorbell_record(0, DoorbellCounter::Sq, PAIR, 8);
-        let (service, index, number) = (0, 7, PAIR);
+        recorder.doorbell_record(0, DoorbellCounter::Sq, QPN, 8);
+        let (service, index, number) = (0, 7, QPN);
         let request = Entry::Wqe { service, blue_flame: true, index, number, bytes: &wqe[..] };
         recorder.add(0, &request);
         for word in 4..8 {
             let bytes = &wqe[word * 8..word * 8 + 8];
             recorder.add(0, &Entry::Write { offset: register + word as u64 * 8, bytes });
         }
-        recorder.add(0, &Entry::Cqe { number: QUEUE, index: 0, bytes: &[0x5a; 64] });
+        recorder.add(0, &Entry::Cqe { number: CQN, index: 0, bytes: &[0x5a; 64] });
         let doorbell = [0x10, 0, 0, 1, 0, 0, 4, 5];
         recorder.add(0, &Entry::Write { offset: 20 * bar0::PAGE + ARM, bytes: &doorbell });
-        recorder.doorbell_record(0, DoorbellCounter::CqConsumer, QUEUE, 1);
-        recorder.doorbell_record(0, DoorbellCounter::CqArm, QUEUE, 0x1000_0001);
+        recorder.doorbell_record(0, DoorbellCounter::CqConsumer, CQN, 1);
+        recorder.doorbell_record(0, DoorbellCounter::CqArm, CQN, 0x1000_0001);
         file
     }
 

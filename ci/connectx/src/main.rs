@@ -32,8 +32,8 @@ struct Arguments {
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
     /// Type of the ports.
-    #[arg(long, value_enum, default_value_t = Port::Eth)]
-    port_type: Port,
+    #[arg(long, value_enum, default_value_t = PortTypeArg::Eth)]
+    port_type: PortTypeArg,
     /// Refuses data in BlueFlame registers.
     #[arg(long)]
     no_wc: bool,
@@ -78,7 +78,7 @@ enum Command {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Port {
+enum PortTypeArg {
     /// RoCE and Ethernet.
     Eth,
     /// InfiniBand.
@@ -132,7 +132,7 @@ fn main() -> io::Result<()> {
         log::set_max_level(arguments.log);
     }
     if let Some(command) = arguments.command {
-        return read(command);
+        return read_recordings(command);
     }
     if let Some(directory) = &arguments.record {
         std::fs::create_dir_all(directory)?;
@@ -147,8 +147,8 @@ fn main() -> io::Result<()> {
         let listener = bind(path)?;
         let number = fabric.add(Options {
             port_type: match arguments.port_type {
-                Port::Eth => PortType::Ethernet,
-                Port::Ib => PortType::InfiniBand,
+                PortTypeArg::Eth => PortType::Ethernet,
+                PortTypeArg::Ib => PortType::InfiniBand,
             },
             write_combining: !arguments.no_wc,
             minimal: arguments.minimal,
@@ -170,7 +170,7 @@ fn main() -> io::Result<()> {
 }
 
 /// Prints or converts recordings.
-fn read(command: Command) -> io::Result<()> {
+fn read_recordings(command: Command) -> io::Result<()> {
     let open = |path: &Path| -> io::Result<_> {
         let file = File::open(path).map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
@@ -223,11 +223,11 @@ fn serve(
         if gathering && !busy {
             // Sleep instead of spinning: the processor that writes the rest may need this very
             // core.
-            let came = (0..GATHER_RETRIES).any(|_| {
+            let arrived = (0..GATHER_RETRIES).any(|_| {
                 thread::sleep(GATHER_SLEEP);
                 serve_functions(fabric, sockets).0
             });
-            if !came {
+            if !arrived {
                 for number in 0..sockets.len() {
                     fabric.function(number).device_mut().flush_gathered_writes();
                 }
@@ -277,7 +277,7 @@ fn serve_function(fabric: &mut Fabric, number: usize, socket: &mut FunctionSocke
         Ok(served) => served,
         Err(broken) => {
             match broken {
-                StreamError::Closed => log::info!("function {number}: client gone"),
+                StreamError::Closed => log::info!("function {number}: the client has disconnected"),
                 other => log::error!("function {number}: {other:?}"),
             }
             socket.session = None;
@@ -315,7 +315,7 @@ fn wait(
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
-    let knocks =
+    let client_waits =
         control_socket.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     for (socket, ready) in sockets.iter_mut().zip(ready) {
@@ -330,10 +330,10 @@ fn wait(
             }
         }
     }
-    if let Some(listener) = control_socket.listener.as_ref().filter(|_| knocks) {
+    if let Some(listener) = control_socket.listener.as_ref().filter(|_| client_waits) {
         match listener.accept().and_then(|(stream, _)| control::Server::new(stream)) {
             Ok(client) => control_socket.clients.push(client),
-            Err(error) => log::warn!("a test did not connect: {error}"),
+            Err(error) => log::warn!("a client of the control socket did not connect: {error}"),
         }
     }
     Ok(())

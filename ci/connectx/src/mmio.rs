@@ -27,13 +27,13 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
     device.recorder.add(device.now, &Entry::Write { offset, bytes: from });
     if offset >= bar0::VAR_OFFSET {
         if !device.bar.write(offset, from) {
-            log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
+            log::debug!("{} bytes to {offset:#x} of BAR0, which has nothing there", from.len());
         }
         return;
     }
     if offset / bar0::PAGE >= u64::from(*bar0::UARS.start()) {
         if !device.bus_master {
-            log::debug!("doorbell while the function may not reach memory");
+            log::debug!("a doorbell is ignored without bus mastering");
             return;
         }
         return device.uar_write((offset / bar0::PAGE) as u32, offset % bar0::PAGE, from);
@@ -43,7 +43,7 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
         match device.init_segment.write(at, u32::from_be_bytes(*word)) {
             InitSegmentAction::None => {}
             InitSegmentAction::Commands(_) if !device.bus_master => {
-                log::warn!("command while the function may not reach memory");
+                log::warn!("a command is ignored without bus mastering");
             }
             InitSegmentAction::Commands(slots) => queue::run(device, slots),
             InitSegmentAction::Reset => device.reset(),

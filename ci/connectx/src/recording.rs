@@ -308,7 +308,7 @@ impl Recorder {
         bytes.extend(head);
         bytes.extend(rest);
         if let Err(error) = to.write_all(&bytes) {
-            log::error!("the recording ends: {error}");
+            log::error!("the recording ends, because it cannot be written: {error}");
             self.to = None;
         }
     }
@@ -331,7 +331,7 @@ impl Recorder {
         if let Some(to) = &mut self.to
             && let Err(error) = to.flush()
         {
-            log::error!("the recording ends: {error}");
+            log::error!("the recording ends, because it cannot be written: {error}");
             self.to = None;
         }
     }
@@ -362,10 +362,13 @@ impl<R: Read> Recording<R> {
         let word =
             |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         if head[..8] != MAGIC[..] {
-            return Err(bad("this is no recording".into()));
+            return Err(bad("the file is no recording".into()));
         }
         if word(8) != VERSION {
-            return Err(bad(format!("format version {}, not {VERSION}", word(8))));
+            return Err(bad(format!(
+                "the recording has format version {}, only {VERSION} is supported",
+                word(8)
+            )));
         }
         Ok(Self { from, function: word(12) })
     }
@@ -389,7 +392,7 @@ impl<R: Read> Recording<R> {
             }
             let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
             if len > MAX_BODY {
-                return Err(bad(format!("an entry of {len} bytes")));
+                return Err(bad(format!("an entry has {len} bytes, the limit is {MAX_BODY}")));
             }
             body.resize(len as usize, 0);
             if !read(&mut body)? {

@@ -9,7 +9,7 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::cqe::RESIZED;
 use crate::object::buffer::Buffer;
-use crate::object::cq::{ArmState, Cq, PADDED, PRODUCER_MASK};
+use crate::object::cq::{ArmState, Cq, INDEX_MASK, PADDED};
 use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
@@ -42,21 +42,23 @@ pub(crate) fn create_cq(
     let cqe_size = match context.get(cqc::cqe_sz) {
         0 => 64,
         1 | PADDED => 128,
-        other => return refuse!(BadParam, "cqe_sz {other}"),
+        other => return refuse!(BadParam, "cqe_sz {other}, 0 to 2 are modelled"),
     };
     let eqn = context.get32(cqc::c_eqn_or_apu_element) & 0xff;
     let uar = context.get32(cqc::uar_page);
     device.objects.cqs.check_room()?;
     device.objects.eqs.get(eqn)?;
     device.objects.uars.check_use(uid, uar)?;
-    let QueueMemory { buffer, record, umems } = device.objects.queue_memory(
+    let QueueMemory { buffer, doorbell_record, umems } = device.objects.queue_memory(
         uid,
         &QueueLocation {
             queue: input
                 .is_set(create_cq_in::cq_umem_valid)
                 .then(|| (input.get32(CQ_UMEM), input.get(CQ_UMEM_OFFSET))),
-            record: context.is_set(cqc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
-            record_address: context.get(cqc::dbr_addr),
+            doorbell_record_umem: context
+                .is_set(cqc::dbr_umem_valid)
+                .then(|| context.get32(RECORD_UMEM)),
+            doorbell_record_address: context.get(cqc::dbr_addr),
             log_page_size: context.get(cqc::log_page_size),
             page_offset: context.get(cqc::page_offset),
             len: cqe_size << log_size,
@@ -70,7 +72,7 @@ pub(crate) fn create_cq(
         Cq {
             context,
             buffer,
-            record,
+            doorbell_record,
             umems,
             log_size,
             cqe_size,
@@ -79,7 +81,7 @@ pub(crate) fn create_cq(
             notified: 0,
             armed: ArmState::Disarmed,
             unreported: 0,
-            reported: 0,
+            last_event: 0,
             due: None,
             uar,
             eqn,
@@ -119,7 +121,7 @@ pub(crate) fn query_cq(
     out.set_sub(query_cq_out::cq_context, cq.context.bytes());
     let mut context = out.sub_mut(query_cq_out::cq_context);
     context.set(cqc::producer_counter, cq.producer().into());
-    let index = |count: u64| count & u64::from(PRODUCER_MASK);
+    let index = |count: u64| count & u64::from(INDEX_MASK);
     context.set(cqc::last_notified_index, index(cq.notified));
     context.set(cqc::last_solicit_index, index(cq.solicited));
     context.set(cqc::status, if cq.failed { 0xa } else { 0 });
@@ -137,7 +139,7 @@ pub(crate) fn modify_cq(
     match input.get(modify_cq_in::op_mod) {
         0 => {}
         RESIZE => return resize_cq(device, number, &input),
-        other => return refuse!(BadParam, "MODIFY_CQ with modifier {other:#x}"),
+        other => return refuse!(BadParam, "MODIFY_CQ with op_mod {other:#x} is not modelled"),
     }
     let select = input.get(modify_cq_in::modify_field_select_resize_field_select);
     if select & !(MODIFY_PERIOD | MODIFY_COUNT) != 0 {
@@ -165,10 +167,14 @@ fn resize_cq(
     let log_size = new.get32(cqc::log_cq_size);
     let cq = device.objects.cqs.get(number)?;
     if log_size > 22 || cq.failed {
-        return refuse!(BadParam, "CQ {number:#x} cannot get 2^{log_size} entries");
+        return refuse!(BadParam, "CQ {number:#x} cannot be resized to 2^{log_size} CQEs");
     }
     if (new.get(cqc::cqe_sz) == 0) != (cq.cqe_size == 64) {
-        return refuse!(BadParam, "the entries of CQ {number:#x} have {} bytes", cq.cqe_size);
+        return refuse!(
+            BadParam,
+            "CQEs of CQ {number:#x} have {} bytes, a resize cannot change that",
+            cq.cqe_size
+        );
     }
     let buffer = Buffer::new(
         &device.objects.listed_pages,
@@ -177,17 +183,17 @@ fn resize_cq(
         cq.cqe_size << log_size,
         input.tail(modify_cq_in::pas),
     )?;
-    let consumer = device.memory.read_be32(cq.record);
-    let waiting = consumer.map(|consumer| cq.producer().wrapping_sub(consumer) & PRODUCER_MASK);
+    let consumer = device.memory.read_be32(cq.doorbell_record);
+    let waiting = consumer.map(|consumer| cq.producer().wrapping_sub(consumer) & INDEX_MASK);
     // The RESIZED CQE comes after the unpolled CQEs; all of them have to fit both buffers.
     let least = log_size.min(cq.log_size);
     if waiting.is_ok_and(|waiting| waiting >= 1 << least) {
-        return refuse!(BadParam, "more completions wait than 2^{least} entries hold");
+        return refuse!(BadParam, "more CQEs are unpolled than 2^{least}");
     }
     let mut marker = [0; 64];
     marker[63] = RESIZED << 4;
     if !device.write_cqe(number, marker, false) {
-        return refuse!(BadResourceState, "CQ {number:#x} has no room for the marker");
+        return refuse!(BadResourceState, "CQ {number:#x} has no room for the RESIZED CQE");
     }
     let cq = device.objects.cqs.get_mut(number)?;
     cq.buffer = buffer;

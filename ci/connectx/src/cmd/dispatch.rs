@@ -85,7 +85,7 @@ fn run(
         device.objects.uctxs.get(uid)?;
     }
     if !device.initialized && !BEFORE_INIT.contains(&op) {
-        return refuse!(BadSystemState, "INIT_HCA comes first");
+        return refuse!(BadSystemState, "the driver has to send INIT_HCA first");
     }
     match op {
         ENABLE_HCA | NOP => Ok(vec![]),
@@ -113,7 +113,7 @@ fn run(
                 device.issi = revision;
                 Ok(vec![])
             }
-            other => refuse!(BadParam, "interface revision {other}"),
+            other => refuse!(BadParam, "interface revision {other}, 0 and 1 are supported"),
         },
         QUERY_PAGES => pages::query_pages(&device.pages, input),
         MANAGE_PAGES => pages::manage_pages(&mut device.pages, input, room),

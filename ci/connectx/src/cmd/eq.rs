@@ -20,7 +20,7 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Co
         return refuse!(BadParam, "log_eq_size {log_size} is above 22");
     }
     if vector >= VECTORS {
-        return refuse!(BadIndex, "vector {vector}, {VECTORS} exist");
+        return refuse!(BadIndex, "interrupt vector {vector}, the function has {VECTORS}");
     }
     let uar = context.get32(eqc::uar_page);
     let buffer = Buffer::new(

@@ -91,7 +91,7 @@ pub(crate) fn modify_flow_table(
     let input = Bits::<modify_flow_table_in, _>::new(input);
     let select = input.get(modify_flow_table_in::modify_field_select);
     if select != MISS_TABLE {
-        return refuse!(BadParam, "MODIFY_FLOW_TABLE of fields {select:#x}");
+        return refuse!(BadParam, "MODIFY_FLOW_TABLE of fields {select:#x} is not modelled");
     }
     let context = input.sub(modify_flow_table_in::flow_table_context);
     let miss = context
@@ -166,14 +166,14 @@ pub(crate) fn create_flow_group(
     }
     let groups: usize = device.objects.flow_tables.iter().map(|(_, t)| t.groups.len()).sum();
     if groups >= MAX_GROUPS {
-        return refuse!(NoResources, "all flow tables have {groups} groups");
+        return refuse!(NoResources, "all flow tables together have {groups} groups, the limit");
     }
     let table = flow_table(device, uid, table_type, number)?;
     let overlaps = |group: &FlowGroup| {
         group.range.start() <= range.end() && range.start() <= group.range.end()
     };
     if range.is_empty() || u64::from(*range.end()) >= 1 << table.log_size {
-        return refuse!(BadParam, "flow indices {range:?} of 2^{}", table.log_size);
+        return refuse!(BadParam, "flow indices {range:?} are empty or above 2^{}", table.log_size);
     }
     if table.groups.values().any(overlaps) {
         return refuse!(BadParam, "flow indices {range:?} belong to another group");
@@ -223,7 +223,10 @@ pub(crate) fn set_fte(
     let count = context.get(flow_context::destination_list_size) as usize;
     let counters = context.get(flow_context::flow_counter_list_size) as usize;
     if count + counters > MAX_LIST {
-        return refuse!(LimitExceeded, "{count} destinations and {counters} counters");
+        return refuse!(
+            LimitExceeded,
+            "{count} destinations and {counters} counters, the limit is {MAX_LIST} together"
+        );
     }
     let Some((list, counters)) =
         list.get(..count + counters).and_then(|list| list.split_at_checked(count))
@@ -269,7 +272,7 @@ pub(crate) fn set_fte(
     let entries: usize = device.objects.flow_tables.iter().map(|(_, t)| t.entries.len()).sum();
     let table = flow_table(device, uid, table_type, number)?;
     if entries >= MAX_ENTRIES && !table.entries.contains_key(&index) {
-        return refuse!(NoResources, "all flow tables have {entries} entries");
+        return refuse!(NoResources, "all flow tables together have {entries} entries, the limit");
     }
     let Some(group) = table.groups.values().find(|group| group.range.contains(&index)) else {
         return refuse!(BadIndex, "flow index {index} of table {number} is in no group");

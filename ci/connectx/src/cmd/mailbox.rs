@@ -22,7 +22,7 @@ const CONTROL: usize = 512;
 #[allow(missing_docs, reason = "the driver's names, MLX5_CMD_DELIVERY_STAT_*")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Delivery {
+pub enum DeliveryStatus {
     Signature = 0x1,
     Token = 0x2,
     BlockNumber = 0x3,
@@ -35,16 +35,16 @@ pub enum Delivery {
 
 /// The direction of a chain: each has its own status for a bad pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Input,
     Output,
 }
 
-impl Way {
-    fn bad_pointer(self) -> Delivery {
+impl Direction {
+    fn bad_pointer(self) -> DeliveryStatus {
         match self {
-            Way::Input => Delivery::InputPointer,
-            Way::Output => Delivery::OutputPointer,
+            Direction::Input => DeliveryStatus::InputPointer,
+            Direction::Output => DeliveryStatus::OutputPointer,
         }
     }
 }
@@ -59,28 +59,30 @@ fn block(
     address: u64,
     number: usize,
     token: u8,
-    way: Way,
-) -> Result<[u8; BLOCK], Delivery> {
+    direction: Direction,
+) -> Result<[u8; BLOCK], DeliveryStatus> {
     if address == 0 || !address.is_multiple_of(64) {
-        return Err(way.bad_pointer());
+        return Err(direction.bad_pointer());
     }
     let mut bytes = [0; BLOCK];
-    memory.read(address, &mut bytes).map_err(|_| way.bad_pointer())?;
-    let said = u32::from_be_bytes([
+    memory.read(address, &mut bytes).map_err(|_| direction.bad_pointer())?;
+    let block_number = u32::from_be_bytes([
         bytes[NUMBER],
         bytes[NUMBER + 1],
         bytes[NUMBER + 2],
         bytes[NUMBER + 3],
     ]);
-    if said as usize != number {
-        return Err(Delivery::BlockNumber);
+    if block_number as usize != number {
+        return Err(DeliveryStatus::BlockNumber);
     }
     if bytes[TOKEN] != token {
-        return Err(Delivery::Token);
+        return Err(DeliveryStatus::Token);
     }
     let control = xor(&bytes[CONTROL..SIGNATURE]);
-    if is_signed(&bytes) && (control != 0xff || way == Way::Input && xor(&bytes) != 0xff) {
-        return Err(Delivery::Signature);
+    if is_signed(&bytes)
+        && (control != 0xff || direction == Direction::Input && xor(&bytes) != 0xff)
+    {
+        return Err(DeliveryStatus::Signature);
     }
     Ok(bytes)
 }
@@ -106,9 +108,9 @@ pub fn read(
     len: usize,
     token: u8,
     to: &mut Vec<u8>,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for number in 0..len.div_ceil(DATA) {
-        let bytes = block(memory, address, number, token, Way::Input)?;
+        let bytes = block(memory, address, number, token, Direction::Input)?;
         let take = (len - number * DATA).min(DATA);
         to.extend_from_slice(&bytes[..take]);
         address = next(&bytes);
@@ -125,10 +127,10 @@ pub fn check(
     mut address: u64,
     len: usize,
     token: u8,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for number in 0..len.div_ceil(DATA) {
-        let bytes = block(memory, address, number, token, Way::Output)?;
-        memory.writable(address, BLOCK).map_err(|_| Delivery::OutputPointer)?;
+        let bytes = block(memory, address, number, token, Direction::Output)?;
+        memory.writable(address, BLOCK).map_err(|_| DeliveryStatus::OutputPointer)?;
         address = next(&bytes);
     }
     Ok(())
@@ -143,15 +145,15 @@ pub fn write(
     mut address: u64,
     data: &[u8],
     token: u8,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for (number, data) in data.chunks(DATA).enumerate() {
-        let mut bytes = block(memory, address, number, token, Way::Output)?;
+        let mut bytes = block(memory, address, number, token, Direction::Output)?;
         bytes[..data.len()].copy_from_slice(data);
         if is_signed(&bytes) {
             bytes[CONTROL_SIGNATURE] = !xor(&bytes[CONTROL..CONTROL_SIGNATURE]);
             bytes[SIGNATURE] = !xor(&bytes[..SIGNATURE]);
         }
-        memory.write(address, &bytes).map_err(|_| Delivery::OutputPointer)?;
+        memory.write(address, &bytes).map_err(|_| DeliveryStatus::OutputPointer)?;
         address = next(&bytes);
     }
     Ok(())
@@ -180,7 +182,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, Delivery> {
+    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, DeliveryStatus> {
         let mut data = vec![];
         read(memory, 0x1000, len, token, &mut data).map(|()| data)
     }
@@ -200,15 +202,15 @@ pub(crate) mod tests {
     fn each_kind_of_broken_mailbox_has_its_delivery_status() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 1300], 7, true);
-        assert_eq!(read_back(&memory, 1300, 8), Err(Delivery::Token));
-        assert_eq!(read_back(&memory, 1600, 7), Err(Delivery::InputPointer));
+        assert_eq!(read_back(&memory, 1300, 8), Err(DeliveryStatus::Token));
+        assert_eq!(read_back(&memory, 1600, 7), Err(DeliveryStatus::InputPointer));
         memory.write(0x1000, &[6]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::Signature));
+        assert_eq!(read_back(&memory, 1300, 7), Err(DeliveryStatus::Signature));
         chain(&memory, 0x1000, &[5; 1300], 7, false);
         memory.write(0x1400 + NUMBER as u64 + 3, &[9]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::BlockNumber));
-        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(Delivery::OutputPointer));
-        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(Delivery::OutputPointer));
+        assert_eq!(read_back(&memory, 1300, 7), Err(DeliveryStatus::BlockNumber));
+        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(DeliveryStatus::OutputPointer));
+        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(DeliveryStatus::OutputPointer));
     }
 
     #[test]
@@ -216,6 +218,6 @@ pub(crate) mod tests {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 512], 7, false);
         memory.write(0x1000 + NEXT as u64, &0x1000u64.to_be_bytes()).unwrap();
-        assert_eq!(read_back(&memory, 1 << 20, 7), Err(Delivery::BlockNumber));
+        assert_eq!(read_back(&memory, 1 << 20, 7), Err(DeliveryStatus::BlockNumber));
     }
 }

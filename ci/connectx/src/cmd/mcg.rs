@@ -26,11 +26,14 @@ pub(crate) fn attach_to_mcg(
     device.objects.qps.owned_mut(uid, qpn)?;
     let groups = &mut device.objects.multicast_groups.members;
     if groups.len() >= MAX_GROUPS && !groups.contains_key(&gid) {
-        return refuse!(LimitExceeded, "{MAX_GROUPS} multicast groups exist");
+        return refuse!(LimitExceeded, "{MAX_GROUPS} multicast groups exist already, the limit");
     }
     let group = groups.entry(gid).or_default();
     if group.len() >= MAX_MEMBERS && !group.contains(&qpn) {
-        return refuse!(LimitExceeded, "the group has {MAX_MEMBERS} members");
+        return refuse!(
+            LimitExceeded,
+            "the multicast group already has {MAX_MEMBERS} members, the limit"
+        );
     }
     if group.insert(qpn) {
         device.objects.qps.hold(qpn)?;
@@ -48,7 +51,7 @@ pub(crate) fn detach_from_mcg(
     let groups = &mut device.objects.multicast_groups.members;
     let left = groups.get_mut(&gid).is_some_and(|group| group.remove(&qpn));
     if !left {
-        return refuse!(BadParam, "QP {qpn:#x} is not in the group");
+        return refuse!(BadParam, "QP {qpn:#x} is not a member of the multicast group");
     }
     groups.retain(|_, group| !group.is_empty());
     device.objects.qps.release(qpn);

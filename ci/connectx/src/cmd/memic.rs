@@ -33,7 +33,10 @@ pub(crate) fn alloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, 
     }
     let used: u64 = taken.values().map(|allocation| allocation.len).sum();
     if used + len > MEMORY {
-        return refuse!(LimitExceeded, "{used:#x} bytes of device memory of {MEMORY:#x} used");
+        return refuse!(
+            LimitExceeded,
+            "{used:#x} of {MEMORY:#x} bytes of device memory are in use"
+        );
     }
     // A page has every alignment that the driver may ask for.
     taken.insert(start, Allocation { len, range, keys: 0 });
@@ -49,7 +52,11 @@ pub(crate) fn dealloc_memic(device: &mut Device, input: &[u8]) -> Result<Vec<u8>
     let taken = &mut device.objects.memic.allocations;
     match taken.get(&start) {
         Some(allocation) if allocation.len != len => {
-            refuse!(BadParam, "{len:#x} bytes, {:#x} are allocated", allocation.len)
+            refuse!(
+                BadParam,
+                "DEALLOC_MEMIC of {len:#x} bytes, {:#x} are allocated",
+                allocation.len
+            )
         }
         Some(allocation) if allocation.keys > 0 => {
             refuse!(ResourceBusy, "device memory at {start:#x} has {} keys", allocation.keys)

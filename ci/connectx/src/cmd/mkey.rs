@@ -40,7 +40,10 @@ pub(crate) fn create_mkey(
     let room = Mkey::octowords(&context);
     let actual = input.get(create_mkey_in::translations_octword_actual_size);
     if room > 1 << 22 || actual > room {
-        return refuse!(LimitExceeded, "{actual} of {room} translation octowords");
+        return refuse!(
+            LimitExceeded,
+            "{actual} of {room} translation octowords, the limit is 2^22"
+        );
     }
     let list = input.tail(create_mkey_in::klm_pas_mtt);
     let Some(list) = list.get(..actual as usize * 16) else {
@@ -53,7 +56,10 @@ pub(crate) fn create_mkey(
     let bytes = (room as usize * 16).next_multiple_of(64);
     let all = device.objects.mkey_lists + bytes;
     if all > MAX_LISTS {
-        return refuse!(NoResources, "the lists of all keys would have {all:#x} bytes");
+        return refuse!(
+            NoResources,
+            "the translation lists of all mkeys would have {all:#x} bytes, the limit is {MAX_LISTS:#x}"
+        );
     }
     let mut translation = list.to_vec();
     translation.resize(bytes, 0);

@@ -34,7 +34,7 @@ pub(crate) fn query_pages(pages: &FirmwarePages, input: &[u8]) -> Result<Vec<u8>
         INIT => BOOT_PAGES + INIT_PAGES,
         // Events ask for more.
         REGULAR => pages.held.len(),
-        other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
+        other => return refuse!(BadParam, "QUERY_PAGES of phase {other}, phases are 1 to 3"),
     };
     let mut out = Bits::<query_pages_out, _>::new(vec![0; query_pages_out::SIZE]);
     out.set(query_pages_out::num_pages, wanted.saturating_sub(pages.held.len()) as u64);
@@ -68,7 +68,7 @@ pub(crate) fn manage_pages(
                 }
             }
             if pages.held.len() + given.len() > MOST_PAGES {
-                return refuse!(LimitExceeded, "more than {MOST_PAGES} pages");
+                return refuse!(LimitExceeded, "firmware takes no more than {MOST_PAGES} pages");
             }
             pages.held.append(&mut given);
         }
@@ -81,7 +81,7 @@ pub(crate) fn manage_pages(
             }
             return Ok(out);
         }
-        other => return refuse!(BadParam, "MANAGE_PAGES {other}"),
+        other => return refuse!(BadParam, "MANAGE_PAGES with op_mod {other}, valid are 0 to 2"),
     }
     Ok(out.into_inner())
 }

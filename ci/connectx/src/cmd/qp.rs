@@ -62,7 +62,7 @@ pub(crate) fn create_qp(
         return refuse!(BadParam, "context {uid} may not have a QP of service {service:?}");
     }
     if !kernel && context.is_set(qpc::fre) {
-        return refuse!(BadParam, "context {uid} may not register memory by requests");
+        return refuse!(BadParam, "context {uid} may not create a QP with fre");
     }
     if !kernel && context.get(qpc::deth_sqpn) == GENERAL_SERVICES {
         return refuse!(BadParam, "context {uid} may not send as QP 1");
@@ -102,28 +102,32 @@ pub(crate) fn create_qp(
         // The CQEs of an XRC SRQ go to the CQ of the SRQ, which is not a CQ of this queue pair.
         let is_xrc = matches!(device.objects.srqs.get(srqn)?.srq_type, SrqType::Xrc { .. });
         if is_xrc && service != Service::Xrc {
-            return refuse!(BadResource, "SRQ {srqn:#x} is for XRC");
+            return refuse!(BadResource, "SRQ {srqn:#x} is only for XRC queue pairs");
         }
     }
     device.objects.qps.check_room()?;
-    let QueueMemory { buffer, record, umems } = device.objects.queue_memory(
+    let QueueMemory { buffer, doorbell_record, umems } = device.objects.queue_memory(
         uid,
         &QueueLocation {
             queue: input.is_set(create_qp_in::wq_umem_valid).then(|| {
                 (input.get32(create_qp_in::wq_umem_id), input.get(create_qp_in::wq_umem_offset))
             }),
-            record: context.is_set(qpc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
-            record_address: context.get(qpc::dbr_addr),
+            doorbell_record_umem: context
+                .is_set(qpc::dbr_umem_valid)
+                .then(|| context.get32(RECORD_UMEM)),
+            doorbell_record_address: context.get(qpc::dbr_addr),
             log_page_size: context.get(qpc::log_page_size),
             page_offset: context.get(qpc::page_offset),
             len: rq_bytes + sq_bytes,
             pages: input.tail(create_qp_in::pas),
         },
     )?;
-    let rq = (rq_type == RQ_OWN)
-        .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, WqType::Cyclic, record));
-    let sq = (sq_bytes > 0)
-        .then(|| SendQueue::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
+    let rq = (rq_type == RQ_OWN).then(|| {
+        ReceiveQueue::new(buffer.clone(), log_rq, log_stride, WqType::Cyclic, doorbell_record)
+    });
+    let sq = (sq_bytes > 0).then(|| {
+        SendQueue::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), doorbell_record + 4)
+    });
     let qp = Qp {
         umems,
         service,
@@ -224,7 +228,7 @@ pub(crate) fn modify_qp(
     let mtu = input.sub(rst2init_qp_in::qpc).get(qpc::mtu);
     let connected = matches!(qp.service, Service::Rc | Service::Uc | Service::Xrc);
     if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
-        return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
+        return refuse!(BadParam, "path MTU code {mtu}, valid codes are 1 to 5");
     }
     let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
     let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;

@@ -2,7 +2,7 @@
 //!
 //! Pairs with `struct mlx5_cmd_layout` and `cmd_work_handler` of mlx5_core.
 
-use super::mailbox::{self, Delivery, xor};
+use super::mailbox::{self, DeliveryStatus, xor};
 use super::pages;
 use crate::device::Device;
 use crate::format::event;
@@ -55,7 +55,7 @@ pub(crate) fn run(device: &mut Device, mut slots: u32) {
 
 fn run_slot(device: &mut Device, index: u32) {
     let Some(queue) = device.init_segment.queue() else {
-        log::warn!("command doorbell {index} without a command queue");
+        log::warn!("doorbell of command slot {index} without a command queue");
         return;
     };
     let address = queue + u64::from(index) * SLOT as u64;
@@ -65,7 +65,7 @@ fn run_slot(device: &mut Device, index: u32) {
         return;
     }
     if slot.bytes[STATUS] & OWNER_HARDWARE == 0 {
-        log::warn!("command slot {index} rung but not handed over");
+        log::warn!("command slot {index} was rung, but the driver still owns it");
         return;
     }
     // CREATE_EQ of the command EQ is not reported in that EQ: the driver has freed the slot by the
@@ -101,21 +101,21 @@ fn run_slot(device: &mut Device, index: u32) {
 }
 
 /// Returns false if the command is to get no completion.
-fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, Delivery> {
+fn carry_out(device: &mut Device, index: u8, slot: &mut Slot) -> Result<bool, DeliveryStatus> {
     let signed = slot.signed();
     if slot.bytes[0] != TRANSPORT_PCI {
-        return Err(Delivery::Descriptor);
+        return Err(DeliveryStatus::Descriptor);
     }
     if signed && xor(&slot.bytes) != 0xff {
-        return Err(Delivery::Signature);
+        return Err(DeliveryStatus::Signature);
     }
     let in_len = slot.u32(4) as usize;
     let out_len = slot.u32(56) as usize;
     if !(8..=MAX_LEN).contains(&in_len) {
-        return Err(Delivery::InputLength);
+        return Err(DeliveryStatus::InputLength);
     }
     if !(8..=MAX_LEN).contains(&out_len) {
-        return Err(Delivery::OutputLength);
+        return Err(DeliveryStatus::OutputLength);
     }
     let mut input = slot.bytes[16..16 + in_len.min(INLINE)].to_vec();
     if in_len > INLINE {

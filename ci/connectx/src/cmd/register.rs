@@ -43,7 +43,7 @@ pub(crate) fn access_register(device: &mut Device, input: &[u8]) -> Result<Vec<u
     let register = command.get(access_register_in::register_id);
     let mut data = command.tail(access_register_in::register_data).to_vec();
     if data.len() > 4096 {
-        return refuse!(BadInputLength, "{} bytes of register data", data.len());
+        return refuse!(BadInputLength, "{} bytes of register data, the limit is 4096", data.len());
     }
     match register {
         PTYS => ptys(device, Bits::new(&mut data[..]), write)?,

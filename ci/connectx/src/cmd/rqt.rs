@@ -13,7 +13,10 @@ use crate::object::rqt::{LOG_MAX_QUEUES, Rqt};
 
 fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, CommandError> {
     if count > 1 << LOG_MAX_QUEUES {
-        return refuse!(LimitExceeded, "{count} queues of an RQ table, 2^{LOG_MAX_QUEUES} at most");
+        return refuse!(
+            LimitExceeded,
+            "{count} queues in an RQ table, the limit is 2^{LOG_MAX_QUEUES}"
+        );
     }
     let (entries, _) = list.as_chunks::<4>();
     let Some(entries) = entries.get(..count as usize) else {

@@ -25,7 +25,10 @@ pub(crate) fn create_sq(
     let log_size = wq_context.get32(wq::log_wq_sz);
     let log_stride = wq_context.get32(wq::log_wq_stride);
     if log_size > 15 || log_stride != 6 || context.is_set(sqc::hairpin) {
-        return refuse!(BadParam, "SQ of 2^{log_size} strides of 2^{log_stride} bytes");
+        return refuse!(
+            BadParam,
+            "SQ of 2^{log_size} strides of 2^{log_stride} bytes, at most 2^15 of 2^6 are modelled"
+        );
     }
     let uar = wq_context.get32(wq::uar_page);
     let pd = wq_context.get32(wq::pd);
@@ -41,9 +44,10 @@ pub(crate) fn create_sq(
     }
     device.objects.cqs.check_use_or_kernels(uid, cqn)?;
     device.objects.sqs.check_room()?;
-    let request = QueueLocation::from_wq(&wq_context, 64 << log_size, pas);
-    let QueueMemory { buffer, record, umems } = device.objects.queue_memory(uid, &request)?;
-    let queue = SendQueue::new(buffer, 0, log_size, record + 4);
+    let location = QueueLocation::from_wq(&wq_context, 64 << log_size, pas);
+    let QueueMemory { buffer, doorbell_record, umems } =
+        device.objects.queue_memory(uid, &location)?;
+    let queue = SendQueue::new(buffer, 0, log_size, doorbell_record + 4);
     device.objects.cqs.hold(cqn)?;
     device.objects.uars.hold(uar)?;
     if pd != 0 {

@@ -43,7 +43,7 @@ pub(crate) fn create_rmp(
 fn rmp(device: &mut Device, uid: u32, number: u32) -> Result<&mut Srq, CommandError> {
     let srq = device.objects.srqs.owned_mut(uid, number)?;
     if srq.srq_type != SrqType::Rmp {
-        return refuse!(BadResource, "SRQ {number:#x} is not a memory pool");
+        return refuse!(BadResource, "SRQ {number:#x} is not an RMP");
     }
     Ok(srq)
 }
@@ -67,7 +67,11 @@ pub(crate) fn modify_rmp(
     let limit_chosen = input.sub(modify_rmp_in::bitmask).is_set(rmp_bitmask::lwm);
     let srq = rmp(device, uid, number)?;
     if wanted.get(rmpc::state) != READY {
-        return refuse!(BadResourceState, "RMP state {}", wanted.get(rmpc::state));
+        return refuse!(
+            BadResourceState,
+            "RMP state {}, only ready (1) is modelled",
+            wanted.get(rmpc::state)
+        );
     }
     if limit_chosen {
         srq.limit = wanted.sub(rmpc::wq).get(wq::lwm) as u16;
@@ -125,9 +129,9 @@ pub(crate) fn create_xrc_srq(
         1 << (log_size + log_stride),
         input.tail(create_xrc_srq_in::pas),
     )?;
-    let record = context.get(xrc_srqc::db_record_addr_h) << 32
+    let doorbell_record = context.get(xrc_srqc::db_record_addr_h) << 32
         | context.get(xrc_srqc::db_record_addr_l) << 2;
-    let queue = ReceiveQueue::new(buffer, log_size, log_stride, WqType::Linked, record);
+    let queue = ReceiveQueue::new(buffer, log_size, log_stride, WqType::Linked, doorbell_record);
     let pd = context.get32(xrc_srqc::pd);
     let xrcd = context.get32(xrc_srqc::xrcd);
     let cqn = context.get32(xrc_srqc::cqn);

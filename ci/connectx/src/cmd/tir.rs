@@ -46,7 +46,7 @@ pub(crate) fn create_tir(
             device.objects.rqts.check_use(uid, context.get32(tirc::indirect_table))?;
             device.objects.rqts.hold(context.get32(tirc::indirect_table))?;
         }
-        other => return refuse!(BadParam, "TIR disp_type {other}"),
+        other => return refuse!(BadParam, "TIR disp_type {other} is not modelled"),
     }
     if domain != 0 {
         device.objects.transport_domains.hold(domain)?;
@@ -73,7 +73,7 @@ pub(crate) fn modify_tir(
     }
     let tir = device.objects.tirs.owned_mut(uid, number)?;
     if select & !(SELF_LOOPBACK | HASH) != 0 {
-        return refuse!(BadParam, "MODIFY_TIR of {select:#x}");
+        return refuse!(BadParam, "MODIFY_TIR of fields {select:#x} is not modelled");
     }
     if select & SELF_LOOPBACK != 0 {
         tir.context.set(tirc::self_lb_block, new.get(tirc::self_lb_block));

@@ -39,7 +39,11 @@ pub(crate) fn modify_tis(
     let input = Bits::<modify_tis_in, _>::new(input);
     device.objects.tises.owned_mut(uid, input.get32(modify_tis_in::tisn))?;
     if input.get(modify_tis_in::bitmask) & !1 != 0 {
-        return refuse!(BadParam, "MODIFY_TIS of {:#x}", input.get(modify_tis_in::bitmask));
+        return refuse!(
+            BadParam,
+            "MODIFY_TIS of fields {:#x} is not modelled",
+            input.get(modify_tis_in::bitmask)
+        );
     }
     // All priorities share one link that is never full, so the device need not store them.
     Ok(vec![])

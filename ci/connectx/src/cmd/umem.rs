@@ -24,7 +24,12 @@ pub(crate) fn create_umem(
     let offset = umem.get(context::page_offset);
     let list = input.bytes().get(create_umem_in::SIZE..).unwrap_or_default();
     if pages > 1 << 24 || pages > (list.len() / 8) as u64 || log_page_size > 20 {
-        return refuse!(BadParam, "umem of {pages} pages of 2^(12+{log_page_size}) bytes");
+        return refuse!(
+            BadParam,
+            "umem of {pages} pages of 2^(12+{log_page_size}) bytes: {} pages are listed, \
+             and a page has at most 2^32 bytes",
+            list.len() / 8
+        );
     }
     let len = pages << (12 + log_page_size);
     let Some(rest) = len.checked_sub(offset) else {

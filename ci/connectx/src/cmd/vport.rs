@@ -39,7 +39,7 @@ pub(crate) fn query_nic_vport_context(
         Bits::<query_nic_vport_context_out, _>::new(vec![0; query_nic_vport_context_out::SIZE]);
     out.set_sub(query_nic_vport_context_out::nic_vport_context, device.port.context.bytes());
     let Some(list) = device.port.address_lists.get(kind as usize) else {
-        return refuse!(BadParam, "address list {kind}");
+        return refuse!(BadParam, "address list type {kind}, 0 to 2 are modelled");
     };
     let mut context = out.sub_mut(query_nic_vport_context_out::nic_vport_context);
     let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
@@ -69,7 +69,7 @@ pub(crate) fn modify_nic_vport_context(
         let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
         let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
         let Some(to) = device.port.address_lists.get_mut(kind as usize) else {
-            return refuse!(BadParam, "address list {kind}");
+            return refuse!(BadParam, "address list type {kind}, 0 to 2 are modelled");
         };
         if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
             return refuse!(LimitExceeded, "{count} entries in address list {kind}");
@@ -191,7 +191,7 @@ pub(crate) fn query_hca_vport_gid(
     let index = input.get(query_hca_vport_gid_in::gid_index);
     let all = index == 0xffff;
     if !all && index as usize >= GIDS {
-        return refuse!(BadIndex, "GID {index}, {GIDS} exist");
+        return refuse!(BadIndex, "GID index {index}, the table has {GIDS} entries");
     }
     let mut out = Bits::<query_hca_vport_gid_out, _>::new(vec![0; query_hca_vport_gid_out::SIZE]);
     out.set(query_hca_vport_gid_out::gids_num, if all { GIDS as u64 } else { 1 });
@@ -211,7 +211,7 @@ pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, CommandError
     let range = match index {
         0xffff => 0..PKEYS,
         index if index < PKEYS => index..index + 1,
-        _ => return refuse!(BadIndex, "P_Key {index}, {PKEYS} exist"),
+        _ => return refuse!(BadIndex, "P_Key index {index}, the table has {PKEYS} entries"),
     };
     let mut out = vec![0; 16];
     for index in range {
@@ -225,7 +225,7 @@ pub(crate) fn set_roce_address(device: &mut Device, input: &[u8]) -> Result<Vec<
     let input = Bits::<set_roce_address_in, _>::new(input);
     let index = input.get(set_roce_address_in::roce_address_index) as usize;
     let Some(entry) = device.port.gids.get_mut(index) else {
-        return refuse!(BadIndex, "RoCE address {index}, {GIDS} exist");
+        return refuse!(BadIndex, "RoCE address index {index}, the table has {GIDS} entries");
     };
     let mut bytes = input.sub(set_roce_address_in::roce_address).bytes().to_vec();
     bytes.resize(roce_addr_layout::SIZE, 0);
@@ -240,7 +240,7 @@ pub(crate) fn query_roce_address(
     let input = Bits::<query_roce_address_in, _>::new(input);
     let index = input.get(query_roce_address_in::roce_address_index) as usize;
     let Some(entry) = device.port.gids.get(index) else {
-        return refuse!(BadIndex, "RoCE address {index}, {GIDS} exist");
+        return refuse!(BadIndex, "RoCE address index {index}, the table has {GIDS} entries");
     };
     let mut out = Bits::<query_roce_address_out, _>::new(vec![0; query_roce_address_out::SIZE]);
     out.set_sub(query_roce_address_out::roce_address, entry.bytes());

@@ -36,15 +36,15 @@ impl Device {
         cqe.put(56, u32::from(opcode) << 24 | qpn);
         cqe.put16(60, index);
         let cqn = qp.send_cq();
-        let before = cqe.put_inline(data, self.cqe_data_room(cqn));
-        let written = self.write_cqe_with_data(cqn, cqe.bytes(), before, false);
+        let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, false);
         self.stop_qp_unless_written(qpn, written);
     }
 
     /// Reports a send that failed.
     pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
-        log::debug!("send of QP {qpn:#x} at block {index:#x}, opcode {opcode:#x}: {cause:x?}");
+        log::debug!("send of QP {qpn:#x} at WQEBB {index:#x}, opcode {opcode:#x}: {cause:x?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);
         cqe.put(32, qp.context.get32(qpc::user_index));
         cqe.put8(54, cause.vendor);
@@ -86,7 +86,7 @@ impl Device {
         len: u32,
         data: &[u8],
     ) {
-        let Some((cqn, mark)) = self.receive_cq_and_index(qpn, message.srqn) else { return };
+        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, message.srqn) else { return };
         let opcode = match (message.action, message.immediate) {
             (Action::Send { invalidate: Some(_) }, _) => RESPONSE_SEND_INV,
             (Action::Send { .. }, None) => RESPONSE_SEND,
@@ -106,7 +106,7 @@ impl Device {
         }
         cqe.put16(22, message.source_lid);
         cqe.put(24, flags);
-        cqe.put(32, mark);
+        cqe.put(32, user_index);
         let immediate = match message.action {
             Action::Send { invalidate: Some(key) } => key,
             // A datagram without immediate data has its P_Key here.
@@ -122,8 +122,8 @@ impl Device {
         if message.solicited {
             cqe.put8(63, opcode << 4 | SOLICITED);
         }
-        let before = cqe.put_inline(data, self.cqe_data_room(cqn));
-        let written = self.write_cqe_with_data(cqn, cqe.bytes(), before, message.solicited);
+        let first_half = cqe.put_inline(data, self.cqe_data_room(cqn));
+        let written = self.write_cqe_with_data(cqn, cqe.bytes(), first_half, message.solicited);
         self.stop_qp_unless_written(qpn, written);
     }
 
@@ -135,10 +135,10 @@ impl Device {
         index: u16,
         cause: CqeError,
     ) {
-        let Some((cqn, mark)) = self.receive_cq_and_index(qpn, srqn) else { return };
+        let Some((cqn, user_index)) = self.receive_cq_and_index(qpn, srqn) else { return };
         self.objects.count_for_qp(qpn, |set| set.count_receive_error(cause.syndrome));
         let mut cqe = Cqe::new(RESPONSE_ERROR);
-        cqe.put(32, mark);
+        cqe.put(32, user_index);
         cqe.put8(54, cause.vendor);
         cqe.put8(55, cause.syndrome);
         cqe.put(56, qpn);

@@ -7,7 +7,7 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 use crate::device::Device;
 use crate::format::event;
 use crate::init_segment::NS_PER_TICK;
-use crate::object::cq::{ArmState, PADDED, PRODUCER_MASK, arm_word_lags};
+use crate::object::cq::{ArmState, INDEX_MASK, PADDED, arm_word_lags};
 use crate::recording::{DoorbellCounter, Entry};
 
 const OVERRUN: u8 = 1;
@@ -39,13 +39,13 @@ impl Device {
         if cq.failed {
             return false;
         }
-        let record = self.memory.read_be32(cq.record);
+        let record = self.memory.read_be32(cq.doorbell_record);
         let consumer = match record {
-            Ok(word) => word & PRODUCER_MASK,
+            Ok(word) => word & INDEX_MASK,
             Err(_) => return self.move_cq_to_error(number, WRITE_FAULT),
         };
         self.recorder.doorbell_record(now, DoorbellCounter::CqConsumer, number, consumer);
-        let waiting = cq.producer().wrapping_sub(consumer) & PRODUCER_MASK;
+        let waiting = cq.producer().wrapping_sub(consumer) & INDEX_MASK;
         if waiting >= 1 << cq.log_size && !cq.context.is_set(cqc::oi) {
             return self.move_cq_to_error(number, OVERRUN);
         }
@@ -96,7 +96,7 @@ impl Device {
         cq.unreported = cq.unreported.saturating_add(more);
         let enough = count != 0 && cq.unreported >= count;
         // The period begins at the last CQE or at the last event, by `cq_period_mode`.
-        let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.reported };
+        let since = if cq.context.is_set(cqc::cq_period_mode) { now } else { cq.last_event };
         let due = since.saturating_add(period);
         if enough || count == 0 && period == 0 || period != 0 && due <= now {
             return self.raise_completion_event(number);
@@ -128,7 +128,7 @@ impl Device {
         cq.armed = ArmState::Disarmed;
         cq.unreported = 0;
         cq.notified = cq.written;
-        cq.reported = now;
+        cq.last_event = now;
         if let Some(due) = cq.due.take() {
             self.cq_timers.remove(&(due, number));
         }
@@ -163,19 +163,19 @@ impl Device {
             self.doorbells.errors.stray += 1;
             return;
         }
-        if let Ok(seen) = self.memory.read_be32(cq.record)
-            && let Ok(armed) = self.memory.read_be32(cq.record.wrapping_add(4))
+        if let Ok(seen) = self.memory.read_be32(cq.doorbell_record)
+            && let Ok(armed) = self.memory.read_be32(cq.doorbell_record.wrapping_add(4))
         {
             self.recorder.doorbell_record(
                 self.now,
                 DoorbellCounter::CqConsumer,
                 number,
-                seen & PRODUCER_MASK,
+                seen & INDEX_MASK,
             );
             self.recorder.doorbell_record(self.now, DoorbellCounter::CqArm, number, armed);
             self.doorbells.errors.record_behind += u64::from(arm_word_lags(armed, command));
         }
-        let consumer = command & PRODUCER_MASK;
+        let consumer = command & INDEX_MASK;
         let solicited_only = command >> 24 & 1 != 0;
         cq.armed = if solicited_only { ArmState::Solicited } else { ArmState::Any };
         // Arming starts the moderation again, with the CQEs that the driver has not seen.

@@ -55,45 +55,45 @@ impl Device {
     fn ring_send_queue(&mut self, doorbell: Doorbell) {
         let Doorbell { uar, words: [first, second], copy: data } = doorbell;
         let number = second >> 8;
-        let blocks = ((second & 0x3f) * 16).div_ceil(64) as u16;
+        let wqebbs = ((second & 0x3f) * 16).div_ceil(64) as u16;
         let index = (first >> 8) as u16;
-        let (ring, owner) = if let Ok(qp) = self.objects.qps.get_mut(number) {
+        let (queue, owner) = if let Ok(qp) = self.objects.qps.get_mut(number) {
             (qp.sq.as_mut(), qp.uar)
         } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
             (Some(&mut sq.queue), sq.uar)
         } else {
             (None, 0)
         };
-        let Some(ring) = ring.filter(|_| owner == uar) else {
+        let Some(queue) = queue.filter(|_| owner == uar) else {
             log::debug!("doorbell of send queue {number:#x} on UAR {uar}, its own is {owner}");
             self.doorbells.errors.stray += 1;
             return;
         };
-        let end = index.wrapping_add(blocks);
+        let end = index.wrapping_add(wqebbs);
         // If the record cannot be read or is out of range, the device reports that when it runs the
         // queue.
-        let refreshed = ring.read_doorbell_record(&self.memory);
+        let refreshed = queue.read_doorbell_record(&self.memory);
         self.recorder.doorbell_record(
             self.now,
             DoorbellCounter::Sq,
             number,
-            ring.producer_index().into(),
+            queue.producer_index().into(),
         );
-        if refreshed.is_ok() && ring.record_lags(end) {
+        if refreshed.is_ok() && queue.record_lags(end) {
             self.doorbells.errors.record_behind += 1;
         }
         // If the device has already executed the WQE, because it saw the doorbell record first, the
         // driver may have overwritten the WQE.
-        if ring.is_pending(index) {
+        if queue.is_pending(index) {
             let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
             let copy = data.as_ref().unwrap_or(&words);
-            let stored = ring.read_wqebbs(&self.memory, index, usize::from(blocks));
+            let stored = queue.read_wqebbs(&self.memory, index, usize::from(wqebbs));
             let same = |stored: Vec<u8>| copy.iter().zip(&stored).all(|(copy, own)| copy == own);
             if !stored.is_ok_and(same) {
                 self.doorbells.errors.differs += 1;
             }
             if let Some(data) = data {
-                ring.set_blue_flame_wqe(index, data);
+                queue.set_blue_flame_wqe(index, data);
             }
         }
         self.schedule(number);
@@ -106,7 +106,7 @@ mod tests {
     use crate::doorbell::{BUFFER, REGISTER};
     use crate::options::Options;
 
-    fn burst(device: &mut Device, words: std::ops::Range<u64>, pause_after: Option<u64>) {
+    fn write_words(device: &mut Device, words: std::ops::Range<u64>, pause_after: Option<u64>) {
         for word in words {
             let mut bytes = [0; 8];
             if word == 0 {
@@ -124,13 +124,13 @@ mod tests {
     #[test]
     fn a_blueflame_copy_counts_as_one_doorbell_even_after_a_pause() {
         let mut device = Device::new(Options::default(), 1);
-        burst(&mut device, 0..8, None);
+        write_words(&mut device, 0..8, None);
         assert!(!device.gathering());
         assert_eq!(
             device.doorbell_errors(),
             DoorbellErrors { stray: 1, ..DoorbellErrors::default() }
         );
-        burst(&mut device, 0..8, Some(0));
+        write_words(&mut device, 0..8, Some(0));
         assert_eq!(
             device.doorbell_errors(),
             DoorbellErrors { stray: 2, late: 7, ..DoorbellErrors::default() }
@@ -141,8 +141,8 @@ mod tests {
     fn an_incomplete_blueflame_copy_is_torn() {
         for pause in [None, Some(2)] {
             let mut device = Device::new(Options::default(), 1);
-            burst(&mut device, 0..3, pause);
-            burst(&mut device, 0..1, None);
+            write_words(&mut device, 0..3, pause);
+            write_words(&mut device, 0..1, None);
             device.flush_gathered_writes();
             let want = DoorbellErrors { stray: 2, torn: 1, ..DoorbellErrors::default() };
             assert_eq!(device.doorbell_errors(), want);
@@ -185,7 +185,7 @@ mod tests {
     fn without_write_combining_only_the_first_eight_bytes_are_a_doorbell() {
         let options = Options { write_combining: false, ..Options::default() };
         let mut device = Device::new(options, 1);
-        burst(&mut device, 0..8, None);
+        write_words(&mut device, 0..8, None);
         assert!(!device.gathering());
         assert_eq!(
             device.doorbell_errors(),

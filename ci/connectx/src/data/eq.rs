@@ -26,7 +26,7 @@ impl Device {
     /// Writes one EQE.
     pub(crate) fn write_eqe(&mut self, number: u32, kind: u8, sub_type: u8, data: &[u8; 28]) {
         if !self.bus_master {
-            log::debug!("event {kind:#x} while the function may not reach memory");
+            log::debug!("event {kind:#x} is lost without bus mastering");
             return;
         }
         let Ok(eq) = self.objects.eqs.get_mut(number) else { return };

@@ -59,13 +59,13 @@ impl Device {
             }
             WqState::Reset => return NextFrames::Idle,
         }
-        let request = match sq.queue.read_doorbell_record(&self.memory) {
+        let wqe = match sq.queue.read_doorbell_record(&self.memory) {
             Ok(()) if !sq.queue.has_pending() => return NextFrames::Idle,
             Ok(()) => sq.queue.next_wqe(&self.memory),
             Err(why) => Err(why),
         };
-        let (control, bytes) = match request {
-            Ok(request) => request,
+        let (control, bytes) = match wqe {
+            Ok(wqe) => wqe,
             Err(why) => {
                 log::warn!("SQ {sqn:#x}: {why}");
                 self.move_wq_to_error(QueueType::Send, sqn);
@@ -73,20 +73,20 @@ impl Device {
             }
         };
         let index = sq.queue.consumer_index();
-        let request = Entry::Wqe {
+        let entry = Entry::Wqe {
             service: recording::SERVICE_RAW_SQ,
             blue_flame: sq.queue.has_blue_flame_wqe(),
             index,
             number: sqn,
             bytes: &bytes[..],
         };
-        self.recorder.add(self.now, &request);
+        self.recorder.add(self.now, &entry);
         let pd = sq.pd;
         let tisn = sq.context.get32(sqc::tis_num_0);
         let wrong = control.wqe_index != index || control.qpn != sqn;
         let operation = |why| Err((Syndrome::LocalQpOperation, why));
         let frames = match control.opcode {
-            _ if wrong => operation(format!("request {control:?} at block {index:#x}")),
+            _ if wrong => operation(format!("WQE {control:?} at WQEBB {index:#x}")),
             op::NOP => Ok(vec![]),
             op::SEND | op::LSO => self.frames(sqn, pd, &control, &bytes),
             opcode => operation(format!("opcode {opcode:#x}")),
@@ -215,27 +215,27 @@ impl Device {
     ) -> Result<Vec<Vec<u8>>, (Syndrome, String)> {
         let operation = |why| (Syndrome::LocalQpOperation, why);
         let mut segments = WqeSegments::new(control, bytes);
-        let short = |_| operation("the request is too short".to_string());
+        let short = |_| operation("the WQE is too short".to_string());
         let (head, inline) = segments.ethernet().map_err(short)?;
-        let gather = segments.data_segments().map_err(short)?;
-        let len: u64 = gather.iter().map(DataSegment::len).sum();
+        let data = segments.data_segments().map_err(short)?;
+        let len: u64 = data.iter().map(DataSegment::len).sum();
         if len > MAX_DATA {
             return Err((Syndrome::LocalLength, format!("{len} bytes to send")));
         }
         let mut frame = inline.to_vec();
-        for entry in &gather {
-            match entry {
+        for segment in &data {
+            match segment {
                 DataSegment::Inline(bytes) => frame.extend(bytes),
-                DataSegment::Memory(entry) => {
-                    let place = Access {
-                        key: entry.key,
+                DataSegment::Memory(sge) => {
+                    let access = Access {
+                        key: sge.key,
                         pd,
                         qpn: sqn,
                         right: AccessRight::LocalRead,
-                        address: entry.address,
-                        len: entry.len.into(),
+                        address: sge.address,
+                        len: sge.len.into(),
                     };
-                    let bytes = self.dma_read(place);
+                    let bytes = self.dma_read(access);
                     frame.extend(bytes.map_err(|why| (Syndrome::LocalProtection, why))?);
                 }
             }
@@ -345,7 +345,7 @@ impl Device {
         let mut data = frame.to_vec();
         let strip = !rq.context.is_set(rqc::vsd);
         let tag = if strip { headers.strip_vlan(&mut data) } else { None };
-        let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
         if data.len() as u64 > room {
             // The frame is longer than the receive: drop the frame, keep the receive.
             return false;
@@ -355,19 +355,19 @@ impl Device {
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
         let mark = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
-        for entry in &receive.scatter {
-            let (part, left) = rest.split_at(rest.len().min(entry.len as usize));
+        for sge in &receive.scatter {
+            let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
             rest = left;
-            let place = Access {
-                key: entry.key,
+            let access = Access {
+                key: sge.key,
                 pd,
                 qpn: rqn,
                 right: AccessRight::LocalWrite,
-                address: entry.address,
+                address: sge.address,
                 len: part.len() as u64,
             };
             if !part.is_empty()
-                && let Err(why) = self.dma_write(place, part)
+                && let Err(why) = self.dma_write(access, part)
             {
                 log::warn!("receive of RQ {rqn:#x}: {why}");
                 if let Ok(rq) = self.objects.rqs.get_mut(rqn) {

@@ -28,7 +28,7 @@ const FOREVER: u8 = 7;
 pub(crate) struct InflightWqe {
     pub(crate) control: CtrlSegment,
     /// Where response data goes.
-    gather: Vec<DataSegment>,
+    segments: Vec<DataSegment>,
     len: u64,
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum Destination {
 pub(crate) enum NextWqe {
     /// The queue has no WQE to execute now.
     Idle,
-    /// The request was carried out.
+    /// The WQE is done.
     Done,
     /// The WQE needs a message to another queue pair.
     Send(Box<(InflightWqe, Message, Destination)>),
@@ -75,8 +75,8 @@ impl Device {
             }
             _ => return NextWqe::Idle,
         }
-        let Some(ring) = qp.sq.as_mut() else { return NextWqe::Idle };
-        if let Err(why) = ring.read_doorbell_record(&self.memory) {
+        let Some(sq) = qp.sq.as_mut() else { return NextWqe::Idle };
+        if let Err(why) = sq.read_doorbell_record(&self.memory) {
             log::warn!("QP {qpn:#x}: {why}");
             self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
             return NextWqe::Idle;
@@ -85,27 +85,27 @@ impl Device {
             self.now,
             DoorbellCounter::Sq,
             qpn,
-            ring.producer_index().into(),
+            sq.producer_index().into(),
         );
-        if !ring.has_pending() {
+        if !sq.has_pending() {
             return NextWqe::Idle;
         }
-        let (control, bytes) = match ring.next_wqe(&self.memory) {
-            Ok(request) => request,
+        let (control, bytes) = match sq.next_wqe(&self.memory) {
+            Ok(wqe) => wqe,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
                 self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
                 return NextWqe::Idle;
             }
         };
-        let request = Entry::Wqe {
+        let entry = Entry::Wqe {
             service: qp.context.get(qpc::st) as u8,
-            blue_flame: ring.has_blue_flame_wqe(),
-            index: ring.consumer_index(),
+            blue_flame: sq.has_blue_flame_wqe(),
+            index: sq.consumer_index(),
             number: qpn,
             bytes: &bytes[..],
         };
-        self.recorder.add(self.now, &request);
+        self.recorder.add(self.now, &entry);
         let user = self.objects.qps.owner(qpn) != KERNEL;
         if let Some(cause) = self.faults.next_wqe(qpn, user, Side::Send) {
             self.fail_wqe(qpn, &control, cause);
@@ -150,9 +150,9 @@ impl Device {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retries = 0;
         qp.rnr_retries = 0;
-        let index = qp.sq.as_mut().map_or(0, |ring| {
-            let index = ring.consumer_index();
-            ring.advance(control.wqebbs());
+        let index = qp.sq.as_mut().map_or(0, |sq| {
+            let index = sq.consumer_index();
+            sq.advance(control.wqebbs());
             index
         });
         if control.signaled() {
@@ -164,9 +164,9 @@ impl Device {
     fn fail_wqe(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let connected = qp.service.reliable() || qp.service == Service::Umr;
-        let index = qp.sq.as_mut().map_or(0, |ring| {
-            let index = ring.consumer_index();
-            ring.advance(control.wqebbs());
+        let index = qp.sq.as_mut().map_or(0, |sq| {
+            let index = sq.consumer_index();
+            sq.advance(control.wqebbs());
             index
         });
         self.fail_send(qpn, control.opcode, index, cause);
@@ -183,19 +183,19 @@ impl Device {
     fn flush_sends(&mut self, qpn: u32) {
         for _ in 0..1 << 16 {
             let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-            let Some(ring) = qp.sq.as_mut() else { return };
-            if ring.read_doorbell_record(&self.memory).is_err() || !ring.has_pending() {
+            let Some(sq) = qp.sq.as_mut() else { return };
+            if sq.read_doorbell_record(&self.memory).is_err() || !sq.has_pending() {
                 return;
             }
-            let index = ring.consumer_index();
-            let opcode = match ring.next_wqe(&self.memory) {
+            let index = sq.consumer_index();
+            let opcode = match sq.next_wqe(&self.memory) {
                 Ok((control, _)) => {
-                    ring.advance(control.wqebbs());
+                    sq.advance(control.wqebbs());
                     control.opcode
                 }
                 // The WQE cannot be read, so the next one cannot be found: drop the rest.
                 Err(_) => {
-                    ring.discard_pending();
+                    sq.discard_pending();
                     0
                 }
             };
@@ -212,9 +212,9 @@ impl Device {
         bytes: &[u8],
     ) -> Result<Option<Box<(InflightWqe, Message, Destination)>>, Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        let Some(ring) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
-        if control.wqe_index != ring.consumer_index() || control.qpn != qpn || control.ds == 0 {
-            log::warn!("QP {qpn:#x}: request {control:?} at block {:#x}", ring.consumer_index());
+        let Some(sq) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
+        if control.wqe_index != sq.consumer_index() || control.qpn != qpn || control.ds == 0 {
+            log::warn!("QP {qpn:#x}: WQE {control:?} at WQEBB {:#x}", sq.consumer_index());
             return Err(Syndrome::LocalQpOperation);
         }
         let (service, pd) = (qp.service, qp.pd);
@@ -266,14 +266,14 @@ impl Device {
             (true, None) => return Err(Syndrome::LocalQpOperation),
             (false, _) => None,
         };
-        let gather = segments.data_segments().map_err(short)?;
-        let len: u64 = gather.iter().map(DataSegment::len).sum();
+        let data = segments.data_segments().map_err(short)?;
+        let len: u64 = data.iter().map(DataSegment::len).sum();
         let mtu = self.path_mtu(qpn);
         let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
         if len > limit || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
-        let payload = if sends { self.gather_data(qpn, pd, &gather)? } else { vec![] };
+        let payload = if sends { self.gather_data(qpn, pd, &data)? } else { vec![] };
         let action = match (control.opcode, remote, change) {
             (op::SEND_INVAL, ..) => Action::Send { invalidate: Some(control.immediate) },
             (_, None, _) => Action::Send { invalidate: None },
@@ -327,7 +327,7 @@ impl Device {
             srqn,
             datagram,
         };
-        Ok(Some(Box::new((InflightWqe { control, gather, len }, message, destination))))
+        Ok(Some(Box::new((InflightWqe { control, segments: data, len }, message, destination))))
     }
 
     /// Bytes of payload of a packet.
@@ -417,19 +417,19 @@ impl Device {
         list: &[DataSegment],
     ) -> Result<Vec<u8>, Syndrome> {
         let mut data = Vec::new();
-        for entry in list {
-            match entry {
+        for segment in list {
+            match segment {
                 DataSegment::Inline(bytes) => data.extend(bytes),
-                DataSegment::Memory(entry) => {
-                    let place = Access {
-                        key: entry.key,
+                DataSegment::Memory(sge) => {
+                    let access = Access {
+                        key: sge.key,
                         pd,
                         qpn,
                         right: AccessRight::LocalRead,
-                        address: entry.address,
-                        len: entry.len.into(),
+                        address: sge.address,
+                        len: sge.len.into(),
                     };
-                    let bytes = self.dma_read(place).map_err(|why| {
+                    let bytes = self.dma_read(access).map_err(|why| {
                         log::debug!("send of QP {qpn:#x}: {why}");
                         Syndrome::LocalProtection
                     })?;
@@ -450,7 +450,7 @@ impl Device {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let room = qp.send_scatter_to_cqe().min(self.cqe_data_room(qp.send_cq()));
         let inline = wqe.control.signaled() && (1..=room).contains(&data.len());
-        self.scatter(qpn, &wqe.gather, &data, !inline)?;
+        self.scatter(qpn, &wqe.segments, &data, !inline)?;
         Ok(if inline { data } else { vec![] })
     }
 
@@ -463,21 +463,21 @@ impl Device {
         write: bool,
     ) -> Result<(), Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        for entry in list {
-            let DataSegment::Memory(entry) = entry else { return Err(Syndrome::LocalQpOperation) };
-            let (part, rest) = data.split_at(data.len().min(entry.len as usize));
+        for segment in list {
+            let DataSegment::Memory(sge) = segment else { return Err(Syndrome::LocalQpOperation) };
+            let (part, rest) = data.split_at(data.len().min(sge.len as usize));
             data = rest;
-            let place = Access {
-                key: entry.key,
+            let access = Access {
+                key: sge.key,
                 pd: qp.pd,
                 qpn,
                 right: AccessRight::LocalWrite,
-                address: entry.address,
+                address: sge.address,
                 len: part.len() as u64,
             };
             let done = match write {
-                true => self.dma_write(place, part),
-                false => self.objects.resolve(place).map(|_| ()),
+                true => self.dma_write(access, part),
+                false => self.objects.resolve(access).map(|_| ()),
             };
             done.map_err(|_| Syndrome::LocalProtection)?;
         }

@@ -131,8 +131,8 @@ impl Device {
                     return self.invalid_request(qpn);
                 }
                 let len = message.payload.len() as u64;
-                let place = access(AccessRight::RemoteWrite, key, address, len);
-                if len > 0 && self.dma_write(place, &message.payload).is_err() {
+                let target = access(AccessRight::RemoteWrite, key, address, len);
+                if len > 0 && self.dma_write(target, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
                 self.objects.count_for_qp(qpn, |set| {
@@ -165,8 +165,8 @@ impl Device {
                 if !atomics || address % len != 0 {
                     return self.invalid_request(qpn);
                 }
-                let place = access(AccessRight::RemoteAtomic, key, address, len);
-                let Ok(old) = self.dma_atomic(place, |old| change.apply(old)) else {
+                let target = access(AccessRight::RemoteAtomic, key, address, len);
+                let Ok(old) = self.dma_atomic(target, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
                 self.objects.count_for_qp(qpn, |set| {
@@ -261,33 +261,33 @@ impl Device {
             }
             data.extend(&message.payload);
         }
-        let room: u64 = receive.scatter.iter().map(|entry| u64::from(entry.len)).sum();
+        let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
         let inline = self.scatters_to_cqe(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
             Some((Syndrome::LocalLength, Response::InvalidRequest))
         } else {
             let mut rest = &data[..];
             let mut failed = None;
-            for entry in &receive.scatter {
-                let (part, left) = rest.split_at(rest.len().min(entry.len as usize));
+            for sge in &receive.scatter {
+                let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
                 rest = left;
                 if part.is_empty() {
                     break;
                 }
-                let place = Access {
-                    key: entry.key,
+                let target = Access {
+                    key: sge.key,
                     pd,
                     qpn,
                     right: AccessRight::LocalWrite,
-                    address: entry.address,
+                    address: sge.address,
                     len: part.len() as u64,
                 };
                 // The driver copies data from the CQE to this address; check that the mkey allows
                 // it.
                 let done = if inline {
-                    self.objects.resolve(place).map(|_| ())
+                    self.objects.resolve(target).map(|_| ())
                 } else {
-                    self.dma_write(place, part)
+                    self.dma_write(target, part)
                 };
                 if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");

@@ -87,7 +87,7 @@ impl Device {
         segments: WqeSegments<'_>,
     ) -> Result<(), Syndrome> {
         self.apply_umr(issuer, key, segments).map_err(|UmrError(syndrome, why)| {
-            log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", issuer.qpn);
+            log::warn!("UMR of mkey {key:#x} by QP {:#x}: {why}", issuer.qpn);
             syndrome
         })
     }
@@ -98,7 +98,7 @@ impl Device {
         key: u32,
         mut segments: WqeSegments<'_>,
     ) -> Result<(), UmrError> {
-        let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
+        let (control, context) = segments.umr().map_err(|_| "the WQE is too short")?;
         let flags = control[0];
         let octowords = usize::from(u16::from_be_bytes([control[4], control[5]]));
         let number = |at: usize, len: usize| {
@@ -114,26 +114,29 @@ impl Device {
         let UmrIssuer { qpn, pd, kernel, trusted } = issuer;
         let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         if mkey.is_device_memory() && mask & 0b100_0001 != 0 {
-            return Err("device memory stays where it is".into());
+            return Err("UMR cannot move device memory".into());
         }
         if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
-            return Err(UmrError(Syndrome::WindowBinding, "the key is free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the mkey is free".into()));
         }
         if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
-            return Err(UmrError(Syndrome::WindowBinding, "the key is not free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the mkey is not free".into()));
         }
         if mkey.is_physical() {
-            return Err("a physical key leads where it leads".into());
+            return Err("UMR cannot change a physical mkey".into());
         }
         if !kernel && (mkey.context.get32(mkc::pd) != pd || !mkey.context.is_set(mkc::umr_en)) {
-            return Err("the key is not for this queue to change".into());
+            return Err("the mkey is of another PD or lacks umr_en".into());
         }
         if !trusted && !mkey.is_list() {
-            return Err("only a queue of the kernel may change a key of pages".into());
+            return Err("only a kernel QP may change an mkey of pages".into());
         }
         if !trusted && !mkey.is_free() && !mkey.allows_qp(qpn) {
             let bound = mkey.context.get(mkc::qpn);
-            return Err(UmrError(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
+            return Err(UmrError(
+                Syndrome::WindowBinding,
+                format!("the mkey is bound to QP {bound:#x}"),
+            ));
         }
         if mask >> 7 & 1 != 0 {
             let wanted = new.get32(mkc::pd);
@@ -143,7 +146,9 @@ impl Device {
             self.objects.pds.get(wanted).map_err(|refused| refused.why)?;
         }
         let len = octowords * OCTOWORD;
-        let start = usize::try_from(offset).map_err(|_| "absurd offset")?.saturating_mul(OCTOWORD);
+        let start = usize::try_from(offset)
+            .map_err(|_| "the offset is too large")?
+            .saturating_mul(OCTOWORD);
         let end = start.saturating_add(len);
         let room = mkey.translation.len();
         if octowords > 0 && end > room {
@@ -154,13 +159,13 @@ impl Device {
         } else if flags & INLINE != 0 {
             segments.rest().get(..len).ok_or("the inline list is too short")?.to_vec()
         } else {
-            let gather = segments.data_segments().map_err(|_| "the request is too short")?;
-            let listed: u64 = gather.iter().map(DataSegment::len).sum();
+            let data = segments.data_segments().map_err(|_| "the WQE is too short")?;
+            let listed: u64 = data.iter().map(DataSegment::len).sum();
             if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
             let mut list =
-                self.gather_data(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
+                self.gather_data(qpn, pd, &data).map_err(|_| "the list cannot be read")?;
             list.truncate(len);
             list
         };

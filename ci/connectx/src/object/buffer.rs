@@ -33,7 +33,10 @@ impl ListedPages {
     fn list(&self, pages: Vec<u64>) -> Result<PageList, CommandError> {
         let all = self.pages() + pages.len();
         if all > MAX_PAGES {
-            return refuse!(NoResources, "all queues would list {all} pages, {MAX_PAGES} at most");
+            return refuse!(
+                NoResources,
+                "all queues together would list {all} pages, the limit is {MAX_PAGES}"
+            );
         }
         self.0.store(all, Ordering::Relaxed);
         Ok(PageList { pages, listed: self.clone() })
@@ -115,7 +118,7 @@ impl Buffer {
         let place = self.part(at, len)?.offset;
         let inside = place & ((1 << self.shift) - 1);
         if !inside.is_multiple_of(len) {
-            return refuse!(BadParam, "a word of {len} bytes at {at:#x}");
+            return refuse!(BadParam, "a word of {len} bytes at {at:#x} is not aligned");
         }
         match self.list.pages.get((place >> self.shift) as usize) {
             Some(page) => Ok(page.saturating_add(inside)),

@@ -5,7 +5,7 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 
 use super::buffer::Buffer;
 
-pub(crate) const PRODUCER_MASK: u32 = 0xff_ffff;
+pub(crate) const INDEX_MASK: u32 = 0xff_ffff;
 
 /// `cqe_sz` of CQEs that are padded to 128 bytes.
 pub(crate) const PADDED: u64 = 2;
@@ -15,7 +15,7 @@ pub struct Cq {
     pub(crate) context: Bits<cqc, Vec<u8>>,
     pub(crate) buffer: Buffer,
     /// Guest address of the doorbell record.
-    pub(crate) record: u64,
+    pub(crate) doorbell_record: u64,
     pub(crate) umems: Vec<u32>,
     pub(crate) log_size: u32,
     /// 64, or 128 with the CQE proper in the second half.
@@ -27,9 +27,10 @@ pub struct Cq {
     /// Value of `written` at the last event.
     pub(crate) notified: u64,
     pub(crate) armed: ArmState,
-    /// CQEs that the next event will report, and the time of the last event.
+    /// CQEs that the next event will report.
     pub(crate) unreported: u32,
-    pub(crate) reported: u64,
+    /// Time of the last event.
+    pub(crate) last_event: u64,
     /// When the next event is due, if moderation delays it.
     pub(crate) due: Option<u64>,
     pub(crate) uar: u32,
@@ -46,7 +47,7 @@ pub(crate) enum ArmState {
 
 impl Cq {
     pub(crate) fn producer(&self) -> u32 {
-        self.written as u32 & PRODUCER_MASK
+        self.written as u32 & INDEX_MASK
     }
 
     /// How many CQEs call for an event, if the driver arms the CQ at consumer index `consumer`. A
@@ -54,11 +55,11 @@ impl Cq {
     /// then wait for new CQEs.
     pub(crate) fn cqes_to_report(&self, consumer: u32, solicited_only: bool) -> u32 {
         let newest = if solicited_only { self.solicited } else { self.written };
-        let seen = (newest as u32).wrapping_sub(consumer) & PRODUCER_MASK;
+        let unseen = (newest as u32).wrapping_sub(consumer) & INDEX_MASK;
         // The driver has already seen later CQEs.
-        let seen = if seen < PRODUCER_MASK / 2 { seen } else { 0 };
-        let told = newest.saturating_sub(self.notified);
-        seen.min(u32::try_from(told).unwrap_or(u32::MAX))
+        let unseen = if unseen < INDEX_MASK / 2 { unseen } else { 0 };
+        let unreported = newest.saturating_sub(self.notified);
+        unseen.min(u32::try_from(unreported).unwrap_or(u32::MAX))
     }
 }
 
@@ -67,8 +68,8 @@ impl Cq {
 pub(crate) fn arm_word_lags(record: u32, doorbell: u32) -> bool {
     // Bits 28 and 29 count events, modulo 4.
     let serial = (record >> 28).wrapping_sub(doorbell >> 28) & 3;
-    let consumer = record.wrapping_sub(doorbell) & PRODUCER_MASK;
-    serial > 1 || serial == 0 && consumer > PRODUCER_MASK / 2
+    let consumer = record.wrapping_sub(doorbell) & INDEX_MASK;
+    serial > 1 || serial == 0 && consumer > INDEX_MASK / 2
 }
 
 #[cfg(test)]

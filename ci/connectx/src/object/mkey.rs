@@ -122,22 +122,22 @@ impl Objects {
     fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let Access { key, pd, qpn, right, address, len } = access;
         if depth > MAX_DEPTH {
-            return Err(format!("key {key:#x} is more than {MAX_DEPTH} keys deep"));
+            return Err(format!("mkey {key:#x} is nested deeper than {MAX_DEPTH}"));
         }
         let mkey = self.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         let context = &mkey.context;
         if context.get(mkc::mkey_7_0) != u64::from(key & 0xff) || mkey.is_free() {
-            return Err(format!("key {key:#x} is not valid"));
+            return Err(format!("mkey {key:#x} is not valid"));
         }
         if context.get(mkc::pd) != u64::from(pd) {
-            return Err(format!("key {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
+            return Err(format!("mkey {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
         }
         if !mkey.allows_qp(qpn) {
             let bound = context.get(mkc::qpn);
-            return Err(format!("key {key:#x} is of QP {bound:#x}, not {qpn:#x}"));
+            return Err(format!("mkey {key:#x} is bound to QP {bound:#x}, not {qpn:#x}"));
         }
         if !mkey.allows(right) {
-            return Err(format!("key {key:#x} does not allow {right:?}"));
+            return Err(format!("mkey {key:#x} does not allow {right:?}"));
         }
         // Addresses of device memory begin at zero; `start_addr` is its offset in BAR0.
         let device_memory = mkey.is_device_memory();
@@ -146,14 +146,14 @@ impl Objects {
         let offset = address.wrapping_sub(start);
         let inside = offset.checked_add(len).is_some_and(|end| end <= context.get(mkc::len));
         if !whole && (address < start || !inside) {
-            return Err(format!("{address:#x}+{len:#x} is outside key {key:#x}"));
+            return Err(format!("{address:#x}+{len:#x} is outside mkey {key:#x}"));
         }
         if len == 0 {
             return Ok(());
         }
         match mkey.mode() {
             PHYSICAL => {
-                let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
+                let len = usize::try_from(len).map_err(|_| "the length is too long".to_string())?;
                 to.ranges.push(DmaRange { address: DmaAddress::Guest(address), len });
                 Ok(())
             }
@@ -166,13 +166,13 @@ impl Objects {
                 to.step(key, (len >> 12) as usize)?;
                 mkey.pages(address, len, &mut to.ranges)
             }
-            KLMS | KSM => self.indirect(mkey, access, depth, to),
-            mode => Err(format!("key {key:#x} has access mode {mode}")),
+            KLMS | KSM => self.follow_list(mkey, access, depth, to),
+            mode => Err(format!("mkey {key:#x} has access mode {mode}")),
         }
     }
 
     /// Follows a list of other mkeys (KLMs or KSMs).
-    fn indirect(
+    fn follow_list(
         &self,
         mkey: &Mkey,
         access: Access,
@@ -185,7 +185,7 @@ impl Objects {
         let mut left = access.len;
         let (entries, _) = mkey.translation.as_chunks::<16>();
         if let Some(pattern) = RepeatPattern::find(entries) {
-            return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
+            return self.follow_pattern(&pattern, Access { address: skip, ..access }, depth, to);
         }
         for entry in entries {
             to.step(access.key, 1)?;
@@ -205,11 +205,11 @@ impl Objects {
                 return Ok(());
             }
         }
-        Err(format!("the list of key {:#x} ends {left} bytes early", access.key))
+        Err(format!("the list of mkey {:#x} ends {left} bytes early", access.key))
     }
 
     /// Follows a repeat pattern; the address of the access counts from the start of the mkey.
-    fn interleaved(
+    fn follow_pattern(
         &self,
         pattern: &RepeatPattern<'_>,
         access: Access,
@@ -220,11 +220,11 @@ impl Objects {
         to.step(access.key, entries.len())?;
         let sum: u64 = entries.iter().map(|entry| RepeatEntry::parse(entry).len).sum();
         if period == 0 || sum != period {
-            return Err(format!("a pattern of {period} bytes whose parts have {sum}"));
+            return Err(format!("a pattern of {period} bytes whose entries have {sum}"));
         }
         let mut left = access.len;
         let mut skip = access.address % period;
-        for turn in access.address / period..pattern.count {
+        for repeat in access.address / period..pattern.count {
             for entry in entries.iter().map(RepeatEntry::parse) {
                 to.step(access.key, 1)?;
                 if skip >= entry.len {
@@ -232,7 +232,7 @@ impl Objects {
                     continue;
                 }
                 let len = (entry.len - skip).min(left);
-                let address = entry.address.wrapping_add(turn * entry.stride).wrapping_add(skip);
+                let address = entry.address.wrapping_add(repeat * entry.stride).wrapping_add(skip);
                 self.follow(Access { key: entry.key, address, len, ..access }, depth, to)?;
                 left -= len;
                 skip = 0;
@@ -241,7 +241,7 @@ impl Objects {
                 }
             }
         }
-        Err(format!("the pattern of key {:#x} ends {left} bytes early", access.key))
+        Err(format!("the pattern of mkey {:#x} ends {left} bytes early", access.key))
     }
 
     /// Continues at an mkey in another mkey's list. The list's own mkey has been checked for the
@@ -255,7 +255,10 @@ impl Objects {
         };
         self.resolve_into(Access { right, ..access }, depth + 1, to)?;
         if to.ranges.len() > MAX_RANGES {
-            return Err(format!("an access by key {:#x} falls into too many ranges", access.key));
+            return Err(format!(
+                "an access by mkey {:#x} has more than {MAX_RANGES} ranges",
+                access.key
+            ));
         }
         Ok(())
     }
@@ -272,7 +275,7 @@ impl Walk<'_> {
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
         match self.cost.add_steps(count as u64) {
             true => Ok(()),
-            false => Err(format!("an access ends after too many entries, at key {key:#x}")),
+            false => Err(format!("an access ends after too many list entries, at mkey {key:#x}")),
         }
     }
 }
@@ -345,7 +348,7 @@ impl Mkey {
             };
             let inside = at & (page - 1);
             let range = (page - inside).min(left);
-            let gpa = (entry & !0xfff).checked_add(inside).ok_or("absurd page address")?;
+            let gpa = (entry & !0xfff).checked_add(inside).ok_or("the page address is too high")?;
             match to.last_mut() {
                 Some(DmaRange { address: DmaAddress::Guest(last), len })
                     if last.wrapping_add(*len as u64) == gpa =>

@@ -8,10 +8,10 @@ use crate::format::wqe::{INVALID_KEY, Sge};
 use crate::guest::GuestMemory;
 use crate::recording::{DoorbellCounter, Entry, Recorder, RqType};
 
-/// The wq_type of the WQEs, `wq_type`.
+/// The order of the WQEs, `wq_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WqType {
-    /// A ring.
+    /// Consecutive WQEs; the queue wraps.
     Cyclic,
     /// Each WQE names the next; the first is WQE 0.
     Linked,
@@ -26,7 +26,7 @@ pub struct ReceiveQueue {
     log_size: u32,
     log_stride: u32,
     wq_type: WqType,
-    record: u64,
+    doorbell_record: u64,
     /// WQE to take next.
     next_entry: u16,
     /// WQEs taken so far.
@@ -68,9 +68,17 @@ impl ReceiveQueue {
         log_size: u32,
         log_stride: u32,
         wq_type: WqType,
-        record: u64,
+        doorbell_record: u64,
     ) -> Self {
-        Self { buffer, log_size, log_stride, wq_type, record, next_entry: 0, consumer_index: 0 }
+        Self {
+            buffer,
+            log_size,
+            log_stride,
+            wq_type,
+            doorbell_record,
+            next_entry: 0,
+            consumer_index: 0,
+        }
     }
 
     /// Restores the state after creation.
@@ -82,7 +90,7 @@ impl ReceiveQueue {
     /// How many receives are posted; `None` if the doorbell record cannot be read or is out of
     /// range.
     pub fn posted(&self, memory: &GuestMemory) -> Option<u16> {
-        let record = memory.read_be32(self.record).ok()? as u16;
+        let record = memory.read_be32(self.doorbell_record).ok()? as u16;
         let posted = record.wrapping_sub(self.consumer_index);
         (u32::from(posted) <= 1 << self.log_size).then_some(posted)
     }

@@ -24,7 +24,7 @@ impl WqState {
             0 => Ok(Self::Reset),
             1 => Ok(Self::Ready),
             3 => Ok(Self::Error),
-            other => refuse!(BadParam, "raw queue state {other}"),
+            other => refuse!(BadParam, "raw queue state {other}, only 0, 1 and 3 exist"),
         }
     }
 
@@ -33,7 +33,10 @@ impl WqState {
     pub(crate) fn check_transition(self, to: Self) -> Result<(), CommandError> {
         match (self, to) {
             (Self::Error, Self::Ready) => {
-                refuse!(BadResourceState, "a raw queue in {self:?} does not become {to:?}")
+                refuse!(
+                    BadResourceState,
+                    "a raw queue cannot go from {self:?} to {to:?}, reset it first"
+                )
             }
             _ => Ok(()),
         }

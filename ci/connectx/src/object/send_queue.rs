@@ -15,7 +15,7 @@ pub struct SendQueue {
     buffer: Buffer,
     offset: u64,
     log_size: u32,
-    record: u64,
+    doorbell_record: u64,
     /// WQEBB that the device reads next.
     consumer_index: u16,
     /// WQEBB behind the last posted WQE.
@@ -26,12 +26,12 @@ pub struct SendQueue {
 
 impl SendQueue {
     /// A queue of 2^`log_size` WQEBBs at `offset` of `buffer`, with its doorbell record.
-    pub fn new(buffer: Buffer, offset: u64, log_size: u32, record: u64) -> Self {
+    pub fn new(buffer: Buffer, offset: u64, log_size: u32, doorbell_record: u64) -> Self {
         Self {
             buffer,
             offset,
             log_size,
-            record,
+            doorbell_record,
             consumer_index: 0,
             producer_index: 0,
             blue_flame: None,
@@ -65,11 +65,12 @@ impl SendQueue {
     /// # Errors
     /// If the record cannot be read, or is further ahead than the size of the queue.
     pub fn read_doorbell_record(&mut self, memory: &GuestMemory) -> Result<(), String> {
-        let record = memory.read_be32(self.record).map_err(|fault| format!("{fault:?}"))? as u16;
+        let record =
+            memory.read_be32(self.doorbell_record).map_err(|fault| format!("{fault:?}"))? as u16;
         let waiting = record.wrapping_sub(self.consumer_index);
         if u32::from(waiting) > 1 << self.log_size {
             return Err(format!(
-                "doorbell record {record:#x} with {:#x} blocks done",
+                "doorbell record {record:#x} with {:#x} WQEBBs done",
                 self.consumer_index
             ));
         }
@@ -122,7 +123,7 @@ impl SendQueue {
     pub fn next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
         let first = self.fetch(memory, 1)?;
         let control =
-            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a block is short")?;
+            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
         let bytes = self.fetch(memory, control.wqebbs().into())?;
         Ok((control, bytes))
     }
@@ -139,8 +140,8 @@ impl SendQueue {
     ) -> Result<Vec<u8>, String> {
         let mask = (1u64 << self.log_size) - 1;
         let mut bytes = vec![0; count * WQEBB];
-        for (block, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(WQEBB)) {
-            let at = self.offset + (block & mask) * WQEBB as u64;
+        for (wqebb, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(WQEBB)) {
+            let at = self.offset + (wqebb & mask) * WQEBB as u64;
             self.buffer.read(memory, at, to).map_err(|fault| format!("{fault:?}"))?;
         }
         Ok(bytes)

@@ -23,9 +23,9 @@ pub(crate) struct QueueLocation<'a> {
     /// Number of the umem of the queue and offset in it; `None` if the command lists pages.
     pub(crate) queue: Option<(u32, u64)>,
     /// Number of the umem of the doorbell record; its address is then an offset.
-    pub(crate) record: Option<u32>,
+    pub(crate) doorbell_record_umem: Option<u32>,
     /// Address of the doorbell record.
-    pub(crate) record_address: u64,
+    pub(crate) doorbell_record_address: u64,
     pub(crate) log_page_size: u64,
     pub(crate) page_offset: u64,
     /// Bytes of the queue.
@@ -40,8 +40,10 @@ impl<'a> QueueLocation<'a> {
             queue: context
                 .is_set(wq::wq_umem_valid)
                 .then(|| (context.get32(wq::wq_umem_id), context.get(wq::wq_umem_offset))),
-            record: context.is_set(wq::dbr_umem_valid).then(|| context.get32(wq::dbr_umem_id)),
-            record_address: context.get(wq::dbr_addr),
+            doorbell_record_umem: context
+                .is_set(wq::dbr_umem_valid)
+                .then(|| context.get32(wq::dbr_umem_id)),
+            doorbell_record_address: context.get(wq::dbr_addr),
             log_page_size: context.get(wq::log_wq_pg_sz),
             page_offset: context.get(wq::page_offset),
             len,
@@ -54,7 +56,7 @@ impl<'a> QueueLocation<'a> {
 pub(crate) struct QueueMemory {
     pub(crate) buffer: Buffer,
     /// Guest address of its doorbell record.
-    pub(crate) record: u64,
+    pub(crate) doorbell_record: u64,
     /// Umems that it holds.
     pub(crate) umems: Vec<u32>,
 }
@@ -65,35 +67,38 @@ impl Objects {
     pub(crate) fn queue_memory(
         &mut self,
         uid: u32,
-        request: &QueueLocation<'_>,
+        location: &QueueLocation<'_>,
     ) -> Result<QueueMemory, CommandError> {
         let mut umems = vec![];
-        let buffer = match request.queue {
+        let buffer = match location.queue {
             Some((number, offset)) => {
                 self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.umems.get(number)?.buffer.part(offset, request.len)?
+                self.umems.get(number)?.buffer.part(offset, location.len)?
             }
             None => {
-                let QueueLocation { log_page_size, page_offset, len, pages, .. } = *request;
+                let QueueLocation { log_page_size, page_offset, len, pages, .. } = *location;
                 Buffer::new(&self.listed_pages, log_page_size, page_offset, len, pages)?
             }
         };
-        let record = match request.record {
+        let doorbell_record = match location.doorbell_record_umem {
             Some(number) => {
                 self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.umems.get(number)?.buffer.address(request.record_address, 8)?
+                self.umems.get(number)?.buffer.address(location.doorbell_record_address, 8)?
             }
-            None => request.record_address,
+            None => location.doorbell_record_address,
         };
-        if record % 8 != 0 {
-            return refuse!(BadParam, "doorbell record at {record:#x}");
+        if doorbell_record % 8 != 0 {
+            return refuse!(
+                BadParam,
+                "doorbell record at {doorbell_record:#x} is not aligned to 8 bytes"
+            );
         }
         for number in &umems {
             self.umems.hold(*number)?;
         }
-        Ok(QueueMemory { buffer, record, umems })
+        Ok(QueueMemory { buffer, doorbell_record, umems })
     }
 
     /// Releases the umems of a queue.
@@ -113,15 +118,18 @@ impl Objects {
         let log_size = context.get32(wq::log_wq_sz);
         let log_stride = context.get32(wq::log_wq_stride);
         if log_size > 15 || !(4..=10).contains(&log_stride) {
-            return refuse!(BadParam, "log_wq_sz {log_size}, log_wq_stride {log_stride}");
+            return refuse!(
+                BadParam,
+                "log_wq_sz {log_size} above 15, or log_wq_stride {log_stride} not in 4..=10"
+            );
         }
         let wq_type = match context.get(wq::wq_type) {
             WQ_LINKED => WqType::Linked,
             WQ_CYCLIC => WqType::Cyclic,
             other => return refuse!(BadParam, "wq_type {other} is not modelled"),
         };
-        let request = QueueLocation::from_wq(context, 1 << (log_size + log_stride), pages);
-        let QueueMemory { buffer, record, umems } = self.queue_memory(uid, &request)?;
-        Ok((ReceiveQueue::new(buffer, log_size, log_stride, wq_type, record), umems))
+        let location = QueueLocation::from_wq(context, 1 << (log_size + log_stride), pages);
+        let QueueMemory { buffer, doorbell_record, umems } = self.queue_memory(uid, &location)?;
+        Ok((ReceiveQueue::new(buffer, log_size, log_stride, wq_type, doorbell_record), umems))
     }
 }
