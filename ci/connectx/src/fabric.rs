@@ -116,13 +116,13 @@ impl Fabric {
             if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().next_wqe(queue) {
+            match self.functions[number].device_mut().run_next_wqe(queue) {
                 NextWqe::Idle => return,
                 NextWqe::Done => {}
                 NextWqe::Send(send) => {
                     let (wqe, message, destination) = *send;
                     let sender = self.functions[number].device_mut();
-                    let (fate, ready) = sender.faults.next_message(sender.now, queue);
+                    let (fate, ready) = sender.faults.message_fate(sender.now, queue);
                     ready.into_iter().for_each(|queue| sender.schedule(queue));
                     if let MessageFate::Delayed(wait) = fate {
                         return sender.schedule_after(queue, wait);
@@ -150,7 +150,7 @@ impl Fabric {
             if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().next_frames(queue) {
+            match self.functions[number].device_mut().run_next_raw_wqe(queue) {
                 NextFrames::Idle => return,
                 NextFrames::Done => {}
                 NextFrames::Frames(frames, domain) => {

@@ -117,7 +117,7 @@ impl InjectedFaults {
     }
 
     /// How the command that has arrived fails, if it does.
-    pub(crate) fn next_command(&mut self, opcode: u16) -> Option<CommandFailure> {
+    pub(crate) fn command_fault(&mut self, opcode: u16) -> Option<CommandFailure> {
         let (after, failure) = self.commands.get_mut(&opcode)?;
         if *after > 0 {
             *after -= 1;
@@ -130,7 +130,7 @@ impl InjectedFaults {
 
     /// How the send or receive WQE that the device takes fails, if it does. `user` tells whether
     /// the queue pair is one of a user context.
-    pub(crate) fn next_wqe(&mut self, qpn: u32, user: bool, side: Side) -> Option<CqeError> {
+    pub(crate) fn wqe_fault(&mut self, qpn: u32, user: bool, side: Side) -> Option<CqeError> {
         let due = self.wqes.iter_mut().position(|wqe| {
             let its = wqe.side == side && wqe.qpn.map_or(user, |its| its == qpn);
             if its && wqe.after > 0 {
@@ -144,7 +144,7 @@ impl InjectedFaults {
 
     /// What happens to the next message of a queue, and the queues whose delayed messages may go
     /// on.
-    pub(crate) fn next_message(&mut self, now: u64, queue: u32) -> (MessageFate, Vec<u32>) {
+    pub(crate) fn message_fate(&mut self, now: u64, queue: u32) -> (MessageFate, Vec<u32>) {
         if let Some(delayed) = self.delayed.get(&queue) {
             if now < delayed.due && delayed.passes != Some(0) {
                 return (MessageFate::Delayed(delayed.due - now), vec![]);
@@ -216,11 +216,11 @@ mod tests {
     fn the_nth_command_fails_once() {
         let mut faults = InjectedFaults::default();
         faults.fail_command(0x500, 2, CommandFailure::Silence);
-        let seen: Vec<_> = (0..5).map(|_| faults.next_command(0x500)).collect();
+        let seen: Vec<_> = (0..5).map(|_| faults.command_fault(0x500)).collect();
         assert_eq!(seen, [None, None, Some(CommandFailure::Silence), None, None]);
         faults.fail_command(0x500, 0, CommandFailure::Status(5));
-        assert_eq!(faults.next_command(0x501), None);
-        assert_eq!(faults.next_command(0x500), Some(CommandFailure::Status(5)));
+        assert_eq!(faults.command_fault(0x501), None);
+        assert_eq!(faults.command_fault(0x500), Some(CommandFailure::Status(5)));
     }
 
     #[test]
@@ -228,14 +228,14 @@ mod tests {
         let mut faults = InjectedFaults::default();
         faults.fail_wqe(Some(7), Side::Send, 1, SYNDROMES);
         faults.fail_wqe(None, Side::Receive, 0, SYNDROMES);
-        assert_eq!(faults.next_wqe(8, true, Side::Send), None);
-        assert_eq!(faults.next_wqe(7, false, Side::Send), None);
-        assert_eq!(faults.next_wqe(7, false, Side::Send), Some(SYNDROMES));
-        assert_eq!(faults.next_wqe(7, false, Side::Send), None);
+        assert_eq!(faults.wqe_fault(8, true, Side::Send), None);
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), None);
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), Some(SYNDROMES));
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), None);
         // The kernel's own queue pairs fail only if they are named.
-        assert_eq!(faults.next_wqe(1, false, Side::Receive), None);
-        assert_eq!(faults.next_wqe(1, true, Side::Receive), Some(SYNDROMES));
-        assert_eq!(faults.next_wqe(1, true, Side::Receive), None);
+        assert_eq!(faults.wqe_fault(1, false, Side::Receive), None);
+        assert_eq!(faults.wqe_fault(1, true, Side::Receive), Some(SYNDROMES));
+        assert_eq!(faults.wqe_fault(1, true, Side::Receive), None);
     }
 
     #[test]
@@ -243,25 +243,25 @@ mod tests {
         let mut faults = InjectedFaults::default();
         faults.lose_messages(1);
         faults.delay_messages(1, Delay::Time(100));
-        assert_eq!(faults.next_message(0, 1).0, MessageFate::Lost);
-        assert_eq!(faults.next_message(10, 1).0, MessageFate::Delayed(100));
-        assert_eq!(faults.next_message(20, 2).0, MessageFate::Delivered);
-        assert_eq!(faults.next_message(50, 1).0, MessageFate::Delayed(60));
-        assert_eq!(faults.next_message(110, 1).0, MessageFate::Delivered);
-        assert_eq!(faults.next_message(110, 1).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Lost);
+        assert_eq!(faults.message_fate(10, 1).0, MessageFate::Delayed(100));
+        assert_eq!(faults.message_fate(20, 2).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(50, 1).0, MessageFate::Delayed(60));
+        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
     }
 
     #[test]
     fn a_delayed_message_waits_for_others_at_most_max_delay() {
         let mut faults = InjectedFaults::default();
         faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.next_message(0, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
-        assert_eq!(faults.next_message(1, 2), (MessageFate::Delivered, vec![]));
-        assert_eq!(faults.next_message(2, 3), (MessageFate::Delivered, vec![1]));
-        assert_eq!(faults.next_message(2, 1), (MessageFate::Delivered, vec![]));
+        assert_eq!(faults.message_fate(0, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
+        assert_eq!(faults.message_fate(1, 2), (MessageFate::Delivered, vec![]));
+        assert_eq!(faults.message_fate(2, 3), (MessageFate::Delivered, vec![1]));
+        assert_eq!(faults.message_fate(2, 1), (MessageFate::Delivered, vec![]));
         faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.next_message(3, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
-        assert_eq!(faults.next_message(3 + MAX_DELAY, 1), (MessageFate::Delivered, vec![]));
+        assert_eq!(faults.message_fate(3, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
+        assert_eq!(faults.message_fate(3 + MAX_DELAY, 1), (MessageFate::Delivered, vec![]));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
-    match device.faults.next_command(op) {
+    match device.faults.command_fault(op) {
         // This syndrome is in the driver's log; no refusal of the device itself has it.
         Some(CommandFailure::Status(status)) => {
             return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]);

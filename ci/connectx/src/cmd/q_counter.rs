@@ -35,11 +35,11 @@ pub(crate) fn query_q_counter(
 ) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_q_counter_in, _>::new(input);
     let number = input.get32(query_q_counter_in::counter_set_id);
-    let set = device.objects.q_counters.owned_mut(uid, number)?;
+    let counter = device.objects.q_counters.owned_mut(uid, number)?;
     let mut out = Bits::<query_q_counter_out, _>::new(vec![0; query_q_counter_out::SIZE]);
-    set.fill(&mut out);
+    counter.fill(&mut out);
     if input.is_set(query_q_counter_in::clear) {
-        *set = QCounter::default();
+        *counter = QCounter::default();
     }
     Ok(out.into_inner())
 }

@@ -49,7 +49,7 @@ impl Device {
     }
 
     /// Executes the next WQE of a raw send queue.
-    pub(crate) fn next_frames(&mut self, sqn: u32) -> NextFrames {
+    pub(crate) fn run_next_raw_wqe(&mut self, sqn: u32) -> NextFrames {
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return NextFrames::Idle };
         match sq.state {
             WqState::Ready => {}
@@ -61,7 +61,7 @@ impl Device {
         }
         let wqe = match sq.queue.read_doorbell_record(&self.memory) {
             Ok(()) if !sq.queue.has_pending() => return NextFrames::Idle,
-            Ok(()) => sq.queue.next_wqe(&self.memory),
+            Ok(()) => sq.queue.read_next_wqe(&self.memory),
             Err(why) => Err(why),
         };
         let (control, bytes) = match wqe {
@@ -88,7 +88,7 @@ impl Device {
         let frames = match control.opcode {
             _ if wrong => operation(format!("WQE {control:?} at WQEBB {index:#x}")),
             op::NOP => Ok(vec![]),
-            op::SEND | op::LSO => self.frames(sqn, pd, &control, &bytes),
+            op::SEND | op::LSO => self.build_frames(sqn, pd, &control, &bytes),
             opcode => operation(format!("opcode {opcode:#x}")),
         };
         let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return NextFrames::Idle };
@@ -149,7 +149,7 @@ impl Device {
                 return;
             }
             let index = sq.queue.consumer_index();
-            let opcode = match sq.queue.next_wqe(&self.memory) {
+            let opcode = match sq.queue.read_next_wqe(&self.memory) {
                 Ok((control, _)) => {
                     sq.queue.advance(control.wqebbs());
                     control.opcode
@@ -206,7 +206,7 @@ impl Device {
     }
 
     /// Builds the frames of a WQE.
-    fn frames(
+    fn build_frames(
         &self,
         sqn: u32,
         pd: u32,
@@ -292,7 +292,7 @@ impl Device {
                 continue;
             }
             if let Some(rqn) = self.choose_rq(tirn, &headers, frame) {
-                taken |= self.deliver(rqn, &headers, frame, result.flow_tag);
+                taken |= self.write_frame(rqn, &headers, frame, result.flow_tag);
             }
         }
         if taken && from_own.is_none() {
@@ -321,7 +321,13 @@ impl Device {
     }
 
     /// Writes a frame to a receive queue; returns false if it is dropped.
-    fn deliver(&mut self, rqn: u32, headers: &FrameHeaders, frame: &[u8], flow_tag: u32) -> bool {
+    fn write_frame(
+        &mut self,
+        rqn: u32,
+        headers: &FrameHeaders,
+        frame: &[u8],
+        flow_tag: u32,
+    ) -> bool {
         let Ok(rq) = self.objects.rqs.get_mut(rqn) else { return false };
         if rq.state != WqState::Ready {
             return false;
@@ -329,9 +335,9 @@ impl Device {
         let receive = match rq.queue.peek(&self.memory) {
             Ok(Some(receive)) => receive,
             Ok(None) => {
-                let set = rq.context.get32(rqc::counter_set_id);
-                if let Ok(set) = self.objects.q_counters.get_mut(set) {
-                    set.out_of_buffer = set.out_of_buffer.wrapping_add(1);
+                let number = rq.context.get32(rqc::counter_set_id);
+                if let Ok(counter) = self.objects.q_counters.get_mut(number) {
+                    counter.out_of_buffer = counter.out_of_buffer.wrapping_add(1);
                 }
                 return false;
             }
@@ -345,7 +351,7 @@ impl Device {
         let mut data = frame.to_vec();
         let strip = !rq.context.is_set(rqc::vsd);
         let tag = if strip { headers.strip_vlan(&mut data) } else { None };
-        let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
+        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.len)).sum();
         if data.len() as u64 > room {
             // The frame is longer than the receive: drop the frame, keep the receive.
             return false;
@@ -353,9 +359,9 @@ impl Device {
         rq.queue.take(&receive);
         receive.record(&mut self.recorder, self.now, RqType::Rq, rqn);
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
-        let mark = rq.context.get32(rqc::user_index);
+        let user_index = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
-        for sge in &receive.scatter {
+        for sge in &receive.sges {
             let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
             rest = left;
             let access = Access {
@@ -384,7 +390,7 @@ impl Device {
         cqe.put8(28, ok);
         cqe.put8(29, headers.header_types() | u8::from(tag.is_some()));
         cqe.put16(30, tag.unwrap_or(0));
-        cqe.put(32, mark);
+        cqe.put(32, user_index);
         cqe.put(44, data.len() as u32);
         cqe.put(56, flow_tag);
         cqe.put16(60, receive.index);

@@ -55,7 +55,7 @@ pub(crate) enum NextWqe {
 
 impl Device {
     /// Executes the next WQE of a queue pair.
-    pub(crate) fn next_wqe(&mut self, qpn: u32) -> NextWqe {
+    pub(crate) fn run_next_wqe(&mut self, qpn: u32) -> NextWqe {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return NextWqe::Idle };
         match qp.state {
             QpState::ReadyToSend => match qp.retry_timer {
@@ -90,7 +90,7 @@ impl Device {
         if !sq.has_pending() {
             return NextWqe::Idle;
         }
-        let (control, bytes) = match sq.next_wqe(&self.memory) {
+        let (control, bytes) = match sq.read_next_wqe(&self.memory) {
             Ok(wqe) => wqe,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
@@ -107,7 +107,7 @@ impl Device {
         };
         self.recorder.add(self.now, &entry);
         let user = self.objects.qps.owner(qpn) != KERNEL;
-        if let Some(cause) = self.faults.next_wqe(qpn, user, Side::Send) {
+        if let Some(cause) = self.faults.wqe_fault(qpn, user, Side::Send) {
             self.fail_wqe(qpn, &control, cause);
             return NextWqe::Done;
         }
@@ -188,7 +188,7 @@ impl Device {
                 return;
             }
             let index = sq.consumer_index();
-            let opcode = match sq.next_wqe(&self.memory) {
+            let opcode = match sq.read_next_wqe(&self.memory) {
                 Ok((control, _)) => {
                     sq.advance(control.wqebbs());
                     control.opcode
@@ -516,8 +516,8 @@ impl Device {
             Response::RnrNak(code) => {
                 let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
                 qp.rnr_retries = qp.rnr_retries.saturating_add(1);
-                self.objects.count_for_qp(qpn, |set| {
-                    set.rnr_nak_retry_err = set.rnr_nak_retry_err.wrapping_add(1)
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.rnr_nak_retry_err = counter.rnr_nak_retry_err.wrapping_add(1)
                 });
                 if !exceeded {
                     return self.start_retry_timer(qpn, rnr_timer(code));
@@ -531,8 +531,8 @@ impl Device {
                 };
                 let exceeded = qp.retries >= retries;
                 qp.retries = qp.retries.saturating_add(1);
-                self.objects.count_for_qp(qpn, |set| {
-                    set.local_ack_timeout_err = set.local_ack_timeout_err.wrapping_add(1)
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.local_ack_timeout_err = counter.local_ack_timeout_err.wrapping_add(1)
                 });
                 if !exceeded {
                     return self.start_retry_timer(qpn, timeout);

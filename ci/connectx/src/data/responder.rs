@@ -79,15 +79,15 @@ impl Device {
         let ahead = message.psn.wrapping_sub(expected) & PSN_MASK;
         if qp.service.reliable() && ahead != 0 {
             if ahead < PSN_MASK / 2 {
-                self.objects.count_for_qp(qpn, |set| {
-                    set.out_of_sequence = set.out_of_sequence.wrapping_add(1)
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.out_of_sequence = counter.out_of_sequence.wrapping_add(1)
                 });
                 // An earlier message is missing; the requester will retry it.
                 return Response::Lost;
             }
             return self.respond_to_duplicate(qpn, message);
         }
-        let response = self.execute(qpn, message);
+        let response = self.execute_message(qpn, message);
         let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
         if counts && let Ok(qp) = self.objects.qps.get_mut(qpn) {
             let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
@@ -98,10 +98,11 @@ impl Device {
 
     /// A duplicate: the requester did not get the response.
     fn respond_to_duplicate(&mut self, qpn: u32, message: &Message) -> Response {
-        self.objects
-            .count_for_qp(qpn, |set| set.duplicate_request = set.duplicate_request.wrapping_add(1));
+        self.objects.count_for_qp(qpn, |counter| {
+            counter.duplicate_request = counter.duplicate_request.wrapping_add(1)
+        });
         match message.action {
-            Action::Read { .. } => self.execute(qpn, message),
+            Action::Read { .. } => self.execute_message(qpn, message),
             Action::Atomic { .. } => {
                 let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
                 match last {
@@ -113,7 +114,7 @@ impl Device {
         }
     }
 
-    fn execute(&mut self, qpn: u32, message: &Message) -> Response {
+    fn execute_message(&mut self, qpn: u32, message: &Message) -> Response {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let (pd, context) = (qp.pd, &qp.context);
         // An XRC request accesses memory of the SRQ's PD.
@@ -135,8 +136,8 @@ impl Device {
                 if len > 0 && self.dma_write(target, &message.payload).is_err() {
                     return self.access_error(qpn);
                 }
-                self.objects.count_for_qp(qpn, |set| {
-                    set.rx_write_requests = set.rx_write_requests.wrapping_add(1)
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.rx_write_requests = counter.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
                     return self.consume_receive(qpn, message).unwrap_or(Response::Ack);
@@ -153,8 +154,8 @@ impl Device {
                 }
                 match self.dma_read(access(AccessRight::RemoteRead, key, address, len)) {
                     Ok(data) => {
-                        self.objects.count_for_qp(qpn, |set| {
-                            set.rx_read_requests = set.rx_read_requests.wrapping_add(1)
+                        self.objects.count_for_qp(qpn, |counter| {
+                            counter.rx_read_requests = counter.rx_read_requests.wrapping_add(1)
                         });
                         Response::ReadData(data)
                     }
@@ -169,8 +170,8 @@ impl Device {
                 let Ok(old) = self.dma_atomic(target, |old| change.apply(old)) else {
                     return self.access_error(qpn);
                 };
-                self.objects.count_for_qp(qpn, |set| {
-                    set.rx_atomic_requests = set.rx_atomic_requests.wrapping_add(1)
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.rx_atomic_requests = counter.rx_atomic_requests.wrapping_add(1)
                 });
                 if let Ok(qp) = self.objects.qps.get_mut(qpn) {
                     qp.last_atomic = Some((message.psn, old));
@@ -186,8 +187,8 @@ impl Device {
     }
 
     fn access_error(&mut self, qpn: u32) -> Response {
-        self.objects.count_for_qp(qpn, |set| {
-            set.resp_remote_access_errors = set.resp_remote_access_errors.wrapping_add(1)
+        self.objects.count_for_qp(qpn, |counter| {
+            counter.resp_remote_access_errors = counter.resp_remote_access_errors.wrapping_add(1)
         });
         self.move_qp_to_error(qpn, Some(event::WQ_ACCESS_ERROR));
         Response::AccessError
@@ -217,8 +218,9 @@ impl Device {
         let receive = match peeked {
             Some(Ok(Some(receive))) => receive,
             Some(Ok(None)) | None => {
-                self.objects
-                    .count_for_qp(qpn, |set| set.out_of_buffer = set.out_of_buffer.wrapping_add(1));
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.out_of_buffer = counter.out_of_buffer.wrapping_add(1)
+                });
                 return Some(Response::RnrNak(rnr));
             }
             Some(Err(why)) => {
@@ -233,7 +235,7 @@ impl Device {
             queue.take(&receive);
         }
         let user = self.objects.qps.owner(qpn) != KERNEL;
-        let response = match self.faults.next_wqe(qpn, user, Side::Receive) {
+        let response = match self.faults.wqe_fault(qpn, user, Side::Receive) {
             Some(cause) => {
                 self.fail_receive(qpn, message.srqn, receive.index, cause);
                 self.move_qp_to_error(qpn, None);
@@ -261,14 +263,14 @@ impl Device {
             }
             data.extend(&message.payload);
         }
-        let room: u64 = receive.scatter.iter().map(|sge| u64::from(sge.len)).sum();
+        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.len)).sum();
         let inline = self.scatters_to_cqe(qpn, message, data.len());
         let failed = if data.len() as u64 > room {
             Some((Syndrome::LocalLength, Response::InvalidRequest))
         } else {
             let mut rest = &data[..];
             let mut failed = None;
-            for sge in &receive.scatter {
+            for sge in &receive.sges {
                 let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
                 rest = left;
                 if part.is_empty() {

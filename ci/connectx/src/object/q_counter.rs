@@ -110,9 +110,9 @@ impl Objects {
     /// Counts in the Q counter of a queue pair.
     pub(crate) fn count_for_qp(&mut self, qpn: u32, change: impl Fn(&mut QCounter)) {
         let Ok(qp) = self.qps.get(qpn) else { return };
-        let set = qp.context.get32(qpc::counter_set_id);
-        if let Ok(set) = self.q_counters.get_mut(set) {
-            change(set);
+        let number = qp.context.get32(qpc::counter_set_id);
+        if let Ok(counter) = self.q_counters.get_mut(number) {
+            change(counter);
         }
     }
 }

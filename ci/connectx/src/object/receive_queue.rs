@@ -28,7 +28,7 @@ pub struct ReceiveQueue {
     wq_type: WqType,
     doorbell_record: u64,
     /// WQE to take next.
-    next_entry: u16,
+    next_index: u16,
     /// WQEs taken so far.
     consumer_index: u16,
 }
@@ -38,8 +38,8 @@ pub struct ReceiveWqe {
     /// `wqe_counter` of its CQE.
     pub index: u16,
     /// Where the data goes.
-    pub scatter: Vec<Sge>,
-    next_entry: u16,
+    pub sges: Vec<Sge>,
+    next_index: u16,
     /// The whole WQE, as read.
     bytes: Vec<u8>,
     linked: bool,
@@ -76,14 +76,14 @@ impl ReceiveQueue {
             log_stride,
             wq_type,
             doorbell_record,
-            next_entry: 0,
+            next_index: 0,
             consumer_index: 0,
         }
     }
 
     /// Restores the state after creation.
     pub fn reset(&mut self) {
-        self.next_entry = 0;
+        self.next_index = 0;
         self.consumer_index = 0;
     }
 
@@ -102,25 +102,25 @@ impl ReceiveQueue {
     /// Why the queue cannot be used.
     pub fn peek(&self, memory: &GuestMemory) -> Result<Option<ReceiveWqe>, String> {
         let Some(posted) = self.posted(memory) else {
-            return Err("the receive doorbell record is impossible".into());
+            return Err("the receive doorbell record cannot be read or is out of range".into());
         };
         if posted == 0 {
             return Ok(None);
         }
         let mask = ((1u32 << self.log_size) - 1) as u16;
-        let slot = self.next_entry & mask;
+        let position = self.next_index & mask;
         let mut entry = vec![0; 1 << self.log_stride];
-        let at = u64::from(slot) << self.log_stride;
+        let at = u64::from(position) << self.log_stride;
         self.buffer.read(memory, at, &mut entry).map_err(|fault| format!("{fault:?}"))?;
-        let (index, next_entry, list) = match self.wq_type {
-            WqType::Cyclic => (self.consumer_index, self.next_entry.wrapping_add(1), &entry[..]),
+        let (index, next_index, list) = match self.wq_type {
+            WqType::Cyclic => (self.consumer_index, self.next_index.wrapping_add(1), &entry[..]),
             WqType::Linked => {
                 let next = u16::from_be_bytes([entry[2], entry[3]]);
-                (slot, next, &entry[LINK..])
+                (position, next, &entry[LINK..])
             }
         };
         let (segments, _) = list.as_chunks::<16>();
-        let scatter = segments
+        let sges = segments
             .iter()
             .map(Sge::parse)
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
@@ -128,12 +128,12 @@ impl ReceiveQueue {
             .collect();
         let linked = self.wq_type == WqType::Linked;
         let posted = self.consumer_index.wrapping_add(posted);
-        Ok(Some(ReceiveWqe { index, scatter, next_entry, bytes: entry, linked, posted }))
+        Ok(Some(ReceiveWqe { index, sges, next_index, bytes: entry, linked, posted }))
     }
 
     /// Takes the receive that `peek` returned.
     pub fn take(&mut self, receive: &ReceiveWqe) {
-        self.next_entry = receive.next_entry;
+        self.next_index = receive.next_index;
         self.consumer_index = self.consumer_index.wrapping_add(1);
     }
 }
@@ -162,17 +162,17 @@ mod tests {
     fn a_cyclic_queue_wraps_and_an_invalid_key_ends_the_sge_list() {
         let (memory, mut queue) = queue(WqType::Cyclic);
         assert!(queue.peek(&memory).unwrap().is_none());
-        for slot in 0..4 {
-            segment(&memory, 0x1000 + slot * 64, START_PADDING | (10 + slot as u32), 7);
-            segment(&memory, 0x1010 + slot * 64, 0, INVALID_KEY);
-            segment(&memory, 0x1020 + slot * 64, 9, 7);
+        for position in 0..4 {
+            segment(&memory, 0x1000 + position * 64, START_PADDING | (10 + position as u32), 7);
+            segment(&memory, 0x1010 + position * 64, 0, INVALID_KEY);
+            segment(&memory, 0x1020 + position * 64, 9, 7);
         }
         for turn in 0..6u16 {
             memory.write(0x8000, &u32::from(turn + 1).to_be_bytes()).unwrap();
             let receive = queue.peek(&memory).unwrap().unwrap();
             assert_eq!(receive.index, turn);
             let want = Sge { len: 10 + u32::from(turn) % 4, key: 7, address: 0 };
-            assert_eq!(receive.scatter, [want]);
+            assert_eq!(receive.sges, [want]);
             queue.take(&receive);
         }
     }
@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn a_linked_queue_follows_links_and_masks_them() {
         let (memory, mut queue) = queue(WqType::Linked);
-        for (slot, next) in [(0u64, 2u16), (2, 0xffff), (3, 0)] {
-            memory.write(0x1000 + slot * 64 + 2, &next.to_be_bytes()).unwrap();
+        for (position, next) in [(0u64, 2u16), (2, 0xffff), (3, 0)] {
+            memory.write(0x1000 + position * 64 + 2, &next.to_be_bytes()).unwrap();
         }
         memory.write(0x8000, &3u32.to_be_bytes()).unwrap();
         let mut seen = vec![];

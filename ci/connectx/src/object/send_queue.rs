@@ -107,7 +107,7 @@ impl SendQueue {
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn fetch(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
+    pub fn read_next(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
         match &self.blue_flame {
             Some((index, data)) if *index == self.consumer_index && data.len() >= count * WQEBB => {
                 Ok(data[..count * WQEBB].to_vec())
@@ -120,11 +120,11 @@ impl SendQueue {
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
-        let first = self.fetch(memory, 1)?;
+    pub fn read_next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
+        let first = self.read_next(memory, 1)?;
         let control =
             first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
-        let bytes = self.fetch(memory, control.wqebbs().into())?;
+        let bytes = self.read_next(memory, control.wqebbs().into())?;
         Ok((control, bytes))
     }
 
