@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 const BAD_PARAMETER: u8 = 0x3;
 const BAD_RESOURCE: u8 = 0x5;
-const BUSY: u8 = 0x6;
+const RESOURCE_BUSY: u8 = 0x6;
 
 /// An input with a number where most commands have it.
 fn number(number: u32) -> Vec<u8> {
@@ -50,18 +50,18 @@ fn a_context_cannot_use_objects_of_another() {
         Ok(Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index))
     };
     const PHYSICAL: u64 = 0;
-    const LIST: u64 = 2;
+    const KLMS: u64 = 2;
     let status = |result: Result<u32, CommandError>| result.unwrap_err().0;
-    assert_eq!(status(key(&mut driver, other, LIST)), BAD_RESOURCE);
+    assert_eq!(status(key(&mut driver, other, KLMS)), BAD_RESOURCE);
     assert_eq!(status(key(&mut driver, one, PHYSICAL)), BAD_PARAMETER);
-    let keys = [key(&mut driver, one, LIST).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
+    let keys = [key(&mut driver, one, KLMS).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
     let foreign = driver.run_command_as(other, opcode::DEALLOC_PD, &number(pd));
     assert_eq!(foreign.unwrap_err().0, BAD_RESOURCE);
     let absent = driver.run_command_as(other + 1, opcode::ALLOC_PD, &[0; 16]);
     assert_eq!(absent.unwrap_err().0, BAD_RESOURCE);
     for key in keys {
         let busy = driver.run_command_as(one, opcode::DEALLOC_PD, &number(pd));
-        assert_eq!(busy.unwrap_err().0, BUSY);
+        assert_eq!(busy.unwrap_err().0, RESOURCE_BUSY);
         driver.run_command(opcode::DESTROY_MKEY, &number(key)).unwrap();
     }
     driver.run_command_as(one, opcode::DEALLOC_PD, &number(pd)).unwrap();
@@ -91,7 +91,11 @@ fn a_context_cannot_use_flow_tables_of_another() {
     assert_eq!(make(&mut driver, other, Some(last)).unwrap_err().0, BAD_RESOURCE);
     let first = make(&mut driver, one, Some(last)).unwrap();
     assert_eq!(destroy(&mut driver, other, first), BAD_RESOURCE);
-    assert_eq!(destroy(&mut driver, one, last), BUSY, "what misses in the other goes there");
+    assert_eq!(
+        destroy(&mut driver, one, last),
+        RESOURCE_BUSY,
+        "what misses in the other goes there"
+    );
     assert_eq!(destroy(&mut driver, one, first), 0);
     assert_eq!(destroy(&mut driver, one, last), 0);
 }
@@ -126,7 +130,7 @@ fn destroy_uctx_is_refused_while_the_context_has_objects() {
     let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
     let mut end = vec![0; 16];
     end[10..12].copy_from_slice(&(uid as u16).to_be_bytes());
-    assert_eq!(driver.run_command(opcode::DESTROY_UCTX, &end).unwrap_err().0, BUSY);
+    assert_eq!(driver.run_command(opcode::DESTROY_UCTX, &end).unwrap_err().0, RESOURCE_BUSY);
     driver.run_command_as(uid, opcode::DEALLOC_PD, &number(pd)).unwrap();
     driver.run_command(opcode::DESTROY_UCTX, &end).unwrap();
     let gone = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap_err();
@@ -177,7 +181,7 @@ fn a_cq_lies_in_its_umem() {
     let cqn = create(&mut driver, uid, 0x80, 0x18).unwrap();
     for memory in [queue_memory, record_memory] {
         let busy = driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(memory));
-        assert_eq!(busy.unwrap_err().0, BUSY);
+        assert_eq!(busy.unwrap_err().0, RESOURCE_BUSY);
     }
     // The CQ holds four CQEs, so the doorbell record has to advance.
     let mut qp = driver.qp(0, cqn);

@@ -16,7 +16,7 @@ const FETCH_ADD: u8 = 0x12;
 const REQUEST: u8 = 0;
 const REQUEST_ERROR: u8 = 13;
 
-fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64, CommandError> {
+fn alloc_memic(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64, CommandError> {
     let mut input = Bits::<alloc_memic_in, _>::new(vec![0; alloc_memic_in::SIZE]);
     input.set(alloc_memic_in::range_start_addr, start);
     input.set(alloc_memic_in::range_size, range);
@@ -25,14 +25,14 @@ fn allocate(driver: &mut Driver, start: u64, range: u64, len: u64) -> Result<u64
     Ok(Bits::<alloc_memic_out, _>::new(out).get(alloc_memic_out::memic_start_addr))
 }
 
-fn free(driver: &mut Driver, start: u64, len: u64) -> Result<Vec<u8>, CommandError> {
+fn dealloc_memic(driver: &mut Driver, start: u64, len: u64) -> Result<Vec<u8>, CommandError> {
     let mut input = Bits::<dealloc_memic_in, _>::new(vec![0; dealloc_memic_in::SIZE]);
     input.set(dealloc_memic_in::memic_start_addr, start);
     input.set(dealloc_memic_in::memic_size, len);
     driver.run_command(opcode::DEALLOC_MEMIC, &input.into_inner())
 }
 
-fn key(driver: &mut Driver, start: u64, len: u64) -> Result<u32, CommandError> {
+fn create_mkey(driver: &mut Driver, start: u64, len: u64) -> Result<u32, CommandError> {
     let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
     let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
     for right in [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a] {
@@ -66,10 +66,10 @@ fn rdma_and_bar0_reach_the_same_device_memory() {
     let b = driver.qp(0, cqn);
     driver.connect(&a, &b);
     driver.connect(&b, &a);
-    let start = allocate(&mut driver, MEMIC_OFFSET + 4096, 4096, 128).unwrap();
+    let start = alloc_memic(&mut driver, MEMIC_OFFSET + 4096, 4096, 128).unwrap();
     assert_eq!(start, MEMIC_OFFSET + 4096);
     // Addresses in the mkey begin at zero.
-    let device = key(&mut driver, start + 64, 64).unwrap();
+    let device = create_mkey(&mut driver, start + 64, 64).unwrap();
     let from = driver.alloc_page();
     let host = driver.mkey(from, 4096, &[mkc::lr, mkc::lw]);
     driver.memory().write(from, &40u64.to_le_bytes()).unwrap();
@@ -100,33 +100,36 @@ fn allocations_are_whole_units_that_do_not_overlap_or_pass_the_limit() {
         (base, 4096, 4160),
         (u64::MAX - 4095, 4096, 64),
     ] {
-        assert!(allocate(&mut driver, start, range, len).is_err(), "{start:#x} {range:#x} {len}");
+        assert!(
+            alloc_memic(&mut driver, start, range, len).is_err(),
+            "{start:#x} {range:#x} {len}"
+        );
     }
-    allocate(&mut driver, base + 8192, 8192, 8192).unwrap();
+    alloc_memic(&mut driver, base + 8192, 8192, 8192).unwrap();
     for start in [base + 4096, base + 8192, base + 12288] {
-        assert!(allocate(&mut driver, start, 8192, 64).is_err(), "{start:#x}");
+        assert!(alloc_memic(&mut driver, start, 8192, 64).is_err(), "{start:#x}");
     }
-    allocate(&mut driver, base, 8192, 64).unwrap();
+    alloc_memic(&mut driver, base, 8192, 64).unwrap();
     let rest = memic::MEMORY - 8192 - 64;
     let range = (rest + 64).next_multiple_of(4096);
-    assert!(allocate(&mut driver, base + 16384, range, rest + 64).is_err());
-    allocate(&mut driver, base + 16384, range, rest).unwrap();
+    assert!(alloc_memic(&mut driver, base + 16384, range, rest + 64).is_err());
+    alloc_memic(&mut driver, base + 16384, range, rest).unwrap();
 }
 
 #[test]
 fn device_memory_with_an_mkey_is_not_freed_and_freeing_clears_it() {
     let mut driver = Driver::new();
-    let start = allocate(&mut driver, MEMIC_OFFSET, 4096, 128).unwrap();
-    assert!(key(&mut driver, start + 64, 65).is_err(), "not all of it is allocated");
-    let handle = key(&mut driver, start, 128).unwrap();
+    let start = alloc_memic(&mut driver, MEMIC_OFFSET, 4096, 128).unwrap();
+    assert!(create_mkey(&mut driver, start + 64, 65).is_err(), "not all of it is allocated");
+    let handle = create_mkey(&mut driver, start, 128).unwrap();
     driver.fabric.function(0).write(Region::Bar0, start, &[7; 8]);
-    assert!(free(&mut driver, start, 128).is_err());
+    assert!(dealloc_memic(&mut driver, start, 128).is_err());
     let mut input = Bits::<destroy_mkey_in, _>::new(vec![0; destroy_mkey_in::SIZE]);
     input.set(destroy_mkey_in::mkey_index, (handle >> 8).into());
     driver.run_command(opcode::DESTROY_MKEY, &input.into_inner()).unwrap();
-    assert!(free(&mut driver, start, 64).is_err(), "another length");
-    free(&mut driver, start, 128).unwrap();
-    assert!(free(&mut driver, start, 128).is_err());
+    assert!(dealloc_memic(&mut driver, start, 64).is_err(), "another length");
+    dealloc_memic(&mut driver, start, 128).unwrap();
+    assert!(dealloc_memic(&mut driver, start, 128).is_err());
     let mut bytes = [1; 8];
     driver.fabric.function(0).read(Region::Bar0, start, &mut bytes);
     assert_eq!(bytes, [0; 8]);

@@ -7,7 +7,7 @@ use driver::pair::{Pair, code};
 use uverbs_uapi::mlx5::prm::Field;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
-const LIST: u64 = 2;
+const KLMS: u64 = 2;
 /// Entries of a list.
 const ENTRIES: usize = 448;
 /// WQEs to post.
@@ -16,7 +16,7 @@ const REQUESTS: u64 = 12;
 /// A KLM list whose last `bytes` entries name one byte each; the other entries are empty.
 fn list(driver: &mut Driver, bytes: usize, key: u32, address: u64) -> u32 {
     let rights: [(Field<mkc>, u64); 3] =
-        [(mkc::access_mode_1_0, LIST), (mkc::lr, 1), (mkc::len, bytes as u64)];
+        [(mkc::access_mode_1_0, KLMS), (mkc::lr, 1), (mkc::len, bytes as u64)];
     let mut entries = vec![0; (ENTRIES - bytes) * 16];
     (0..bytes).for_each(|_| entries.extend(Driver::segment(1, key, address)));
     driver.mkey_with(&rights, &entries)

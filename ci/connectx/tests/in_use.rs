@@ -16,7 +16,7 @@ use uverbs_uapi::mlx5::prm::rqc::{
 use uverbs_uapi::mlx5::prm::srqc::{create_rmp_in, create_xrc_srq_in, rmpc, wq, xrc_srqc};
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
-const BUSY: u8 = 0x6;
+const RESOURCE_BUSY: u8 = 0x6;
 const BAD_RESOURCE: u8 = 0x5;
 
 /// An object, with the command that destroys it.
@@ -42,7 +42,7 @@ impl Fixture {
     }
 
     /// Destroys an object and returns the status.
-    fn end(&mut self, object: Object) -> u8 {
+    fn destroy(&mut self, object: Object) -> u8 {
         let number = object.number.to_be_bytes();
         let mut input = [0; 16];
         input[8..12].copy_from_slice(&number);
@@ -51,14 +51,14 @@ impl Fixture {
 
     /// Asserts that an object can only be destroyed after its user.
     #[track_caller]
-    fn held(&mut self, object: Object, user: Object) {
-        assert_eq!(self.end(object), BUSY, "{:#x} before its user", object.destroy);
-        assert_eq!(self.end(user), 0, "{:#x}", user.destroy);
-        assert_eq!(self.end(object), 0, "{:#x} after its user", object.destroy);
+    fn assert_used_by(&mut self, object: Object, user: Object) {
+        assert_eq!(self.destroy(object), RESOURCE_BUSY, "{:#x} before its user", object.destroy);
+        assert_eq!(self.destroy(user), 0, "{:#x}", user.destroy);
+        assert_eq!(self.destroy(object), 0, "{:#x} after its user", object.destroy);
     }
 
     /// Creates an object whose number is where most commands have it.
-    fn make(&mut self, create: u16, destroy: u16, input: &[u8]) -> Object {
+    fn create(&mut self, create: u16, destroy: u16, input: &[u8]) -> Object {
         let out = self.driver.run_command(create, input).unwrap_or_else(|refused| {
             panic!("command {create:#x} is refused: {refused:x?}");
         });
@@ -67,7 +67,7 @@ impl Fixture {
     }
 
     fn alloc(&mut self, alloc: u16, dealloc: u16) -> Object {
-        self.make(alloc, dealloc, &[0; 16])
+        self.create(alloc, dealloc, &[0; 16])
     }
 
     fn pd(&mut self) -> Object {
@@ -87,23 +87,23 @@ impl Fixture {
         Object { destroy: opcode::DESTROY_CQ, number: self.driver.cq(eqn).0 }
     }
 
-    fn counter_set(&mut self) -> u32 {
+    fn alloc_q_counter(&mut self) -> u32 {
         let out = self.driver.run_command(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
         u32::from(out[11])
     }
 
-    fn end_counter_set(&mut self, number: u32) -> u8 {
+    fn dealloc_q_counter(&mut self, number: u32) -> u8 {
         let mut input = [0; 16];
         input[11] = number as u8;
-        let ended = self.driver.run_command(opcode::DEALLOC_Q_COUNTER, &input);
-        ended.map_or_else(|refused| refused.0, |_| 0)
+        let destroyed = self.driver.run_command(opcode::DEALLOC_Q_COUNTER, &input);
+        destroyed.map_or_else(|refused| refused.0, |_| 0)
     }
 
     fn tis(&mut self, transport_domain: Object) -> Object {
         let mut input = Bits::<create_tis_in, _>::new(vec![0; create_tis_in::SIZE]);
         let mut context = input.sub_mut(create_tis_in::ctx);
         context.set(tisc::transport_domain, transport_domain.number.into());
-        self.make(opcode::CREATE_TIS, opcode::DESTROY_TIS, &input.into_inner())
+        self.create(opcode::CREATE_TIS, opcode::DESTROY_TIS, &input.into_inner())
     }
 
     fn sq(&mut self, pd: Object, cq: Object, tis: Object) -> Object {
@@ -121,7 +121,7 @@ impl Fixture {
         queue.set(wq::dbr_addr, record);
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.make(opcode::CREATE_SQ, opcode::DESTROY_SQ, &input)
+        self.create(opcode::CREATE_SQ, opcode::DESTROY_SQ, &input)
     }
 
     fn rq(&mut self, pd: Object, cq: Object, counter_set: u32) -> Object {
@@ -130,13 +130,13 @@ impl Fixture {
         let mut context = input.sub_mut(create_rq_in::ctx);
         context.set(rqc::cqn, cq.number.into());
         context.set(rqc::counter_set_id, counter_set.into());
-        Self::receives(&mut context.sub_mut(rqc::wq), pd, record);
+        Self::fill_wq(&mut context.sub_mut(rqc::wq), pd, record);
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.make(opcode::CREATE_RQ, opcode::DESTROY_RQ, &input)
+        self.create(opcode::CREATE_RQ, opcode::DESTROY_RQ, &input)
     }
 
-    fn receives(queue: &mut Bits<wq, &mut [u8]>, pd: Object, record: u64) {
+    fn fill_wq(queue: &mut Bits<wq, &mut [u8]>, pd: Object, record: u64) {
         queue.set(wq::wq_type, 1);
         queue.set(wq::log_wq_stride, 4);
         queue.set(wq::log_wq_sz, 4);
@@ -154,7 +154,7 @@ impl Fixture {
         input.sub_mut(create_rqt_in::rqt_context).set(rqtc::rqt_actual_size, 1);
         let mut input = input.into_inner();
         input.extend(rq.number.to_be_bytes());
-        self.make(opcode::CREATE_RQT, opcode::DESTROY_RQT, &input)
+        self.create(opcode::CREATE_RQT, opcode::DESTROY_RQT, &input)
     }
 
     fn tir(&mut self, fields: &[(Field<tirc>, u64)]) -> Object {
@@ -163,21 +163,21 @@ impl Fixture {
         for (field, value) in fields {
             context.set(*field, *value);
         }
-        self.make(opcode::CREATE_TIR, opcode::DESTROY_TIR, &input.into_inner())
+        self.create(opcode::CREATE_TIR, opcode::DESTROY_TIR, &input.into_inner())
     }
 
     fn direct_tir(&mut self, rq: Object) -> Object {
         self.tir(&[(tirc::inline_rqn, rq.number.into())])
     }
 
-    fn pool(&mut self, pd: Object) -> Object {
+    fn rmp(&mut self, pd: Object) -> Object {
         let (page, record) = (self.driver.alloc_page(), self.driver.alloc_page());
         let mut input = Bits::<create_rmp_in, _>::new(vec![0; create_rmp_in::SIZE]);
         let mut context = input.sub_mut(create_rmp_in::ctx);
-        Self::receives(&mut context.sub_mut(rmpc::wq), pd, record);
+        Self::fill_wq(&mut context.sub_mut(rmpc::wq), pd, record);
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.make(opcode::CREATE_RMP, opcode::DESTROY_RMP, &input)
+        self.create(opcode::CREATE_RMP, opcode::DESTROY_RMP, &input)
     }
 
     fn xrc_srq(&mut self, pd: Object, xrcd: Object, cq: Object) -> Object {
@@ -196,7 +196,7 @@ impl Fixture {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.make(opcode::CREATE_XRC_SRQ, opcode::DESTROY_XRC_SRQ, &input)
+        self.create(opcode::CREATE_XRC_SRQ, opcode::DESTROY_XRC_SRQ, &input)
     }
 
     fn qp(&mut self, service: u64, fields: &[(Field<qpc>, u64)]) -> Object {
@@ -210,11 +210,11 @@ impl Fixture {
         Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id)
     }
 
-    fn end_flow_table(&mut self, table: u32) -> u8 {
+    fn destroy_flow_table(&mut self, table: u32) -> u8 {
         let mut input = Bits::<destroy_flow_table_in, _>::new(vec![0; destroy_flow_table_in::SIZE]);
         input.set(destroy_flow_table_in::table_id, table.into());
-        let ended = self.driver.run_command(opcode::DESTROY_FLOW_TABLE, &input.into_inner());
-        ended.map_or_else(|refused| refused.0, |_| 0)
+        let destroyed = self.driver.run_command(opcode::DESTROY_FLOW_TABLE, &input.into_inner());
+        destroyed.map_or_else(|refused| refused.0, |_| 0)
     }
 
     fn flow_group(&mut self, table: u32) -> u32 {
@@ -225,16 +225,16 @@ impl Fixture {
         Bits::<create_flow_group_out, _>::new(out).get32(create_flow_group_out::group_id)
     }
 
-    fn end_flow_group(&mut self, table: u32, group: u32) -> u8 {
+    fn destroy_flow_group(&mut self, table: u32, group: u32) -> u8 {
         let mut input = Bits::<destroy_flow_group_in, _>::new(vec![0; destroy_flow_group_in::SIZE]);
         input.set(destroy_flow_group_in::table_id, table.into());
         input.set(destroy_flow_group_in::group_id, group.into());
-        let ended = self.driver.run_command(opcode::DESTROY_FLOW_GROUP, &input.into_inner());
-        ended.map_or_else(|refused| refused.0, |_| 0)
+        let destroyed = self.driver.run_command(opcode::DESTROY_FLOW_GROUP, &input.into_inner());
+        destroyed.map_or_else(|refused| refused.0, |_| 0)
     }
 
     /// Sets the first entry of a table, with a destination by type and number, and a flow counter.
-    fn flow(&mut self, table: u32, to: (u64, u32), counter: Option<u32>) {
+    fn set_flow(&mut self, table: u32, to: (u64, u32), counter: Option<u32>) {
         const FORWARD: u64 = 4;
         const COUNT: u64 = 8;
         let mut input = Bits::<set_fte_in, _>::new(vec![0; set_fte_in::SIZE]);
@@ -256,7 +256,7 @@ impl Fixture {
         self.driver.run_command(opcode::SET_FLOW_TABLE_ENTRY, &input).unwrap();
     }
 
-    fn end_flow(&mut self, table: u32) {
+    fn delete_flow(&mut self, table: u32) {
         let mut input = Bits::<delete_fte_in, _>::new(vec![0; delete_fte_in::SIZE]);
         input.set(delete_fte_in::table_id, table.into());
         self.driver.run_command(opcode::DELETE_FLOW_TABLE_ENTRY, &input.into_inner()).unwrap();
@@ -271,12 +271,12 @@ fn a_tis_and_a_tir_use_their_transport_domain() {
     let mut fixture = Fixture::new();
     let domain = fixture.transport_domain();
     let tis = fixture.tis(domain);
-    fixture.held(domain, tis);
+    fixture.assert_used_by(domain, tis);
     let (domain, rq) = (fixture.transport_domain(), fixture.any_rq());
     let fields =
         [(tirc::inline_rqn, rq.number.into()), (tirc::transport_domain, domain.number.into())];
     let tir = fixture.tir(&fields);
-    fixture.held(domain, tir);
+    fixture.assert_used_by(domain, tir);
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn an_sq_uses_its_pd_cq_and_tis() {
         let (pd, cq, domain) = (fixture.pd(), fixture.cq(), fixture.transport_domain());
         let tis = fixture.tis(domain);
         let sq = fixture.sq(pd, cq, tis);
-        fixture.held([pd, cq, tis][which], sq);
+        fixture.assert_used_by([pd, cq, tis][which], sq);
     }
 }
 
@@ -296,7 +296,7 @@ fn an_rq_uses_its_pd_and_cq() {
         let mut fixture = Fixture::new();
         let (pd, cq) = (fixture.pd(), fixture.cq());
         let rq = fixture.rq(pd, cq, 0);
-        fixture.held([pd, cq][which], rq);
+        fixture.assert_used_by([pd, cq][which], rq);
     }
 }
 
@@ -305,10 +305,10 @@ fn rqts_and_tirs_use_their_rqs() {
     let mut fixture = Fixture::new();
     let rq = fixture.any_rq();
     let rqt = fixture.rqt(rq);
-    fixture.held(rq, rqt);
+    fixture.assert_used_by(rq, rqt);
     let rq = fixture.any_rq();
     let tir = fixture.direct_tir(rq);
-    fixture.held(rq, tir);
+    fixture.assert_used_by(rq, tir);
     let rq = fixture.any_rq();
     let rqt = fixture.rqt(rq);
     const TOEPLITZ: u64 = 2;
@@ -318,35 +318,35 @@ fn rqts_and_tirs_use_their_rqs() {
         (tirc::rx_hash_fn, TOEPLITZ),
     ];
     let tir = fixture.tir(&indirect);
-    fixture.held(rqt, tir);
+    fixture.assert_used_by(rqt, tir);
 }
 
 #[test]
 fn srqs_use_and_are_used() {
     let mut fixture = Fixture::new();
     let pd = fixture.pd();
-    let pool = fixture.pool(pd);
-    fixture.held(pd, pool);
+    let rmp = fixture.rmp(pd);
+    fixture.assert_used_by(pd, rmp);
     let pd = fixture.pd();
-    let pool = fixture.pool(pd);
-    let shared = [(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())];
+    let rmp = fixture.rmp(pd);
+    let shared = [(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, rmp.number.into())];
     let qp = fixture.qp(0, &shared);
-    fixture.held(pool, qp);
+    fixture.assert_used_by(rmp, qp);
     for which in 0..3 {
         let (pd, xrcd, cq) = (fixture.pd(), fixture.xrcd(), fixture.cq());
         let srq = fixture.xrc_srq(pd, xrcd, cq);
-        fixture.held([pd, xrcd, cq][which], srq);
+        fixture.assert_used_by([pd, xrcd, cq][which], srq);
     }
     let xrcd = fixture.xrcd();
     const XRC: u64 = 3;
     let qp = fixture.qp(XRC, &[(qpc::rq_type, 3), (qpc::xrcd, xrcd.number.into())]);
-    fixture.held(xrcd, qp);
+    fixture.assert_used_by(xrcd, qp);
 }
 
 #[test]
 fn queues_use_their_q_counter() {
     let mut fixture = Fixture::new();
-    let (one, other) = (fixture.counter_set(), fixture.counter_set());
+    let (one, other) = (fixture.alloc_q_counter(), fixture.alloc_q_counter());
     let qp = fixture.driver.qp(0, fixture.cqn);
     let counts = |fixture: &mut Fixture, op, mask: u64, set: u32| {
         use uverbs_uapi::mlx5::prm::qpc::rst2init_qp_in;
@@ -359,39 +359,48 @@ fn queues_use_their_q_counter() {
     };
     assert_eq!(counts(&mut fixture, opcode::RST2INIT_QP, 0, other + 1), BAD_RESOURCE);
     assert_eq!(counts(&mut fixture, opcode::RST2INIT_QP, 0, one), 0);
-    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (BUSY, 0));
-    let other = fixture.counter_set();
+    assert_eq!(
+        (fixture.dealloc_q_counter(one), fixture.dealloc_q_counter(other)),
+        (RESOURCE_BUSY, 0)
+    );
+    let other = fixture.alloc_q_counter();
     assert_eq!(counts(&mut fixture, opcode::INIT2INIT_QP, 1 << 25, other), 0);
-    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (0, BUSY));
+    assert_eq!(
+        (fixture.dealloc_q_counter(one), fixture.dealloc_q_counter(other)),
+        (0, RESOURCE_BUSY)
+    );
     assert_eq!(counts(&mut fixture, opcode::TO_RST_QP, 0, 0), 0);
-    assert_eq!(fixture.end_counter_set(other), 0);
+    assert_eq!(fixture.dealloc_q_counter(other), 0);
 
     let (one, other, pd, cq) =
-        (fixture.counter_set(), fixture.counter_set(), fixture.pd(), fixture.cq());
+        (fixture.alloc_q_counter(), fixture.alloc_q_counter(), fixture.pd(), fixture.cq());
     let rq = fixture.rq(pd, cq, one);
-    assert_eq!(fixture.end_counter_set(one), BUSY);
+    assert_eq!(fixture.dealloc_q_counter(one), RESOURCE_BUSY);
     let mut input = Bits::<modify_rq_in, _>::new(vec![0; modify_rq_in::SIZE]);
     input.set(modify_rq_in::rqn, rq.number.into());
     input.set(modify_rq_in::modify_bitmask, 1 << 3);
     input.sub_mut(modify_rq_in::ctx).set(rqc::counter_set_id, other.into());
     fixture.driver.run_command(opcode::MODIFY_RQ, &input.into_inner()).unwrap();
-    assert_eq!((fixture.end_counter_set(one), fixture.end_counter_set(other)), (0, BUSY));
-    assert_eq!(fixture.end(rq), 0);
-    assert_eq!(fixture.end_counter_set(other), 0);
+    assert_eq!(
+        (fixture.dealloc_q_counter(one), fixture.dealloc_q_counter(other)),
+        (0, RESOURCE_BUSY)
+    );
+    assert_eq!(fixture.destroy(rq), 0);
+    assert_eq!(fixture.dealloc_q_counter(other), 0);
 }
 
 #[test]
 fn multicast_groups_use_their_members() {
     let mut fixture = Fixture::new();
-    const DATAGRAMS: u64 = 2;
-    let qp = fixture.qp(DATAGRAMS, &[]);
+    const UD: u64 = 2;
+    let qp = fixture.qp(UD, &[]);
     let mut input = [0; 32];
     input[8..12].copy_from_slice(&qp.number.to_be_bytes());
     input[16] = 0xff;
     fixture.driver.run_command(opcode::ATTACH_TO_MCG, &input).unwrap();
-    assert_eq!(fixture.end(qp), BUSY);
+    assert_eq!(fixture.destroy(qp), RESOURCE_BUSY);
     fixture.driver.run_command(opcode::DETACH_FROM_MCG, &input).unwrap();
-    assert_eq!(fixture.end(qp), 0);
+    assert_eq!(fixture.destroy(qp), 0);
 }
 
 #[test]
@@ -404,18 +413,21 @@ fn flow_table_entries_use_their_destinations_and_counters() {
     let counter = Object { destroy: opcode::DEALLOC_FLOW_COUNTER, number };
     let (table, next) = (fixture.flow_table(), fixture.flow_table());
     let group = fixture.flow_group(table);
-    fixture.flow(table, (TO_TIR, tir.number), Some(counter.number));
-    assert_eq!((fixture.end(tir), fixture.end(counter)), (BUSY, BUSY));
-    assert_eq!((fixture.end_flow_group(table, group), fixture.end_flow_table(table)), (BUSY, BUSY));
+    fixture.set_flow(table, (TO_TIR, tir.number), Some(counter.number));
+    assert_eq!((fixture.destroy(tir), fixture.destroy(counter)), (RESOURCE_BUSY, RESOURCE_BUSY));
+    assert_eq!(
+        (fixture.destroy_flow_group(table, group), fixture.destroy_flow_table(table)),
+        (RESOURCE_BUSY, RESOURCE_BUSY)
+    );
     // Another entry in its place releases these objects.
-    fixture.flow(table, (TO_TABLE, next), None);
-    assert_eq!((fixture.end(tir), fixture.end(counter)), (0, 0));
-    assert_eq!(fixture.end_flow_table(next), BUSY);
-    fixture.end_flow(table);
-    assert_eq!(fixture.end_flow_table(next), 0);
-    assert_eq!(fixture.end_flow_table(table), BUSY, "it has a group");
-    assert_eq!(fixture.end_flow_group(table, group), 0);
-    assert_eq!(fixture.end_flow_table(table), 0);
+    fixture.set_flow(table, (TO_TABLE, next), None);
+    assert_eq!((fixture.destroy(tir), fixture.destroy(counter)), (0, 0));
+    assert_eq!(fixture.destroy_flow_table(next), RESOURCE_BUSY);
+    fixture.delete_flow(table);
+    assert_eq!(fixture.destroy_flow_table(next), 0);
+    assert_eq!(fixture.destroy_flow_table(table), RESOURCE_BUSY, "it has a group");
+    assert_eq!(fixture.destroy_flow_group(table, group), 0);
+    assert_eq!(fixture.destroy_flow_table(table), 0);
 }
 
 /// The driver destroys the last table while it is still the root.
@@ -431,12 +443,12 @@ fn a_root_flow_table_can_be_destroyed() {
         set.map_or_else(|refused| refused.0, |_| 0)
     };
     assert_eq!(root(&mut fixture, table), 0);
-    assert_eq!(fixture.end_flow_table(table), 0);
+    assert_eq!(fixture.destroy_flow_table(table), 0);
     assert_eq!(root(&mut fixture, table), BAD_RESOURCE);
 }
 
 /// Types of the events after a queue pair was moved to error and two doorbells were rung.
-fn events_of_stopped(
+fn events_after_error(
     service: u64,
     fields: impl Fn(&mut Fixture) -> Vec<(Field<qpc>, u64)>,
 ) -> Vec<u8> {
@@ -467,18 +479,18 @@ fn last_wqe_reached_is_raised_once_for_receivers() {
     const XRC: u64 = 3;
     let shared = |fixture: &mut Fixture| {
         let pd = fixture.pd();
-        let pool = fixture.pool(pd);
-        vec![(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, pool.number.into())]
+        let rmp = fixture.rmp(pd);
+        vec![(qpc::rq_type, 1), (qpc::srqn_rmpn_xrqn, rmp.number.into())]
     };
     let xrc = |fixture: &mut Fixture| {
         let xrcd = fixture.xrcd();
         [shared(fixture), vec![(qpc::xrcd, xrcd.number.into())]].concat()
     };
-    assert_eq!(events_of_stopped(RC, |_| vec![]), NOTHING);
-    assert_eq!(events_of_stopped(RC, shared), [LAST]);
+    assert_eq!(events_after_error(RC, |_| vec![]), NOTHING);
+    assert_eq!(events_after_error(RC, shared), [LAST]);
     let target = |fixture: &mut Fixture| [xrc(fixture), vec![(qpc::no_sq, 1)]].concat();
-    assert_eq!(events_of_stopped(XRC, target), [LAST]);
-    assert_eq!(events_of_stopped(XRC, xrc), NOTHING, "who only sends");
+    assert_eq!(events_after_error(XRC, target), [LAST]);
+    assert_eq!(events_after_error(XRC, xrc), NOTHING, "who only sends");
 }
 
 /// Lists use the memory of the host.

@@ -11,10 +11,10 @@ use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{attach_to_mcg_in, qpc};
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, query_nic_vport_context_out};
 
-const DATAGRAMS: u64 = 2;
+const UD: u64 = 2;
 const QKEY: u32 = 0x1111_2222;
 const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
-const ROUTE: u32 = 40;
+const GRH: u32 = 40;
 
 /// A function with an mkey for two pages.
 struct Fixture {
@@ -41,10 +41,10 @@ impl Fixture {
         Self { driver, eqn, from, to, key }
     }
 
-    fn member(&mut self, deaf_to_itself: bool) -> Member {
+    fn member(&mut self, block_loopback: bool) -> Member {
         let (cqn, completions) = self.driver.cq(self.eqn);
-        let fields = [(qpc::block_lb_mc, deaf_to_itself.into())];
-        let queue = self.driver.qp_with(DATAGRAMS, cqn, &fields);
+        let fields = [(qpc::block_lb_mc, block_loopback.into())];
+        let queue = self.driver.qp_with(UD, cqn, &fields);
         let qkey = [(qpc::q_key, QKEY.into())];
         self.driver.modify(opcode::RST2INIT_QP, &queue, 0, &qkey).unwrap();
         self.driver.modify(opcode::INIT2RTR_QP, &queue, 0, &[]).unwrap();
@@ -67,7 +67,7 @@ impl Fixture {
         vector.resize(32, 0);
         vector.extend(GROUP);
         let data = Driver::segment(8, self.key, self.from);
-        let room = Driver::segment(ROUTE + 8, self.key, self.to);
+        let room = Driver::segment(GRH + 8, self.key, self.to);
         let [sender, other] = members;
         self.driver.post_receive(&mut sender.queue, &room);
         self.driver.post_receive(&mut other.queue, &room);
@@ -75,7 +75,7 @@ impl Fixture {
     }
 
     /// How many messages a member has received.
-    fn heard(&mut self, member: &Member) -> usize {
+    fn received(&mut self, member: &Member) -> usize {
         let entries = (0..64).map(|index| self.driver.cqe(member.completions, index).0);
         entries.filter(|code| *code == RECEIVED).count()
     }
@@ -83,18 +83,25 @@ impl Fixture {
 
 #[test]
 fn a_multicast_reaches_the_members_of_its_group() {
-    for deaf in [false, true] {
+    for block_loopback in [false, true] {
         let mut fixture = Fixture::new();
-        let (mut sender, mut other) = (fixture.member(deaf), fixture.member(deaf));
+        let (mut sender, mut other) =
+            (fixture.member(block_loopback), fixture.member(block_loopback));
         fixture.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
         fixture.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
         fixture.send([&mut sender, &mut other], QKEY);
         // The sender is a member, too, and receives its own message unless `block_lb_mc` is set.
-        assert_eq!((fixture.heard(&sender), fixture.heard(&other)), (usize::from(!deaf), 1));
+        assert_eq!(
+            (fixture.received(&sender), fixture.received(&other)),
+            (usize::from(!block_loopback), 1)
+        );
         fixture.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
         assert!(fixture.attach(opcode::DETACH_FROM_MCG, &other).is_err());
         fixture.send([&mut sender, &mut other], QKEY);
-        assert_eq!((fixture.heard(&sender), fixture.heard(&other)), (2 * usize::from(!deaf), 1));
+        assert_eq!(
+            (fixture.received(&sender), fixture.received(&other)),
+            (2 * usize::from(!block_loopback), 1)
+        );
     }
 }
 
@@ -106,7 +113,7 @@ fn a_wrong_qkey_is_dropped_and_counted() {
     for _ in 0..3 {
         fixture.send([&mut sender, &mut other], QKEY + 1);
     }
-    assert_eq!(fixture.heard(&other), 0);
+    assert_eq!(fixture.received(&other), 0);
     let out = fixture.driver.run_command(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
     let out = Bits::<query_nic_vport_context_out, _>::new(out);
     let context = out.sub(query_nic_vport_context_out::nic_vport_context);

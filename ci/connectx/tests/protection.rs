@@ -12,16 +12,16 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 const BAD_PARAMETER: u8 = 0x3;
 const BAD_RESOURCE: u8 = 0x5;
-const BUSY: u8 = 0x6;
+const RESOURCE_BUSY: u8 = 0x6;
 
 /// Access modes of mkeys.
-const PAGES: u64 = 1;
-const LIST: u64 = 2;
+const MTTS: u64 = 1;
+const KLMS: u64 = 2;
 
 /// Services of queue pairs that only the kernel may create.
-const SUBNET_MANAGEMENT: u64 = 0x7;
-const GENERAL: u64 = 0x8;
-const KEYS: u64 = 0xc;
+const SMI: u64 = 0x7;
+const GSI: u64 = 0x8;
+const UMR_QP: u64 = 0xc;
 
 const UMR: u8 = 0x25;
 const LOCAL_INVALIDATE: u8 = 0x1b;
@@ -104,7 +104,7 @@ fn umr_of_a_physical_mkey_is_refused() {
 fn every_queue_may_change_klm_lists() {
     let mut p = Pair::new();
     let rights = ALL.map(|right| (right, 1));
-    let fields = [(mkc::access_mode_1_0, LIST), (mkc::len, 8)];
+    let fields = [(mkc::access_mode_1_0, KLMS), (mkc::len, 8)];
     let key = p.driver.mkey_with(&[&rights[..], &fields].concat(), &[0; 64]);
     let mut list = Driver::segment(8, p.key, p.to);
     list.resize(64, 0);
@@ -116,9 +116,9 @@ fn every_queue_may_change_klm_lists() {
 }
 
 /// An mkey bound to a queue pair, or to none, like a memory window of type 2.
-fn window(p: &mut Pair, qpn: Option<u32>) -> u32 {
+fn memory_window(p: &mut Pair, qpn: Option<u32>) -> u32 {
     let fields = [
-        (mkc::access_mode_1_0, LIST),
+        (mkc::access_mode_1_0, KLMS),
         (mkc::umr_en, 1),
         (mkc::en_rinval, 1),
         (mkc::qpn, qpn.unwrap_or(0xff_ffff).into()),
@@ -133,12 +133,12 @@ fn a_memory_window_is_invalidated_only_by_its_queue_pair() {
     for (op, segments, syndrome) in [(LOCAL_INVALIDATE, vec![], PROTECTION), (UMR, free, BINDING)] {
         let mut p = Pair::new();
         let other = p.b.number;
-        let key = window(&mut p, Some(other));
+        let key = memory_window(&mut p, Some(other));
         let end = outcome(&mut p, 0, op, key, &segments);
         assert_eq!(end, (code::REQUEST_ERROR, syndrome), "{op:#x}");
         let mut p = Pair::new();
         let own = p.a.number;
-        let key = window(&mut p, Some(own));
+        let key = memory_window(&mut p, Some(own));
         assert_eq!(outcome(&mut p, 0, op, key, &segments), (code::REQUEST, 0), "{op:#x}");
     }
 }
@@ -146,11 +146,11 @@ fn a_memory_window_is_invalidated_only_by_its_queue_pair() {
 #[test]
 fn local_invalidate_needs_umr_en_and_a_list_and_works_once() {
     let mut p = Pair::new();
-    let key = window(&mut p, None);
+    let key = memory_window(&mut p, None);
     assert_eq!(outcome(&mut p, 0, LOCAL_INVALIDATE, key, &[]), (code::REQUEST, 0));
     let again = outcome(&mut p, 1, LOCAL_INVALIDATE, key, &[]);
     assert_eq!(again, (code::REQUEST_ERROR, PROTECTION));
-    for (mode, enabled) in [(LIST, 0), (PAGES, 1)] {
+    for (mode, enabled) in [(KLMS, 0), (MTTS, 1)] {
         let mut p = Pair::new();
         let fields = [(mkc::access_mode_1_0, mode), (mkc::umr_en, enabled)];
         let key = p.driver.mkey_with(&fields, &[]);
@@ -164,7 +164,7 @@ fn send_with_invalidate_reaches_only_windows_of_the_connection() {
     for own in [true, false] {
         let mut p = Pair::new();
         let qpn = if own { p.b.number } else { p.a.number };
-        let key = window(&mut p, Some(qpn));
+        let key = memory_window(&mut p, Some(qpn));
         p.receive(100);
         let local = p.local(8);
         let (code, _) = outcome(&mut p, 0, SEND_INVALIDATE, key, &local);
@@ -173,7 +173,7 @@ fn send_with_invalidate_reaches_only_windows_of_the_connection() {
 }
 
 /// A PD and a UAR of a user context, as fields of a QP context.
-fn own(driver: &mut Driver, uid: u32) -> [(Field<qpc>, u64); 2] {
+fn pd_and_uar(driver: &mut Driver, uid: u32) -> [(Field<qpc>, u64); 2] {
     let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
     let pd = Bits::<alloc_pd_out, _>::new(out).get(alloc_pd_out::pd);
     let out = driver.run_command_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
@@ -191,16 +191,16 @@ fn user_contexts_cannot_create_kernel_queue_pairs() {
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
     let uid = driver.create_uctx();
-    let own = own(&mut driver, uid);
+    let own = pd_and_uar(&mut driver, uid);
     let page = driver.alloc_page();
     let create = |driver: &mut Driver, service, field: Option<(Field<qpc>, u64)>| {
         let fields: Vec<_> = own.into_iter().chain(field).collect();
         driver.try_qp(uid, page, service, cqn, &fields)
     };
     for (service, field) in [
-        (SUBNET_MANAGEMENT, None),
-        (GENERAL, None),
-        (KEYS, None),
+        (SMI, None),
+        (GSI, None),
+        (UMR_QP, None),
         (0, Some((qpc::fre, 1))),
         (2, Some((qpc::deth_sqpn, 1))),
     ] {
@@ -228,14 +228,14 @@ fn a_umr_qp_needs_an_existing_pd_and_does_not_leak_it() {
     let (cqn, _) = driver.cq(eqn);
     let page = driver.alloc_page();
     let absent = u64::from(driver.pd) + 1;
-    let missing = driver.try_qp(0, page, KEYS, cqn, &[(qpc::pd, absent)]);
+    let missing = driver.try_qp(0, page, UMR_QP, cqn, &[(qpc::pd, absent)]);
     assert_eq!(status(missing), BAD_RESOURCE);
-    let qp = driver.qp_with(KEYS, cqn, &[(qpc::pd, driver.pd.into())]);
+    let qp = driver.qp_with(UMR_QP, cqn, &[(qpc::pd, driver.pd.into())]);
     let key = driver.mkey(page, 4096, &ALL);
     let number = |number: u32| [&[0; 8][..], &number.to_be_bytes(), &[0; 4]].concat();
     driver.run_command(opcode::DESTROY_QP, &number(qp.number)).unwrap();
     let pd = driver.pd;
-    assert_eq!(driver.run_command(opcode::DEALLOC_PD, &number(pd)).unwrap_err().0, BUSY);
+    assert_eq!(driver.run_command(opcode::DEALLOC_PD, &number(pd)).unwrap_err().0, RESOURCE_BUSY);
     driver.run_command(opcode::DESTROY_MKEY, &number(key >> 8)).unwrap();
     driver.run_command(opcode::DEALLOC_PD, &number(pd)).unwrap();
 }

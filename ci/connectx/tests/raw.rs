@@ -30,9 +30,9 @@ const BAD_PARAMETER: u8 = 0x03;
 const BAD_STATE: u8 = 0x09;
 
 /// The event of a failed queue, and the queue types in it.
-const CATASTROPHIC: u8 = 0x05;
-const OF_RECEIVES: u8 = 1;
-const OF_SENDS: u8 = 2;
+const WQ_CATASTROPHIC: u8 = 0x05;
+const RECEIVE_QUEUE: u8 = 1;
+const SEND_QUEUE: u8 = 2;
 
 const CYCLIC: u64 = 1;
 const FRAME: u32 = 64;
@@ -40,8 +40,8 @@ const FRAME: u32 = 64;
 /// A raw send queue, and a raw receive queue for every frame.
 struct Raw {
     driver: Driver,
-    sends: Queue,
-    receives: Queue,
+    sq: Queue,
+    rq: Queue,
     /// Buffers of the CQs.
     sent: u64,
     received: u64,
@@ -58,13 +58,13 @@ impl Raw {
         let events = driver.last_page();
         let (send_cq, sent) = driver.cq_with(eqn, &[(cqc::log_cq_size, log_cq)]);
         let (receive_cq, received) = driver.cq(eqn);
-        let sends = send_queue(&mut driver, send_cq, ring);
-        let receives = receive_queue(&mut driver, receive_cq);
-        catch_all(&mut driver, receives.number);
+        let sq = send_queue(&mut driver, send_cq, ring);
+        let rq = receive_queue(&mut driver, receive_cq);
+        steer_all_to(&mut driver, rq.number);
         let frame = driver.alloc_page();
         driver.memory().write(frame, &[0xff; 12]).unwrap();
         let key = driver.mkey(frame, 8192, &[mkc::lr, mkc::lw]);
-        let mut raw = Self { driver, sends, receives, sent, received, events, frame, key };
+        let mut raw = Self { driver, sq, rq, sent, received, events, frame, key };
         raw.modify_sq(RESET, READY).unwrap();
         raw.modify_rq(RESET, READY).unwrap();
         raw
@@ -76,7 +76,7 @@ impl Raw {
 
     fn modify_sq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::CommandError> {
         let mut input = Bits::<modify_sq_in, _>::new(vec![0; modify_sq_in::SIZE]);
-        input.set(modify_sq_in::sqn, self.sends.number.into());
+        input.set(modify_sq_in::sqn, self.sq.number.into());
         input.set(modify_sq_in::sq_state, from);
         input.sub_mut(modify_sq_in::ctx).set(sqc::state, to);
         self.driver.run_command(opcode::MODIFY_SQ, &input.into_inner())
@@ -84,7 +84,7 @@ impl Raw {
 
     fn modify_rq(&mut self, from: u64, to: u64) -> Result<Vec<u8>, driver::CommandError> {
         let mut input = Bits::<modify_rq_in, _>::new(vec![0; modify_rq_in::SIZE]);
-        input.set(modify_rq_in::rqn, self.receives.number.into());
+        input.set(modify_rq_in::rqn, self.rq.number.into());
         input.set(modify_rq_in::rq_state, from);
         input.sub_mut(modify_rq_in::ctx).set(rqc::state, to);
         self.driver.run_command(opcode::MODIFY_RQ, &input.into_inner())
@@ -95,27 +95,27 @@ impl Raw {
         let head = [0; 16];
         let segment = Driver::segment(FRAME, key, self.frame);
         let segments = [&head[..], &segment].concat();
-        self.driver.post_send(&mut self.sends, SEND, 0, &segments);
+        self.driver.post_send(&mut self.sq, SEND, 0, &segments);
     }
 
     fn receive(&mut self, key: u32) {
         let segment = Driver::segment(FRAME, key, self.frame + 4096);
-        self.driver.post_receive(&mut self.receives, &segment);
+        self.driver.post_receive(&mut self.rq, &segment);
     }
 
     /// Opcode and syndrome of a CQE.
-    fn end(&mut self, of: u64, index: u64) -> (u8, u8) {
+    fn cqe(&mut self, of: u64, index: u64) -> (u8, u8) {
         let (code, cqe) = self.driver.cqe(of, index);
         (code, if matches!(code, REQUEST_ERROR | RECEIVE_ERROR) { cqe[55] } else { 0 })
     }
 
     /// Queue type and number in the events of failed queues.
-    fn failures(&mut self) -> Vec<(u8, u32)> {
+    fn failed_queues(&mut self) -> Vec<(u8, u32)> {
         let mut bytes = [0; 4096];
         let at = self.events;
         self.driver.memory().read(at, &mut bytes).unwrap();
-        let failures = bytes.chunks(64).filter(|eqe| eqe[1] == CATASTROPHIC);
-        failures.map(|e| (e[52], u32::from_be_bytes([e[56], e[57], e[58], e[59]]))).collect()
+        let failed_queues = bytes.chunks(64).filter(|eqe| eqe[1] == WQ_CATASTROPHIC);
+        failed_queues.map(|e| (e[52], u32::from_be_bytes([e[56], e[57], e[58], e[59]]))).collect()
     }
 }
 
@@ -168,7 +168,7 @@ fn receive_queue(driver: &mut Driver, cqn: u32) -> Queue {
 }
 
 /// Makes every frame go to a receive queue, with the same destination twice.
-fn catch_all(driver: &mut Driver, rqn: u32) {
+fn steer_all_to(driver: &mut Driver, rqn: u32) {
     const TO_TIR: u64 = 2;
     const DROP: u64 = 2;
     const FORWARD: u64 = 4;
@@ -211,11 +211,11 @@ fn a_frame_is_received_once() {
     raw.receive(raw.key);
     raw.receive(raw.key);
     raw.send(raw.key);
-    assert_eq!(raw.end(raw.sent, 0), (REQUEST, 0));
-    assert_eq!(raw.end(raw.received, 0), (RECEIVED, 0));
+    assert_eq!(raw.cqe(raw.sent, 0), (REQUEST, 0));
+    assert_eq!(raw.cqe(raw.received, 0), (RECEIVED, 0));
     // Two destinations lead there, but the frame arrives once.
-    assert_eq!(raw.end(raw.received, 1).0, NONE);
-    assert_eq!(raw.failures(), []);
+    assert_eq!(raw.cqe(raw.received, 1).0, NONE);
+    assert_eq!(raw.failed_queues(), []);
 }
 
 #[test]
@@ -257,14 +257,14 @@ fn a_failed_raw_send_reports_its_syndrome_and_flushes_the_rest() {
         if wrong_key {
             raw.send(raw.key ^ 1);
         } else {
-            raw.driver.post_send(&mut raw.sends, 0x3f, 0, &[0; 16]);
+            raw.driver.post_send(&mut raw.sq, 0x3f, 0, &[0; 16]);
         }
         raw.send(raw.key);
         raw.send(raw.key);
-        assert_eq!(raw.end(raw.sent, 0), (REQUEST_ERROR, cause));
-        assert_eq!(raw.end(raw.sent, 1), (REQUEST_ERROR, FLUSHED));
-        assert_eq!(raw.end(raw.sent, 2), (REQUEST_ERROR, FLUSHED));
-        assert_eq!(raw.end(raw.sent, 3).0, NONE);
+        assert_eq!(raw.cqe(raw.sent, 0), (REQUEST_ERROR, cause));
+        assert_eq!(raw.cqe(raw.sent, 1), (REQUEST_ERROR, FLUSHED));
+        assert_eq!(raw.cqe(raw.sent, 2), (REQUEST_ERROR, FLUSHED));
+        assert_eq!(raw.cqe(raw.sent, 3).0, NONE);
     }
 }
 
@@ -274,9 +274,9 @@ fn a_failed_raw_receive_reports_its_syndrome_and_flushes_the_rest() {
     raw.receive(raw.key ^ 1);
     raw.receive(raw.key);
     raw.send(raw.key);
-    assert_eq!(raw.end(raw.received, 0), (RECEIVE_ERROR, PROTECTION));
-    assert_eq!(raw.end(raw.received, 1), (RECEIVE_ERROR, FLUSHED));
-    assert_eq!(raw.end(raw.received, 2).0, NONE);
+    assert_eq!(raw.cqe(raw.received, 0), (RECEIVE_ERROR, PROTECTION));
+    assert_eq!(raw.cqe(raw.received, 1), (RECEIVE_ERROR, FLUSHED));
+    assert_eq!(raw.cqe(raw.received, 2).0, NONE);
     // A failed queue has to be reset first.
     assert_eq!(raw.modify_rq(ERROR, READY).unwrap_err().0, BAD_STATE);
     raw.modify_rq(ERROR, RESET).unwrap();
@@ -288,37 +288,37 @@ fn raw_queues_in_error_state_flush() {
     let mut raw = Raw::new();
     raw.receive(raw.key);
     raw.modify_rq(READY, ERROR).unwrap();
-    assert_eq!(raw.end(raw.received, 0), (RECEIVE_ERROR, FLUSHED));
+    assert_eq!(raw.cqe(raw.received, 0), (RECEIVE_ERROR, FLUSHED));
     raw.modify_sq(READY, ERROR).unwrap();
     raw.send(raw.key);
-    assert_eq!(raw.end(raw.sent, 0), (REQUEST_ERROR, FLUSHED));
+    assert_eq!(raw.cqe(raw.sent, 0), (REQUEST_ERROR, FLUSHED));
     assert_eq!(raw.modify_sq(ERROR, READY).unwrap_err().0, BAD_STATE);
 }
 
 #[test]
 fn a_doorbell_record_out_of_range_raises_an_event() {
     let mut raw = Raw::new();
-    let record = raw.receives.record;
+    let record = raw.rq.record;
     raw.driver.memory().write(record, &1000u32.to_be_bytes()).unwrap();
     raw.send(raw.key);
-    assert_eq!(raw.failures(), [(OF_RECEIVES, raw.receives.number)]);
-    raw.sends.overstate_producer_index(999);
+    assert_eq!(raw.failed_queues(), [(RECEIVE_QUEUE, raw.rq.number)]);
+    raw.sq.overstate_producer_index(999);
     raw.send(raw.key);
-    let both = [(OF_RECEIVES, raw.receives.number), (OF_SENDS, raw.sends.number)];
-    assert_eq!(raw.failures(), both);
+    let both = [(RECEIVE_QUEUE, raw.rq.number), (SEND_QUEUE, raw.sq.number)];
+    assert_eq!(raw.failed_queues(), both);
 }
 
 #[test]
 fn a_raw_send_queue_outside_of_guest_memory_raises_an_event() {
     let mut raw = Raw::with(Some(1 << 40), 6);
     raw.send(raw.key);
-    assert_eq!(raw.failures(), [(OF_SENDS, raw.sends.number)]);
-    assert_eq!(raw.end(raw.sent, 0), (REQUEST_ERROR, FLUSHED));
+    assert_eq!(raw.failed_queues(), [(SEND_QUEUE, raw.sq.number)]);
+    assert_eq!(raw.cqe(raw.sent, 0), (REQUEST_ERROR, FLUSHED));
 }
 
 #[test]
 fn a_full_cq_stops_the_raw_queue() {
     let mut raw = Raw::with(None, 1);
     (0..3).for_each(|_| raw.send(raw.key));
-    assert_eq!(raw.failures(), [(OF_SENDS, raw.sends.number)]);
+    assert_eq!(raw.failed_queues(), [(SEND_QUEUE, raw.sq.number)]);
 }

@@ -154,10 +154,10 @@ fn doorbells_do_not_shorten_the_rnr_timer() {
 /// An unreliable queue pair gets no response, so it continues with the next WQE.
 #[test]
 fn uc_does_not_retry() {
-    const UNRELIABLE: u64 = 1;
+    const UC: u64 = 1;
     let mut p = Pair::new();
-    let mut one = p.driver.qp(UNRELIABLE, p.send_cq);
-    let other = p.driver.qp(UNRELIABLE, p.receive_cq);
+    let mut one = p.driver.qp(UC, p.send_cq);
+    let other = p.driver.qp(UC, p.receive_cq);
     p.driver.connect(&one, &other);
     let local = p.local(8);
     (0..3).for_each(|_| p.driver.queue_send(&mut one, SEND, 0, &local));
@@ -226,7 +226,7 @@ fn an_ack_timeout_of_zero_never_expires() {
 
 #[test]
 fn a_send_queue_outside_of_guest_memory_raises_an_event() {
-    const CATASTROPHIC: u8 = 0x05;
+    const WQ_CATASTROPHIC: u8 = 0x05;
     let mut p = Pair::new();
     let mut lost = p.driver.try_qp(0, 1 << 40, 0, p.send_cq, &[]).unwrap();
     p.driver.connect(&lost, &p.b);
@@ -236,7 +236,7 @@ fn a_send_queue_outside_of_guest_memory_raises_an_event() {
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
     let event: [u8; 64] = p.bytes(p.events);
     let number = u32::from_be_bytes(event[56..60].try_into().unwrap());
-    assert_eq!((event[1], number), (CATASTROPHIC, lost.number));
+    assert_eq!((event[1], number), (WQ_CATASTROPHIC, lost.number));
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn fail_command_fails_the_nth_command() {
 /// An object that another one uses cannot be destroyed before that.
 #[test]
 fn objects_in_use_are_not_destroyed() {
-    const BUSY: u8 = 0x06;
+    const RESOURCE_BUSY: u8 = 0x06;
     let mut p = Pair::new();
     // In an order in which they can be destroyed, each with the number of objects to destroy before
     // it.
@@ -319,7 +319,7 @@ fn objects_in_use_are_not_destroyed() {
     };
     for gone in 0..objects.len() {
         for (op, number, _) in objects.iter().filter(|(.., before)| *before > gone) {
-            assert_eq!(destroy(&mut p, *op, *number), BUSY, "{op:#x} after {gone}");
+            assert_eq!(destroy(&mut p, *op, *number), RESOURCE_BUSY, "{op:#x} after {gone}");
         }
         let (op, number, _) = objects[gone];
         assert_eq!(destroy(&mut p, op, number), 0, "{op:#x}");
