@@ -175,15 +175,15 @@ pub enum Reply {
     },
     /// Doorbells.
     Doorbells {
-        /// See [`crate::doorbell::DoorbellErrors`].
+        /// See [`crate::doorbell::DoorbellErrors::torn`].
         torn: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::record_behind`].
         record_behind: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::differs`].
         differs: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::late`].
         late: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::stray`].
         stray: u64,
     },
     /// A VAR page.

@@ -1,7 +1,7 @@
 //! The state of one function behind BAR0.
 //!
-//! The layers above add what it does: `data` executes WQEs and doorbells, `cmd`
-//! commands, `mmio` accesses to BAR0.
+//! The layers above add what it does: `data` executes WQEs and doorbells, `cmd` commands, `mmio`
+//! accesses to BAR0.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,7 +1,7 @@
 //! The switch that connects functions.
 //!
-//! Pairs with the requester and responder of `data`. No message is in flight between
-//! calls: the destination executes a message while its sender waits.
+//! Pairs with the requester and responder of `data`. No message is in flight between calls: the
+//! destination executes a message while its sender waits.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
