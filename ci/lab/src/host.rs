@@ -1,6 +1,7 @@
 //! The tests that need no machine: those that `cargo test` runs, and loom's models.
 
 use crate::clock;
+use crate::lanes;
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
 use crate::summary::Place;
@@ -66,6 +67,19 @@ fn place(reports: Vec<Report>, start: Instant) -> Place {
     Place { name: "host".into(), reports, note }
 }
 
+/// How many tests a test binary runs at once.
+fn threads() -> usize {
+    let asked = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
+    asked.filter(|threads| *threads > 0).unwrap_or_else(lanes::processors)
+}
+
+/// What a test binary is called with: it prints a line for each test, although `--quiet` before it
+/// keeps cargo quiet, and runs as many tests at once as [`outcome::times`] is told.
+pub(crate) fn libtest_arguments() -> [String; 6] {
+    let threads = threads().to_string();
+    ["--format", "pretty", "--color", "never", "--test-threads", &threads].map(str::to_owned)
+}
+
 /// Runs tests; with a filter, those whose names contain it. None at all is a failure where there
 /// must be some.
 fn run(
@@ -76,8 +90,7 @@ fn run(
     patience: Duration,
 ) -> Result<Vec<Report>> {
     command.arg("--");
-    // One line per test: `--quiet` keeps cargo quiet and would make the tests print dots.
-    command.args(["--format", "pretty", "--color", "never"]).args(filter);
+    command.args(libtest_arguments()).args(filter);
     let _stage = clock::stage(name);
     let spinner = progress::spinner(name);
     let run = watch::run(command, patience)?;
@@ -85,8 +98,12 @@ fn run(
     Ok(judge(name, &run, some))
 }
 
-/// What a run of tests reported, with a failure for what it should have and did not.
+/// What a run of tests reported, with a failure for what it should have and did not. The time of each
+/// test goes to the clock.
 pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
+    for (test, time) in outcome::times(&run.stdout, &run.arrivals, threads()) {
+        clock::case(&test, time);
+    }
     let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
     let problem = match run.status {
@@ -116,7 +133,8 @@ mod tests {
 
     fn judged(status: Option<i32>, stdout: &str) -> Vec<Report> {
         let status = status.map(|code| ExitStatus::from_raw(code << 8));
-        let run = Watched { status, stdout: stdout.into(), stderr: "a linker said no".into() };
+        let stderr = "a linker said no".into();
+        let run = Watched { status, stdout: stdout.into(), stderr, arrivals: Vec::new() };
         judge("host tests", &run, true)
     }
 

@@ -171,6 +171,7 @@ mod tests {
     #[test]
     fn the_test_in_which_miri_stopped_is_named_with_what_it_said() {
         let run = Watched {
+            arrivals: Vec::new(),
             status: Some(ExitStatus::from_raw(1 << 8)),
             stdout: "test a ... ok\ntest b ... ignored, it forks\ntest c ... ".into(),
             stderr: "warning: x\nerror: Undefined Behavior: boom\n  --> src/a.rs\n".into(),
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn success_is_what_the_tests_said() {
         let stdout = "test a ... ok\n".into();
-        let run = Watched { status: Some(ExitStatus::from_raw(0)), stdout, stderr: String::new() };
+        let run = Watched { status: Some(ExitStatus::from_raw(0)), stdout, ..Watched::default() };
         let passed = Report { name: "a".into(), outcome: Outcome::Passed };
         assert_eq!(reports(&run), [passed]);
     }

@@ -2,6 +2,8 @@
 //!
 //! `suite.rs` and `host.rs` run the binaries, `summary.rs` counts.
 
+use std::time::Duration;
+
 /// How one test went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -127,6 +129,63 @@ fn messages(output: &str) -> Vec<(String, String)> {
     found
 }
 
+/// How long each test of a libtest run took, in the order in which the tests ended.
+///
+/// The stable libtest prints no times, but it starts tests in the order of their names, and the next
+/// one as soon as one of `threads` is free. The times at which the result lines came therefore say
+/// when each test started.
+pub(crate) fn times(
+    output: &str,
+    arrivals: &[Duration],
+    threads: usize,
+) -> Vec<(String, Duration)> {
+    let mut times = Vec::new();
+    let mut binary = Binary::default();
+    for (line, arrival) in output.lines().zip(arrivals) {
+        if is_header(line) {
+            times.extend(std::mem::replace(&mut binary, Binary::started(*arrival)).times(threads));
+        } else if let Some((name, _)) = result_line(line) {
+            binary.ended.push((name, *arrival));
+        }
+    }
+    times.extend(binary.times(threads));
+    times
+}
+
+/// Whether a line says how many tests a test binary is going to run.
+fn is_header(line: &str) -> bool {
+    let rest = line.strip_prefix("running ");
+    rest.is_some_and(|rest| rest.ends_with(" tests") || rest.ends_with(" test"))
+}
+
+/// When a test binary started, and when each of its tests ended.
+#[derive(Default)]
+struct Binary {
+    start: Duration,
+    ended: Vec<(String, Duration)>,
+}
+
+impl Binary {
+    fn started(start: Duration) -> Self {
+        Self { start, ended: Vec::new() }
+    }
+
+    fn times(self, threads: usize) -> Vec<(String, Duration)> {
+        let mut names: Vec<&str> = self.ended.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        let started = |name: &str| {
+            let order = names.binary_search(&name).unwrap_or_default();
+            match order.checked_sub(threads.max(1)) {
+                None => self.start,
+                Some(before) => self.ended[before].1,
+            }
+        };
+        let times =
+            self.ended.iter().map(|(name, end)| (name.clone(), end.saturating_sub(started(name))));
+        times.collect()
+    }
+}
+
 /// Names that `--list` printed.
 pub(crate) fn listed(output: &str) -> Vec<String> {
     output
@@ -188,6 +247,26 @@ mod tests {
         let reports = parse(text);
         assert_eq!(reports.len(), 2);
         assert_eq!(reports[0], Report { name: "a".into(), outcome: Outcome::Passed });
+    }
+
+    #[test]
+    fn a_test_s_time_is_counted_from_when_a_thread_was_free_for_it() {
+        let lines = [
+            (1, "running 4 tests"),
+            (3, "test b ... ok"),
+            (6, "test a ... ok"),
+            (7, "test d ... ok"),
+            (9, "test c ... FAILED"),
+            (9, "test result: FAILED. 3 passed; 1 failed"),
+            (20, "running 1 test"),
+            (24, "test a ... ok"),
+        ];
+        let (arrivals, lines): (Vec<Duration>, Vec<&str>) =
+            lines.map(|(second, line)| (Duration::from_secs(second), line)).into_iter().unzip();
+        let times = times(&lines.join("\n"), &arrivals, 2);
+        let seconds: Vec<(&str, u64)> =
+            times.iter().map(|(name, time)| (name.as_str(), time.as_secs())).collect();
+        assert_eq!(seconds, [("b", 2), ("a", 5), ("d", 1), ("c", 6), ("a", 4)]);
     }
 
     #[test]

@@ -249,15 +249,13 @@ fn on_host(workspace: &Workspace, programs: &[std::path::PathBuf], asked: &Asked
     let mut reports = Vec::new();
     for program in programs {
         let mut command = Command::new(program);
-        command.args(["--format", "pretty", "--color", "never"]).current_dir(workspace.root());
+        command.args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge("unit tests", &watch::run(command, PATIENCE)?, true));
     }
     for package in asked.packages.iter().filter(|package| **package != "uverbs-uapi") {
         let mut command = Command::new(crate::workspace::cargo());
         command.args(["test", "--quiet", "--package", package, "--all-features"]);
-        command
-            .args(["--", "--format", "pretty", "--color", "never"])
-            .current_dir(workspace.root());
+        command.arg("--").args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge(package, &watch::run(command, 4 * PATIENCE)?, true));
     }
     let note = format!("{} s", start.elapsed().as_secs());

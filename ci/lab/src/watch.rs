@@ -18,16 +18,19 @@ use std::time::{Duration, Instant};
 const NICE: i32 = 15;
 
 /// What a command did.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Watched {
     /// How it ended; none if it was given up.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
+    /// When each line of standard output was complete, counted from the start of the command.
+    pub(crate) arrivals: Vec<Duration>,
 }
 
 /// Runs a command without input and waits for it to end, but no longer than `patience`.
 pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
+    let start = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -41,8 +44,8 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
         let _as_before =
             Pid::from_raw(child.id() as i32).map(|child| setpriority_process(Some(child), NICE));
     }
-    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream)));
-    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream)));
+    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream, start)));
+    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream, start)));
     let deadline = Instant::now() + patience;
     let status = loop {
         if clock::has_ended(child.id()) {
@@ -57,19 +60,41 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
         }
         thread::sleep(Duration::from_millis(50));
     };
-    let text = |reading: Option<thread::JoinHandle<std::io::Result<Vec<u8>>>>| -> Result<String> {
-        let Some(reading) = reading else { return Ok(String::new()) };
-        let bytes = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-        let bytes = bytes.with_context(|| format!("read what {command:?} printed"))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let printed = |reader: Option<thread::JoinHandle<std::io::Result<Printed>>>| {
+        let Some(reader) = reader else { return Ok(Printed::default()) };
+        let printed = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        printed.with_context(|| format!("read what {command:?} printed"))
     };
-    Ok(Watched { status, stdout: text(stdout)?, stderr: text(stderr)? })
+    let (stdout, stderr) = (printed(stdout)?, printed(stderr)?);
+    Ok(Watched {
+        status,
+        stdout: String::from_utf8_lossy(&stdout.bytes).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr.bytes).into_owned(),
+        arrivals: stdout.arrivals,
+    })
 }
 
-fn read(mut stream: impl Read) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// All that a stream carried, and when each of its lines was complete.
+#[derive(Default)]
+struct Printed {
+    bytes: Vec<u8>,
+    arrivals: Vec<Duration>,
+}
+
+fn read(mut stream: impl Read, start: Instant) -> std::io::Result<Printed> {
+    let mut printed = Printed::default();
+    let mut buffer = [0; 8192];
+    loop {
+        let length = match stream.read(&mut buffer) {
+            Ok(0) => return Ok(printed),
+            Ok(length) => length,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let lines = buffer[..length].iter().filter(|byte| **byte == b'\n').count();
+        printed.arrivals.extend(std::iter::repeat_n(start.elapsed(), lines));
+        printed.bytes.extend_from_slice(&buffer[..length]);
+    }
 }
 
 /// Kills all that this process has started, with what that started.
@@ -139,6 +164,13 @@ mod tests {
         assert_eq!(watched.stdout, "begun\n");
         // The reader waits for all who hold the stream, so this says that none is left.
         assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn each_line_has_the_time_at_which_it_came() {
+        let watched = shell("echo a; sleep 0.3; echo b; printf c", Duration::from_secs(20));
+        let [a, b] = watched.arrivals[..] else { panic!("{:?}", watched.arrivals) };
+        assert!(b >= a + Duration::from_millis(250), "{a:?} {b:?}");
     }
 
     #[test]
