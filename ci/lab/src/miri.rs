@@ -66,26 +66,23 @@ pub(crate) struct MiriArguments {
 pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let toolchain = &arguments.toolchain;
-    if !installed(&workspace, toolchain) {
-        bail!(
-            "there is no Miri here, and nothing was checked: \
-             rustup toolchain install {toolchain} --component miri --component rust-src"
-        );
+    if let Some(lack) = lack(toolchain) {
+        bail!("nothing ran under Miri: {lack}");
     }
     let summary = Summary { places: run(&workspace, arguments)? };
     println!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs everything under Miri, or skips by name where there is none.
+/// Runs everything under Miri. Without Miri the one report is a skip that says what is missing.
 pub(crate) fn places(workspace: &Workspace) -> Result<Vec<Place>> {
     let toolchain = "nightly";
-    if installed(workspace, toolchain) {
+    let Some(lack) = lack(toolchain) else {
         let arguments =
             MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
         return run(workspace, &arguments);
-    }
-    let outcome = Outcome::Skipped(format!("[miri] not in the toolchain {toolchain}"));
+    };
+    let outcome = Outcome::Skipped(format!("[miri] {lack}"));
     let reports = vec![Report { name: "miri".into(), outcome }];
     Ok(vec![Place { name: "miri".into(), reports, ..Place::default() }])
 }
@@ -127,14 +124,48 @@ fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
     command
 }
 
-fn installed(workspace: &Workspace, toolchain: &str) -> bool {
-    cargo(workspace, toolchain)
-        .arg("--version")
+/// Components of a toolchain that Miri needs: itself, and the standard library that it interprets.
+const COMPONENTS: [&str; 2] = ["miri", "rust-src"];
+
+/// What a toolchain lacks to run Miri, with the command that installs it; none if nothing is missing.
+fn lack(toolchain: &str) -> Option<String> {
+    let listed = Command::new("rustup")
+        .args(["component", "list", "--installed", "--toolchain", toolchain])
+        .env_remove("RUSTUP_TOOLCHAIN")
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
+        .output();
+    let Ok(listed) = listed else {
+        return Some(format!(
+            "rustup is not installed, and Miri comes with its toolchain {toolchain} only"
+        ));
+    };
+    let text = String::from_utf8_lossy(&listed.stdout);
+    lack_in(toolchain, listed.status.success().then_some(&*text))
+}
+
+/// The same for what rustup lists as installed, or none where it knows no such toolchain.
+fn lack_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
+    let Some(listed) = listed else {
+        let components = COMPONENTS.join(",");
+        return Some(format!(
+            "the toolchain {toolchain} is not installed: \
+             rustup toolchain install {toolchain} --component {components}"
+        ));
+    };
+    // rustup names a component that depends on the target `miri-x86_64-unknown-linux-gnu`.
+    let has = |component: &str| {
+        let mut rest = listed.lines().filter_map(|line| line.trim().strip_prefix(component));
+        rest.any(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let missing: Vec<&str> = COMPONENTS.into_iter().filter(|component| !has(component)).collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the toolchain {toolchain} lacks {}: rustup component add --toolchain {toolchain} {}",
+            missing.join(" and "),
+            missing.join(" ")
+        )
+    })
 }
 
 /// What a run said. Miri ends with the first error that it finds, in the middle of a test.
@@ -182,6 +213,18 @@ mod tests {
         assert_eq!(reports[2].name, "c");
         let Outcome::Failed(message) = &reports[2].outcome else { panic!("{reports:?}") };
         assert!(message.starts_with("error: Undefined Behavior: boom\n"), "{message}");
+    }
+
+    #[test]
+    fn the_missing_toolchain_or_component_is_named_with_its_remedy() {
+        let lack = |listed| lack_in("nightly", listed);
+        let none = lack(None).unwrap();
+        assert!(none.ends_with("rustup toolchain install nightly --component miri,rust-src"));
+        let both = lack(Some("cargo-x86_64-unknown-linux-gnu\nrust-std\n")).unwrap();
+        assert!(both.contains("lacks miri and rust-src") && both.ends_with(" miri rust-src"));
+        let source = lack(Some("miri-x86_64-unknown-linux-gnu\n")).unwrap();
+        assert!(source.contains("lacks rust-src:"), "{source}");
+        assert_eq!(lack(Some("miri-x86_64-unknown-linux-gnu\nrust-src\n")), None);
     }
 
     #[test]

@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Where the results are kept, in the tree.
 const RECORD: &str = "ci/lab/SOAK.md";
+/// How the result of a part begins that could not run.
+const DID_NOT_RUN: &str = "did not run";
 /// How long a suite may take, and a machine be silent.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 const SILENCE: Duration = Duration::from_secs(20 * 60);
@@ -112,6 +114,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     cutoff::watch(&logs)?;
     let commit = commit(workspace.root());
     let mut summary = Summary::default();
+    let mut skipped = Vec::new();
     let wanted = |part: &&Part| {
         arguments.parts.is_empty() || arguments.parts.iter().any(|name| name == part.name)
     };
@@ -128,6 +131,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
             minutes: start.elapsed().as_secs().div_ceil(60),
         };
         note(&workspace.root().join(RECORD), part.name, &row)?;
+        skipped.extend(skip_of(&places).map(|why| format!("{}: {why}", part.name)));
         summary.places.extend(places);
     }
     println!("\n{summary}");
@@ -135,7 +139,21 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
     println!("\n{}", table.context("the table of stages")?);
     println!("{summary:#}; {RECORD} says when each part last ran");
+    // A part that was asked for by name and could not run is an error; of the whole soak it is a skip.
+    if !arguments.parts.is_empty() && !skipped.is_empty() {
+        bail!("asked for by name, and did not run: {}", skipped.join("; "));
+    }
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Why a part did not run: the reason of its first skip, if it has nothing but skips.
+fn skip_of(places: &[Place]) -> Option<&str> {
+    let reports = places.iter().flat_map(|place| &place.reports);
+    let reasons = reports.map(|report| match &report.outcome {
+        Outcome::Skipped(why) => Some(why.as_str()),
+        Outcome::Passed | Outcome::Failed(_) => None,
+    });
+    reasons.collect::<Option<Vec<&str>>>()?.first().copied()
 }
 
 fn scope() -> Scope<'static> {
@@ -190,16 +208,12 @@ fn planted() -> Result<Vec<Place>> {
 /// A result in one cell of the table.
 fn result(places: &[Place]) -> String {
     let summary = Summary { places: places.to_vec() };
-    let reports = || places.iter().flat_map(|place| &place.reports);
-    let first = reports().find(|report| matches!(report.outcome, Outcome::Failed(_)));
-    let skipped = reports().all(|report| matches!(report.outcome, Outcome::Skipped(_)));
-    match first {
-        Some(report) => format!("**failed**: {summary:#}; first {}", report.name),
-        None if skipped => match reports().next().map(|report| &report.outcome) {
-            Some(Outcome::Skipped(why)) => format!("did not run: {why}"),
-            _ => "did not run".into(),
-        },
-        None => format!("passed: {summary:#}"),
+    let mut reports = places.iter().flat_map(|place| &place.reports);
+    let first = reports.find(|report| matches!(report.outcome, Outcome::Failed(_)));
+    match (first, skip_of(places)) {
+        (Some(report), _) => format!("**failed**: {summary:#}; first {}", report.name),
+        (None, Some(why)) => format!("{DID_NOT_RUN}: {why}"),
+        (None, None) => format!("passed: {summary:#}"),
     }
 }
 
@@ -218,7 +232,8 @@ fn note(path: &Path, part: &str, row: &Row) -> Result<()> {
     fs::write(path, noted(&text, part, row)).with_context(|| format!("write {}", path.display()))
 }
 
-/// The file with a part's row in it. Rows of parts that are no more are left out.
+/// The file with a part's row in it. A part that could not run leaves the result of its last run, and
+/// rows of parts that are no more are left out.
 fn noted(text: &str, part: &str, row: &Row) -> String {
     let mut lines = vec![
         "# When the soak last ran".to_owned(),
@@ -231,7 +246,10 @@ fn noted(text: &str, part: &str, row: &Row) -> String {
     ];
     for known in PARTS {
         let start = format!("| {} |", known.name);
-        let line = if known.name == part {
+        let before = text.lines().find(|line| line.starts_with(&start)).map(str::to_owned);
+        let has_run = |line: &String| !line.contains("| never |") && !line.contains(DID_NOT_RUN);
+        let keeps = row.result.starts_with(DID_NOT_RUN) && before.as_ref().is_some_and(has_run);
+        let line = if known.name == part && !keeps {
             Some(format!(
                 "{start} {} | {} | {} | {} | {} |",
                 known.shows,
@@ -241,7 +259,7 @@ fn noted(text: &str, part: &str, row: &Row) -> String {
                 row.minutes
             ))
         } else {
-            text.lines().find(|line| line.starts_with(&start)).map(str::to_owned)
+            before
         };
         lines.push(line.unwrap_or_else(|| format!("{start} {} | never | | | |", known.shows)));
     }
@@ -294,6 +312,16 @@ mod tests {
         assert!(text.contains("**failed**: a / b"));
         let text = noted(&text, "wear", &row("passed: 6"));
         assert!(!text.contains("failed") && text.contains("passed: 7"));
+    }
+
+    #[test]
+    fn a_part_that_could_not_run_leaves_the_result_of_its_last_run() {
+        let skipped = row("did not run: [miri] missing");
+        let text = noted("", "miri", &skipped);
+        assert!(text.contains("[miri] missing"), "{text}");
+        let text = noted(&text, "miri", &row("passed: 9"));
+        assert!(!text.contains("[miri] missing") && text.contains("passed: 9"));
+        assert_eq!(noted(&text, "miri", &skipped), text);
     }
 
     #[test]
