@@ -25,6 +25,16 @@ use std::time::Duration;
 /// Names another emulator of ConnectX functions than the workspace's.
 const EMULATOR: &str = "UVERBS_LAB_CONNECTX";
 
+/// From how many bytes on the packing of a guest's root is shown.
+const LARGE_ROOT: u64 = 64_000_000;
+
+/// A guest's root in an archive, and the directory and number of the machine that it is for.
+struct Packed {
+    directory: PathBuf,
+    number: u32,
+    archive: PathBuf,
+}
+
 /// Everything that machines of one command share.
 pub(crate) struct Session {
     pub(crate) workspace: Workspace,
@@ -104,7 +114,8 @@ impl Session {
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
             let kernel = session.kernel(kernel)?;
             let device = Device::default();
-            session.start(&kernel, &device, session.skeleton(), None, accelerator, 30)?.power_off()
+            let packed = session.pack(&kernel, &device, session.skeleton())?;
+            session.start(&kernel, &device, &packed, None, accelerator, 30)?.power_off()
         })?;
         Ok(session)
     }
@@ -163,38 +174,58 @@ impl Session {
             root.overlay(overlay)
                 .with_context(|| format!("lay {} over the root", overlay.display()))?;
         }
+        let packed = self.pack(&kernel, &device, root)?;
         let spinner = progress::spinner(format!(
             "booting {} with {} under {}",
             kernel.release,
             machine.device.label(),
             self.accelerator.label()
         ));
-        let vm = self.start(&kernel, &device, root, machine.companion, self.accelerator, 180);
+        let vm = self.start(&kernel, &device, &packed, machine.companion, self.accelerator, 180);
         spinner.finish_and_clear();
         vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
+    }
+
+    /// Writes the guest's root into an archive that QEMU can read.
+    fn pack(&self, kernel: &Kernel, device: &Device, mut root: Initramfs) -> Result<Packed> {
+        // Sockets have fixed names, so the machines of each lane have a directory of their own.
+        let directory = self.directory.join(format!("lane-{}", lanes::number()));
+        std::fs::create_dir_all(&directory)?;
+        let number = self.machines.fetch_add(1, Ordering::Relaxed);
+        root.orders(&device.setup, &kernel.release, &kernel.modules)?;
+        let size = root.size()?;
+        // A small root is packed before anybody could read what takes so long.
+        let bar = (size >= LARGE_ROOT).then(|| progress::bytes("packing the guest's root", size));
+        let archive = directory.join(format!("initramfs-{number}"));
+        root.write(&archive, |packed| {
+            if let Some(bar) = &bar {
+                bar.inc(packed);
+            }
+        })?;
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        Ok(Packed { directory, number, archive })
     }
 
     fn start(
         &self,
         kernel: &Kernel,
         device: &Device,
-        root: Initramfs,
+        packed: &Packed,
         companion: Option<&Rc<Tied>>,
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {
-        // Sockets have fixed names, so the machines of each lane have a directory of their own.
-        let directory = self.directory.join(format!("lane-{}", lanes::number()));
-        std::fs::create_dir_all(&directory)?;
         Vm::boot(Plan {
             qemu: &self.qemu,
             accelerator,
             kernel,
             device,
-            root,
+            archive: &packed.archive,
             companion: companion.cloned(),
-            directory: &directory,
-            number: self.machines.fetch_add(1, Ordering::Relaxed),
+            directory: &packed.directory,
+            number: packed.number,
             patience: Duration::from_secs(patience),
             show_console: self.show_console,
         })

@@ -5,7 +5,6 @@
 use crate::accel::Accelerator;
 use crate::clock;
 use crate::device::{CONTROL, Companion, Device};
-use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::lanes;
 use crate::monitor::Monitor;
@@ -42,11 +41,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) kernel: &'a Kernel,
     /// What the device adds.
     pub(crate) device: &'a Device,
-    /// The guest's root; orders for PID 1 are added here.
-    pub(crate) root: Initramfs,
+    /// The guest's root, packed; it is removed once the guest is ready.
+    pub(crate) archive: &'a Path,
     /// A running companion of an earlier machine, in place of a new one.
     pub(crate) companion: Option<Rc<Tied>>,
-    /// Where sockets lie, and the archive while QEMU reads it.
+    /// Where sockets lie.
     pub(crate) directory: &'a Path,
     /// Tells machines in one directory apart.
     pub(crate) number: u32,
@@ -157,9 +156,6 @@ impl Vm {
     /// Boots and waits until the guest is ready. QEMU ends with the thread that calls
     /// this, so the machine stays on it.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
-        plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
-        let archive = plan.directory.join(format!("initramfs-{}", plan.number));
-        plan.root.write(&archive)?;
         let start = Instant::now();
         let console = Console { show: plan.show_console, ..Console::default() };
         let companion = match (plan.companion.take(), &plan.device.companion) {
@@ -170,7 +166,7 @@ impl Vm {
         let (host, guest) = UnixStream::pair()?;
         // A guest that reads nothing any more must not hold us up.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
-        let mut command = tie::tied(&command_line(&plan, &archive));
+        let mut command = tie::tied(&command_line(&plan));
         let mut qemu = Tied::new(
             command
                 .current_dir(plan.directory)
@@ -207,7 +203,7 @@ impl Vm {
         };
         let ready = vm.wait_until_ready(plan.patience);
         // QEMU has read it, or never will.
-        std::fs::remove_file(&archive)?;
+        std::fs::remove_file(plan.archive)?;
         ready?;
         vm.boot_time = start.elapsed();
         // Where that is not allowed, its device is slower. Machines side by side are on equal terms.
@@ -525,7 +521,7 @@ fn receive(from: &mut UnixStream) -> Arrival {
     }
 }
 
-fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
+fn command_line(plan: &Plan<'_>) -> std::process::Command {
     const MEMORY: &str = "2G";
     let mut command = plan.qemu.command();
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
@@ -538,7 +534,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
         command.args(["-numa", "node,memdev=memory"]);
     }
     command.arg("-kernel").arg(&plan.kernel.image);
-    command.arg("-initrd").arg(archive);
+    command.arg("-initrd").arg(plan.archive);
     let mut parameters = String::from(
         "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init mitigations=off nokaslr \
          no_timer_check tsc=reliable random.trust_cpu=on audit=0 selinux=0 apparmor=0 \
