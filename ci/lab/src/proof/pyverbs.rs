@@ -6,10 +6,10 @@
 
 use super::{Proof, failed};
 use crate::device::Emulation;
-use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
 use crate::python;
+use crate::release::Series;
 use crate::session::Machine;
 use crate::suite::{self, Scope};
 use anyhow::{Context, Result, bail};
@@ -45,15 +45,44 @@ enum Verdict {
     Fails,
 }
 
+/// The kernels that a line is about, by version as in the capability table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernels {
+    All,
+    /// This series and later ones.
+    Since(Series),
+    /// This series and earlier ones.
+    Until(Series),
+}
+
+impl Kernels {
+    /// Reads `all`, `since 6.2` or `until 6.1`.
+    fn parse(text: &str) -> Result<Self> {
+        Ok(match text.split_once(' ') {
+            None if text == "all" => Self::All,
+            Some(("since", series)) => Self::Since(Series::of(series)?),
+            Some(("until", series)) => Self::Until(Series::of(series)?),
+            _ => bail!("kernels {text:?}: write all, since 6.2 or until 6.1"),
+        })
+    }
+
+    fn include(self, series: Series) -> bool {
+        match self {
+            Self::All => true,
+            Self::Since(first) => series >= first,
+            Self::Until(last) => series <= last,
+        }
+    }
+}
+
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line<'a> {
     verdict: Verdict,
-    /// None stands for all.
-    kernels: Vec<&'a str>,
+    kernels: Kernels,
     /// A name, or the beginning of names.
     case: &'a str,
-    all_that_begin_so: bool,
+    is_prefix: bool,
     /// Part of what the suite says.
     says: &'a str,
     /// Why that is so.
@@ -61,10 +90,9 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn covers(&self, name: &str, kernel: &str) -> bool {
-        let named =
-            if self.all_that_begin_so { name.starts_with(self.case) } else { name == self.case };
-        named && (self.kernels.is_empty() || self.kernels.contains(&kernel))
+    fn covers(&self, name: &str, kernel: Series) -> bool {
+        let named = if self.is_prefix { name.starts_with(self.case) } else { name == self.case };
+        named && self.kernels.include(kernel)
     }
 }
 
@@ -82,11 +110,7 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
                 "fails" => Verdict::Fails,
                 other => bail!("{other}: skips or fails wanted"),
             };
-            let kernels = if kernels == "all" { vec![] } else { kernels.split(' ').collect() };
-            if kernels.iter().any(|name| KernelName::ALL.iter().all(|known| known.label() != *name))
-            {
-                bail!("a kernel that the lab does not have: {line}");
-            }
+            let kernels = Kernels::parse(kernels).with_context(|| line.to_owned())?;
             if reason.is_empty() {
                 bail!("no reason: {line}");
             }
@@ -98,7 +122,7 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
                 verdict,
                 kernels,
                 case: start.unwrap_or(case),
-                all_that_begin_so: start.is_some(),
+                is_prefix: start.is_some(),
                 says,
                 reason,
             })
@@ -107,7 +131,7 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
 }
 
 /// Compares a case with the table.
-fn judge(report: Report, table: &[Line<'_>], kernel: &str) -> Report {
+fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
     let line = table.iter().find(|line| line.covers(&report.name, kernel));
     let outcome = match (report.outcome, line) {
         (Outcome::Passed, None) => Outcome::Passed,
@@ -151,7 +175,7 @@ fn counts(reports: &[Report]) -> (usize, usize) {
 }
 
 /// The cases that fail on a kernel, each with what it says, as the runner takes them.
-fn known_to_fail(table: &[Line<'_>], kernel: &str) -> String {
+fn known_to_fail(table: &[Line<'_>], kernel: Series) -> String {
     let cases: serde_json::Map<String, serde_json::Value> = table
         .iter()
         .filter(|line| line.verdict == Verdict::Fails && line.covers(line.case, kernel))
@@ -185,7 +209,8 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     if ending?.status() != 0 {
         bail!("the tests cannot be unpacked: {errors}");
     }
-    let known = known_to_fail(&table, proof.kernel.label());
+    let kernel = Series::of(&vm.greeting.release)?;
+    let known = known_to_fail(&table, kernel);
     let words = ["python3", "-c", RUNNER, "/tmp/tests", pattern, &known];
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
@@ -201,7 +226,6 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     }
     let (passed, failed) = counts(&found);
     let ran = found.len();
-    let kernel = proof.kernel.label();
     let mut reports: Vec<Report> = found
         .into_iter()
         .map(|report| judge(report, &table, kernel))
@@ -236,12 +260,22 @@ mod tests {
     }
 
     #[test]
+    fn a_line_covers_the_kernels_of_its_range_whatever_their_names() {
+        let covered = |kernels: &str, major, minor| {
+            Kernels::parse(kernels).unwrap().include(Series(major, minor))
+        };
+        assert!(covered("all", 6, 1) && covered("since 6.2", 6, 2) && covered("since 6.2", 7, 0));
+        assert!(!covered("since 6.2", 6, 1));
+        assert!(covered("until 6.1", 6, 1) && !covered("until 6.1", 6, 2));
+    }
+
+    #[test]
     fn what_is_not_in_the_table_fails() {
         let text = "skips ; all ; a.* ; no caps ; it has none\n\
-                    fails ; 6.1 6.12 ; b ; Errno: 5 ; it is broken\n";
+                    fails ; until 6.12 ; b ; Errno: 5 ; it is broken\n";
         let table = table(text).unwrap();
         let judged = |name: &str, outcome| {
-            judge(Report { name: name.into(), outcome }, &table, "6.1").outcome
+            judge(Report { name: name.into(), outcome }, &table, Series(6, 1)).outcome
         };
         let skip = |why: &str| Outcome::Skipped(why.into());
         let fail = |why: &str| Outcome::Failed(why.into());
@@ -263,10 +297,10 @@ mod tests {
             assert!(matches!(wrong, Outcome::Failed(_)), "{wrong:?}");
         }
         let report = Report { name: "b".into(), outcome: known("Errno: 5") };
-        assert!(matches!(judge(report.clone(), &table, "newest").outcome, Outcome::Failed(_)));
+        assert!(matches!(judge(report.clone(), &table, Series(6, 13)).outcome, Outcome::Failed(_)));
         assert_eq!(counts(&[report]), (0, 1));
-        assert_eq!(known_to_fail(&table, "6.12"), r#"{"b":"Errno: 5"}"#);
-        assert_eq!(known_to_fail(&table, "newest"), "{}");
+        assert_eq!(known_to_fail(&table, Series(6, 12)), r#"{"b":"Errno: 5"}"#);
+        assert_eq!(known_to_fail(&table, Series(6, 13)), "{}");
     }
 
     #[test]
@@ -274,7 +308,8 @@ mod tests {
         for wrong in [
             "skips ; all ; a ; b",
             "may ; all ; a ; b ; c",
-            "fails ; 5.10 ; a ; b ; c",
+            "fails ; 6.1 ; a ; b ; c",
+            "fails ; since newest ; a ; b ; c",
             "fails ; all ; a* ; b ; c",
         ] {
             assert!(super::table(wrong).is_err(), "{wrong}");
