@@ -17,14 +17,14 @@ use uverbs::aio::tokio::{Events, accept, connect, within};
 use uverbs::{AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
 
 trials![
-    dropped_at_every_poll,
-    dropped_at_every_poll_on_many_threads,
-    connecting_dropped_at_every_poll,
-    connecting_dropped_at_every_poll_on_many_threads,
-    listening_dropped_at_every_poll,
-    listening_dropped_at_every_poll_on_many_threads,
-    rounds_leave_nothing,
-    rounds_leave_nothing_in_a_context,
+    requests_dropped_at_any_poll_give_their_memory_back,
+    requests_dropped_at_any_poll_give_their_memory_back_on_many_threads,
+    a_handshake_dropped_at_any_poll_leaves_nothing,
+    a_handshake_dropped_at_any_poll_leaves_nothing_on_many_threads,
+    a_listener_dropped_at_any_poll_loses_no_event,
+    a_listener_dropped_at_any_poll_loses_no_event_on_many_threads,
+    dropped_futures_leave_nothing_on_the_device,
+    dropped_futures_leave_nothing_in_their_context,
 ];
 
 /// Polls a future at most so many times.
@@ -43,11 +43,11 @@ impl<F: Future + Unpin> Future for AtMost<F> {
 }
 
 /// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
-fn dropped_at_every_poll() -> Verdict {
+fn requests_dropped_at_any_poll_give_their_memory_back() -> Verdict {
     dropped_on(0)
 }
 
-fn dropped_at_every_poll_on_many_threads() -> Verdict {
+fn requests_dropped_at_any_poll_give_their_memory_back_on_many_threads() -> Verdict {
     dropped_on(4)
 }
 
@@ -110,11 +110,11 @@ fn dropped_on(threads: usize) -> Verdict {
 }
 
 /// The same of both ends of a handshake, with the other end left alone in the middle of it.
-fn connecting_dropped_at_every_poll() -> Verdict {
+fn a_handshake_dropped_at_any_poll_leaves_nothing() -> Verdict {
     connecting_dropped_on(0)
 }
 
-fn connecting_dropped_at_every_poll_on_many_threads() -> Verdict {
+fn a_handshake_dropped_at_any_poll_leaves_nothing_on_many_threads() -> Verdict {
     connecting_dropped_on(2)
 }
 
@@ -160,11 +160,11 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
 }
 
 /// Whoever stops listening for events, at whatever point, leaves those that come to the next.
-fn listening_dropped_at_every_poll() -> Verdict {
+fn a_listener_dropped_at_any_poll_loses_no_event() -> Verdict {
     listening_dropped_on(0)
 }
 
-fn listening_dropped_at_every_poll_on_many_threads() -> Verdict {
+fn a_listener_dropped_at_any_poll_loses_no_event_on_many_threads() -> Verdict {
     listening_dropped_on(2)
 }
 
@@ -228,7 +228,7 @@ fn reach_limit(pair: &mut Pair) -> Verdict {
     pair.b.expect(1, WcOpcode::RECV).map(drop)
 }
 
-fn rounds_leave_nothing() -> Verdict {
+fn dropped_futures_leave_nothing_on_the_device() -> Verdict {
     let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let (idle, open) = (env::device().resources()?, files()?);
     for round in 0..30 {
@@ -251,7 +251,7 @@ fn rounds_leave_nothing() -> Verdict {
 }
 
 /// Counted in one context, by kind: queue pairs whose futures are dropped, or never polled again.
-fn rounds_leave_nothing_in_a_context() -> Verdict {
+fn dropped_futures_leave_nothing_in_their_context() -> Verdict {
     const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
     // Each connects two queue pairs, in a runtime of its own.
     leaks::rounds_of(env::rounds(100, 1000), &KINDS, |context| {

@@ -15,7 +15,7 @@ use std::time::Instant;
 use uverbs::Result;
 use uverbs::aio::{CompletionQueue, Driver, Readiness};
 
-trials![edge_triggered];
+trials![no_edge_is_missed];
 
 /// The file of the completion queue, and the one that wakers write, as epoll names them.
 const COMPLETIONS: u64 = 0;
@@ -112,7 +112,7 @@ impl Wake for Unpark {
 }
 
 /// No edge is missed, and nobody needs more than edges: a driver that lost one sleeps for ever.
-fn edge_triggered() -> Verdict {
+fn no_edge_is_missed() -> Verdict {
     const MESSAGES: usize = 300;
     let mut drivers = Vec::new();
     let mut half = || {

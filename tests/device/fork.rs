@@ -15,10 +15,10 @@ trials![
     calls_in_the_child_are_refused,
     dropping_in_the_child_destroys_nothing,
     destroying_in_the_child_is_refused,
-    child_can_start_afresh,
+    child_reimports_the_context_and_works,
     parent_cannot_reimport,
     file_stays_open_for_the_child,
-    grandchildren_are_children,
+    grandchild_is_refused_like_a_child,
     child_imports_what_the_parent_exported,
 ];
 
@@ -129,7 +129,7 @@ fn destroying_in_the_child_is_refused() -> Verdict {
     pair.message(1, 100)
 }
 
-fn child_can_start_afresh() -> Verdict {
+fn child_reimports_the_context_and_works() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
@@ -174,7 +174,7 @@ fn file_stays_open_for_the_child() -> Verdict {
     Ok(())
 }
 
-fn grandchildren_are_children() -> Verdict {
+fn grandchild_is_refused_like_a_child() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let mut pair = in_child(pair, |pair| {
         let own = pair.b.context.reimport()?;

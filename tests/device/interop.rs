@@ -15,10 +15,10 @@ use uverbs::mlx5::{Var, VarKind, export_sizes};
 use uverbs::{Context, ObjectKind, WcStatus};
 
 trials![
-    theirs_are_imported,
-    ours_are_imported,
-    vars_of_theirs_are_imported,
-    vars_of_ours_are_imported,
+    objects_of_rdma_core_are_imported,
+    rdma_core_imports_our_objects,
+    vars_of_libmlx5_are_imported,
+    libmlx5_imports_our_vars,
 ];
 
 const PROGRAM: &str = include_str!("import_peer.py");
@@ -72,7 +72,7 @@ impl Drop for Peer {
 }
 
 #[allow(unsafe_code, reason = "naming objects by their handles is")]
-fn theirs_are_imported() -> Verdict {
+fn objects_of_rdma_core_are_imported() -> Verdict {
     let peer = Peer::start(&["export", env::device().name(), &BYTES.to_string()])?;
     let (text, file) = peer.hear()?;
     let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
@@ -110,7 +110,7 @@ fn theirs_are_imported() -> Verdict {
     Ok(())
 }
 
-fn ours_are_imported() -> Verdict {
+fn rdma_core_imports_our_objects() -> Verdict {
     let context = env::open()?;
     let peer = Peer::start(&["import", &gid(&context)?.index.to_string()])?;
     let pd = context.alloc_pd()?;
@@ -142,7 +142,7 @@ fn unhex(digits: &str) -> Verdict<Vec<u8>> {
 
 /// libmlx5 allocates and exports; it forgets what is owned here, or frees what is not.
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
-fn vars_of_theirs_are_imported() -> Verdict {
+fn vars_of_libmlx5_are_imported() -> Verdict {
     for word in ["free", "unimport"] {
         let peer = Peer::run(VAR_PROGRAM, &["give", env::device().name()])?;
         let (text, file) = peer.hear()?;
@@ -172,7 +172,7 @@ fn vars_of_theirs_are_imported() -> Verdict {
 }
 
 /// libmlx5 imports what was exported here; it forgets it, or frees it for all.
-fn vars_of_ours_are_imported() -> Verdict {
+fn libmlx5_imports_our_vars() -> Verdict {
     let context = env::open()?;
     for word in ["unimport", "free"] {
         let peer = Peer::run(VAR_PROGRAM, &["take"])?;

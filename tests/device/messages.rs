@@ -21,10 +21,10 @@ trials![
     a_shared_queue_shows_a_client_nothing_of_another,
     a_receive_is_as_long_as_what_arrived_in_it,
     a_receive_that_was_flushed_is_empty,
-    a_datagram_has_no_old_bytes_before_it,
-    a_silent_client_is_told_of_by_its_step,
-    a_garbage_client_is_told_of_by_its_step,
-    a_client_that_leaves_midway_is_told_of_by_its_step,
+    a_datagram_shows_no_old_bytes_before_its_payload,
+    a_silent_client_fails_the_step_it_reached,
+    a_garbage_client_fails_the_step_it_reached,
+    a_client_that_leaves_midway_fails_the_step_it_reached,
     a_server_goes_on_after_silence_and_garbage,
 ];
 
@@ -121,7 +121,7 @@ fn a_receive_that_was_flushed_is_empty() -> Verdict {
 }
 
 /// Whatever the device writes of a header: IPv4's is half as long as the room for it.
-fn a_datagram_has_no_old_bytes_before_it() -> Verdict {
+fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
     const HEADER: usize = 40;
     run(0, async {
         let (a, b) = (Half::new()?, Half::new()?);
@@ -168,7 +168,7 @@ async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     shaken.err().ok_or_else(|| Stop::fail("a handshake with nobody"))
 }
 
-fn a_silent_client_is_told_of_by_its_step() -> Verdict {
+fn a_silent_client_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|client| async { Ok(client) }).await?;
         assert_eq!(error.errno(), Errno::TIMEDOUT);
@@ -191,7 +191,7 @@ fn a_silent_client_is_told_of_by_its_step() -> Verdict {
     })
 }
 
-fn a_garbage_client_is_told_of_by_its_step() -> Verdict {
+fn a_garbage_client_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|mut client| async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: www.example.com\r\n\r\n").await?;
@@ -214,7 +214,7 @@ fn a_garbage_client_is_told_of_by_its_step() -> Verdict {
     })
 }
 
-fn a_client_that_leaves_midway_is_told_of_by_its_step() -> Verdict {
+fn a_client_that_leaves_midway_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|mut client| async {
             client.write_all(b"uvb").await?;

@@ -16,8 +16,8 @@ use uverbs::{
 trials![
     failed_binding_is_followed_by_a_fresh_key,
     flushed_binding_holds_its_region,
-    untrue_word_opens_no_other_region,
-    claimed_rights_of_an_imported_region_decide_nothing,
+    false_claim_opens_no_other_region,
+    imported_region_is_not_bound_whatever_its_envelope_claims,
     reallocation_ends_every_key,
     hundreds_of_bindings_hold_few_regions,
     forgotten_window_holds_its_region,
@@ -126,7 +126,7 @@ impl Slices {
 }
 
 /// Whatever the program says of a window, it goes on to hold what it may open to the peer.
-fn untrue_word_opens_no_other_region() -> Verdict {
+fn false_claim_opens_no_other_region() -> Verdict {
     let words: [fn(&mut MemoryWindow, &Side) -> Verdict; 3] = [
         |window, _| {
             window.invalidated();
@@ -181,7 +181,7 @@ fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
 }
 
 /// It is not bound, neither with the rights that it has nor with some that somebody claims.
-fn claimed_rights_of_an_imported_region_decide_nothing() -> Verdict {
+fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let private = pair.b.pd.register(vec![0u8; 4096], Access::LOCAL_WRITE)?;

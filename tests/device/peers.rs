@@ -11,18 +11,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 trials![
-    rc_server,
-    rc_client,
-    uc_server,
-    uc_client,
-    ud_server,
-    ud_client,
-    srq_server,
-    srq_client,
-    xsrq_server,
-    xsrq_client,
-    xsrq_server_of_two,
-    xsrq_clients_of_theirs,
+    our_rc_server_serves_rdma_core,
+    our_rc_client_uses_rdma_core,
+    our_uc_server_serves_rdma_core,
+    our_uc_client_uses_rdma_core,
+    our_ud_server_serves_rdma_core,
+    our_ud_client_uses_rdma_core,
+    our_srq_server_serves_rdma_core,
+    our_srq_client_uses_rdma_core,
+    our_xsrq_server_serves_rdma_core,
+    our_xsrq_client_uses_rdma_core,
+    our_xsrq_server_serves_one_client_of_each,
+    xsrq_server_of_rdma_core_serves_one_client_of_each,
 ];
 
 /// How long one ping-pong may take.
@@ -189,35 +189,35 @@ fn tournament(kind: &str, ours_is_server: bool) -> Verdict {
     }
 }
 
-fn rc_server() -> Verdict {
+fn our_rc_server_serves_rdma_core() -> Verdict {
     tournament("rc", true)
 }
 
-fn rc_client() -> Verdict {
+fn our_rc_client_uses_rdma_core() -> Verdict {
     tournament("rc", false)
 }
 
-fn uc_server() -> Verdict {
+fn our_uc_server_serves_rdma_core() -> Verdict {
     tournament("uc", true)
 }
 
-fn uc_client() -> Verdict {
+fn our_uc_client_uses_rdma_core() -> Verdict {
     tournament("uc", false)
 }
 
-fn ud_server() -> Verdict {
+fn our_ud_server_serves_rdma_core() -> Verdict {
     tournament("ud", true)
 }
 
-fn ud_client() -> Verdict {
+fn our_ud_client_uses_rdma_core() -> Verdict {
     tournament("ud", false)
 }
 
-fn srq_server() -> Verdict {
+fn our_srq_server_serves_rdma_core() -> Verdict {
     tournament("srq", true)
 }
 
-fn srq_client() -> Verdict {
+fn our_srq_client_uses_rdma_core() -> Verdict {
     tournament("srq", false)
 }
 
@@ -226,12 +226,12 @@ fn xrc() -> Verdict {
     Ok(())
 }
 
-fn xsrq_server() -> Verdict {
+fn our_xsrq_server_serves_rdma_core() -> Verdict {
     xrc()?;
     tournament("xsrq", true)
 }
 
-fn xsrq_client() -> Verdict {
+fn our_xsrq_client_uses_rdma_core() -> Verdict {
     xrc()?;
     tournament("xsrq", false)
 }
@@ -273,10 +273,10 @@ fn two_clients(ours_is_server: bool) -> Verdict {
     Err(Stop::fail(texts.join("\n")))
 }
 
-fn xsrq_server_of_two() -> Verdict {
+fn our_xsrq_server_serves_one_client_of_each() -> Verdict {
     two_clients(true)
 }
 
-fn xsrq_clients_of_theirs() -> Verdict {
+fn xsrq_server_of_rdma_core_serves_one_client_of_each() -> Verdict {
     two_clients(false)
 }

@@ -12,10 +12,10 @@ trials![
     unfinished_receives_are_forgotten,
     completions_are_discarded,
     completions_of_others_stay,
-    failed_pair_is_reset,
-    drained_pair_is_reset,
+    failed_pair_works_after_reset,
+    drained_pair_works_after_reset,
     receives_of_a_shared_queue_stay,
-    two_completion_queues,
+    completions_are_discarded_from_both_queues,
 ];
 
 /// Resets both sides and connects them anew.
@@ -122,7 +122,7 @@ fn completions_of_others_stay() -> Verdict {
     Ok(())
 }
 
-fn failed_pair_is_reset() -> Verdict {
+fn failed_pair_works_after_reset() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for round in 0..3 {
         for wr_id in 0..3 {
@@ -140,7 +140,7 @@ fn failed_pair_is_reset() -> Verdict {
 }
 
 /// The second time there is something to drain, which never ends.
-fn drained_pair_is_reset() -> Verdict {
+fn drained_pair_works_after_reset() -> Verdict {
     drainable()?;
     let mut pair = Pair::new(Config { timeout: 20, ..Config::rc() })?;
     for round in 0..4 {
@@ -171,7 +171,7 @@ fn receives_of_a_shared_queue_stay() -> Verdict {
     Ok(())
 }
 
-fn two_completion_queues() -> Verdict {
+fn completions_are_discarded_from_both_queues() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let Side { context, pd, .. } = &pair.a;
     let (mut send, mut recv) = (context.create_cq(4).build()?, context.create_cq(4).build()?);

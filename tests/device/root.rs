@@ -18,13 +18,13 @@ use uverbs::device::{DriverId, link};
 use uverbs::{Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
 
 trials![
-    link_comes_and_goes,
+    link_is_added_and_removed,
     wrong_links_are_refused,
-    device_does_not_open_its_successor,
+    removed_device_does_not_open_its_successor,
     removal_waits_for_the_last_file_or_takes_the_device_away,
     what_is_lent_comes_back_when_the_link_goes,
     port_events_follow_the_link,
-    two_network_namespaces,
+    devices_in_two_network_namespaces_connect,
 ];
 
 /// Skips unless links can be made and removed here.
@@ -79,7 +79,7 @@ impl Drop for Link {
     }
 }
 
-fn link_comes_and_goes() -> Verdict {
+fn link_is_added_and_removed() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt0", "10.77.0.1/24")?;
     for _ in 0..5 {
@@ -115,7 +115,7 @@ fn wrong_links_are_refused() -> Verdict {
     Ok(())
 }
 
-fn device_does_not_open_its_successor() -> Verdict {
+fn removed_device_does_not_open_its_successor() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt4", "10.77.4.1/24")?;
     let first = {
@@ -247,7 +247,7 @@ pub(crate) fn configure(interface: &str) -> Verdict {
     Ok(link::add_link("uvt_far", "rxe", interface)?)
 }
 
-fn two_network_namespaces() -> Verdict {
+fn devices_in_two_network_namespaces_connect() -> Verdict {
     links()?;
     ip("link add uvt3 type veth")?;
     let _interface = Interface("uvt3");

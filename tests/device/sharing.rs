@@ -17,15 +17,15 @@ use uverbs::{
 };
 
 trials![
-    files_that_are_no_context,
-    context_crosses_over_a_socket,
-    bare_file_is_enough,
-    file_is_taken_out_of_a_process,
+    files_without_a_context_are_refused,
+    context_is_passed_over_a_socket,
+    context_file_without_envelope_is_imported,
+    context_file_is_taken_from_a_process_by_pidfd,
     memory_of_the_exporter_is_reached,
     eight_importers_at_once,
-    ownership_crosses,
-    both_destroy,
-    use_after_destroy,
+    ownership_moves_to_the_importer,
+    region_destroyed_by_both_frees_its_memory_once,
+    keys_end_with_the_destroyed_region,
     stale_envelopes_are_refused,
     envelopes_of_other_contexts_are_refused,
     envelopes_of_other_devices_are_refused,
@@ -77,7 +77,7 @@ fn refusal(errno: Errno) -> String {
     errno.raw_os_error().to_string()
 }
 
-fn files_that_are_no_context() -> Verdict {
+fn files_without_a_context_are_refused() -> Verdict {
     let errno = |fd: OwnedFd| Context::import(fd).unwrap_err().errno();
     let (reader, _writer) = rustix::pipe::pipe()?;
     assert_eq!(errno(reader), Errno::INVAL);
@@ -92,7 +92,7 @@ fn files_that_are_no_context() -> Verdict {
     Ok(())
 }
 
-fn context_crosses_over_a_socket() -> Verdict {
+fn context_is_passed_over_a_socket() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     let vectors = partner.import(&exporter.context)?;
@@ -104,7 +104,7 @@ fn context_crosses_over_a_socket() -> Verdict {
     partner.dismiss()
 }
 
-fn bare_file_is_enough() -> Verdict {
+fn context_file_without_envelope_is_imported() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     partner.tell_with("bare", &exporter.context.share()?)?;
@@ -117,7 +117,7 @@ fn bare_file_is_enough() -> Verdict {
 }
 
 /// The other way round: the partner has the context, and the test takes it.
-fn file_is_taken_out_of_a_process() -> Verdict {
+fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     let mut partner = Partner::start()?;
     let device = env::device();
     partner.tell(&format!("export {BYTES} {}", device.name()))?;
@@ -210,7 +210,7 @@ fn eight_importers_at_once() -> Verdict {
     Ok(())
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let exporter = Exporter::new()?;
     let Exporter { region, pd, context } = exporter;
     let mut partner = Partner::start()?;
@@ -232,7 +232,7 @@ fn ownership_crosses() -> Verdict {
 
 /// Both believe that the region is theirs to destroy: the second finds it gone, and frees its memory
 /// nevertheless.
-fn both_destroy() -> Verdict {
+fn region_destroyed_by_both_frees_its_memory_once() -> Verdict {
     let exporter = Exporter::new()?;
     let mut one = exporter.partner()?;
     let mut two = exporter.partner()?;
@@ -246,7 +246,7 @@ fn both_destroy() -> Verdict {
     Ok(())
 }
 
-fn use_after_destroy() -> Verdict {
+fn keys_end_with_the_destroyed_region() -> Verdict {
     let mut exporter = Exporter::new()?;
     let mut partner = exporter.partner()?;
     exporter.fill(0, BYTES, 1)?;

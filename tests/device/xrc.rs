@@ -18,23 +18,23 @@ use uverbs::{
 };
 
 trials![
-    devices_without_say_so,
-    private_domains,
-    files_that_have_no_domain,
-    files_that_have_a_domain,
-    files_that_are_none,
-    any_file_will_do,
-    unlinked_files,
-    two_devices_and_one_file,
-    what_does_not_go_together,
-    messages_to_a_queue_by_its_number,
-    reads_writes_and_atomics,
+    devices_without_xrc_say_so,
+    domains_without_a_file_are_private,
+    opening_the_domain_of_a_new_file_needs_create,
+    file_names_one_domain_in_every_context,
+    path_descriptors_are_refused,
+    pipes_and_devices_name_domains_too,
+    unlinked_file_keeps_its_domain,
+    one_file_names_a_domain_of_each_device,
+    contradictory_requests_are_refused,
+    messages_reach_a_queue_by_its_number,
+    reads_writes_and_atomics_complete,
     queues_of_another_domain_are_not_reached,
     targets_are_opened_by_their_number,
     events_go_to_who_created_a_target,
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
-    nothing_is_left,
+    rounds_leave_nothing,
 ];
 
 const BYTES: usize = 1 << 16;
@@ -169,7 +169,7 @@ fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
     Ok(())
 }
 
-fn devices_without_say_so() -> Verdict {
+fn devices_without_xrc_say_so() -> Verdict {
     let context = env::open()?;
     match context.open_xrcd().open() {
         Ok(domain) => domain.destroy().map_err(|(_, error)| error.into()),
@@ -182,7 +182,7 @@ fn devices_without_say_so() -> Verdict {
 }
 
 /// Without a file the flags mean nothing.
-fn private_domains() -> Verdict {
+fn domains_without_a_file_are_private() -> Verdict {
     let context = context()?;
     let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
     let domains = flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open());
@@ -195,7 +195,7 @@ fn private_domains() -> Verdict {
     Ok(())
 }
 
-fn files_that_have_no_domain() -> Verdict {
+fn opening_the_domain_of_a_new_file_needs_create() -> Verdict {
     let context = context()?;
     let name = Name::new("none");
     let file = name.create()?;
@@ -214,7 +214,7 @@ fn files_that_have_no_domain() -> Verdict {
     Ok(())
 }
 
-fn files_that_have_a_domain() -> Verdict {
+fn file_names_one_domain_in_every_context() -> Verdict {
     let context = context()?;
     // The file's domain is the device's, whichever context opens it.
     let other = env::open()?;
@@ -244,7 +244,7 @@ fn files_that_have_a_domain() -> Verdict {
     Ok(())
 }
 
-fn files_that_are_none() -> Verdict {
+fn path_descriptors_are_refused() -> Verdict {
     let context = context()?;
     let path = rustix::fs::open("/", OFlags::PATH, Mode::empty())?;
     let error = context.open_xrcd().file(&path).create().open().unwrap_err();
@@ -253,7 +253,7 @@ fn files_that_are_none() -> Verdict {
     Ok(())
 }
 
-fn any_file_will_do() -> Verdict {
+fn pipes_and_devices_name_domains_too() -> Verdict {
     let context = context()?;
     let (reader, writer) = rustix::pipe::pipe()?;
     let pipe = context.open_xrcd().file(&reader).create_new().open()?;
@@ -266,7 +266,7 @@ fn any_file_will_do() -> Verdict {
     Ok(())
 }
 
-fn unlinked_files() -> Verdict {
+fn unlinked_file_keeps_its_domain() -> Verdict {
     let context = context()?;
     let name = Name::new("unlinked");
     let old = name.create()?;
@@ -287,7 +287,7 @@ fn unlinked_files() -> Verdict {
     Ok(())
 }
 
-fn two_devices_and_one_file() -> Verdict {
+fn one_file_names_a_domain_of_each_device() -> Verdict {
     let here = context()?;
     let there = Context::open(&env::second()?)?;
     let name = Name::new("devices");
@@ -303,7 +303,7 @@ fn two_devices_and_one_file() -> Verdict {
     Ok(())
 }
 
-fn what_does_not_go_together() -> Verdict {
+fn contradictory_requests_are_refused() -> Verdict {
     let context = context()?;
     let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -345,7 +345,7 @@ fn what_does_not_go_together() -> Verdict {
     Ok(())
 }
 
-fn messages_to_a_queue_by_its_number() -> Verdict {
+fn messages_reach_a_queue_by_its_number() -> Verdict {
     let context = context()?;
     let mut one = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -387,7 +387,7 @@ fn messages_to_a_queue_by_its_number() -> Verdict {
     Ok(())
 }
 
-fn reads_writes_and_atomics() -> Verdict {
+fn reads_writes_and_atomics_complete() -> Verdict {
     let context = context()?;
     let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -570,7 +570,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
     Ok(())
 }
 
-fn nothing_is_left() -> Verdict {
+fn rounds_leave_nothing() -> Verdict {
     let context = context()?;
     let device = env::device();
     let idle = device.resources()?;

@@ -12,7 +12,7 @@ use uverbs::{
     Context, Endpoint, Errno, Qpn, Remote, Rkey, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget,
 };
 
-trials![three_processes, killed_receiver];
+trials![target_outlives_the_process_that_made_it, sender_notices_a_killed_receiver];
 
 /// Writes an endpoint as a word.
 fn print(endpoint: &Endpoint) -> String {
@@ -22,7 +22,7 @@ fn print(endpoint: &Endpoint) -> String {
 
 /// One makes the target and leaves, another receives what a third sends: all that they share is a
 /// file.
-fn three_processes() -> Verdict {
+fn target_outlives_the_process_that_made_it() -> Verdict {
     let context = context()?;
     let name = Name::new("three");
     let path = name.0.display().to_string();
@@ -76,7 +76,7 @@ fn parse(line: &str, like: &Endpoint) -> Verdict<Endpoint> {
 
 /// The receiver is killed while messages are under way: the sender hears of it, and what is left of
 /// the domain goes with the last who has it open.
-fn killed_receiver() -> Verdict {
+fn sender_notices_a_killed_receiver() -> Verdict {
     let context = context()?;
     let idle = env::device().resources()?;
     {

@@ -177,6 +177,10 @@ mod tests {
                 assert!(cases.iter().any(|case| case.name == *example), "{example}");
             }
         }
-        assert!(suffices("examples::echo") && suffices("examples") && !suffices("async::echo"));
+        assert!(
+            suffices("examples::echo")
+                && suffices("examples")
+                && !suffices("async::echo_comes_back")
+        );
     }
 }

@@ -37,14 +37,14 @@ const SILENCE: Duration = Duration::from_secs(90);
 
 /// What runs whatever changed, on both devices: connect, send, write, read, event, owned buffers, futures.
 const SMOKE: &[&str] = &[
-    "handshake::reliable_connection",
+    "handshake::rc_pairs_connect",
     "rc::messages_in_both_directions",
-    "rc::inline_data",
-    "rc::writes",
-    "rc::reads",
-    "events::armed_queue_announces_a_completion",
+    "rc::inline_data_arrives",
+    "rc::writes_reach_the_peers_memory",
+    "rc::reads_fetch_the_peers_memory",
+    "events::armed_queue_raises_an_event_on_completion",
     "owned::buffers_carry_messages",
-    "async::echo",
+    "async::echo_comes_back",
 ];
 
 /// Files whose paths begin so are checked by the device tests whose names begin so. All rows that fit
@@ -56,7 +56,10 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
     ("src/owned/", &["owned::", "scope::"]),
-    ("src/aio/", &["async::echo", "async::events", "async::one_sided", "epoll::", "stream::"]),
+    (
+        "src/aio/",
+        &["async::echo_comes_back", "async::events", "async::one_sided", "epoll::", "stream::"],
+    ),
     ("src/aio/", &["cancel::", "endings::"]),
     ("src/events/", &["events::", "cq::"]),
     ("src/cq.rs", &["cq::", "events::"]),
@@ -330,7 +333,8 @@ mod tests {
     #[test]
     fn a_file_brings_the_tests_of_its_subject() {
         let asked = asked(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
-        for test in ["cancel::a", "async::echo_on_many_threads", "qp::b", "mlx5::td::c"] {
+        for test in ["cancel::a", "async::echo_comes_back_on_many_threads", "qp::b", "mlx5::td::c"]
+        {
             assert!(asked.tests.has(test), "{test}");
         }
         assert!(!asked.tests.has("owned::rounds") && asked.others.is_empty());

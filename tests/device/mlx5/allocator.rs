@@ -14,13 +14,13 @@ use uverbs::{
 };
 
 trials![
-    every_buffer_is_asked_for,
+    allocator_is_asked_for_every_buffer,
     queues_work_in_memory_that_was_not_zeroed,
     each_buffer_can_be_left_to_the_library,
-    failures_unwind,
+    failed_allocation_frees_the_earlier_ones,
     misaligned_memory_is_refused,
-    panics_are_survived,
-    resizing_asks_again,
+    panicking_allocator_leaves_nothing,
+    resize_asks_the_allocator_again,
     memory_is_freed_after_its_object,
     pages_carry_traffic,
     memory_of_a_node_carries_traffic,
@@ -172,7 +172,7 @@ fn make_all(context: &Context, domain: &ParentDomain) -> uverbs::Result<()> {
     Ok(())
 }
 
-fn every_buffer_is_asked_for() -> Verdict {
+fn allocator_is_asked_for_every_buffer() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -240,7 +240,7 @@ fn each_buffer_can_be_left_to_the_library() -> Verdict {
     Ok(())
 }
 
-fn failures_unwind() -> Verdict {
+fn failed_allocation_frees_the_earlier_ones() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -280,7 +280,7 @@ fn misaligned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-fn panics_are_survived() -> Verdict {
+fn panicking_allocator_leaves_nothing() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -304,7 +304,7 @@ fn panics_are_survived() -> Verdict {
     Ok(())
 }
 
-fn resizing_asks_again() -> Verdict {
+fn resize_asks_the_allocator_again() -> Verdict {
     super::open()?;
     let watched = Arc::new(Watched::default());
     let mut pair = Pair::within(Config::rc(), &|pd| domain(pd, &watched))?;

@@ -11,7 +11,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use uverbs::{Access, Errno, ObjectKind, Remote, SendWr, WcOpcode, WcStatus};
 
-trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf, regions_of_a_dma_buf_leave_nothing];
+trials![
+    peers_reach_a_dma_buf,
+    region_of_a_part_reaches_only_that_part,
+    regions_of_a_dma_buf_leave_nothing,
+];
 
 /// The library's own, which it keeps to itself.
 #[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
@@ -69,7 +73,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
     Ok(())
 }
 
-fn a_part_of_a_dma_buf() -> Verdict {
+fn region_of_a_part_reaches_only_that_part() -> Verdict {
     super::open()?;
     let (memory, buffer) = dmabuf()?;
     let mut pair = Pair::new(Config::rc())?;

@@ -18,7 +18,7 @@ use uverbs::{
     Shared, Sharing, ThreadDomain, WcStatus,
 };
 
-trials![threads_share_registers, threads_have_registers_of_their_own];
+trials![threads_ring_shared_registers, threads_ring_registers_of_their_own];
 
 /// Threads without a domain; more than there are processors.
 const THREADS: usize = 4;
@@ -210,7 +210,7 @@ fn together(workers: &mut [Worker<Shared>], owners: &mut [Owner]) -> Verdict {
     })
 }
 
-fn threads_share_registers() -> Verdict {
+fn threads_ring_shared_registers() -> Verdict {
     let context = super::open()?;
     let combines = query_device(&context)?.blueflame_bytes() > 0;
     let pages = || context.handles(ObjectKind::MLX5_UAR).map(|handles| handles.len());
@@ -225,7 +225,7 @@ fn threads_share_registers() -> Verdict {
     together(&mut workers, &mut [])
 }
 
-fn threads_have_registers_of_their_own() -> Verdict {
+fn threads_ring_registers_of_their_own() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let mut owners = Vec::new();

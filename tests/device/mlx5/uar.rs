@@ -6,13 +6,13 @@ use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
 use uverbs::{Errno, ObjectKind};
 
 trials![
-    pages_differ_and_come_back,
-    pages_are_mapped_and_rung,
+    pages_are_distinct_and_reused,
+    mapped_pages_can_be_rung,
     without_combining_there_is_no_blueflame,
     pages_leave_nothing,
 ];
 
-fn pages_differ_and_come_back() -> Verdict {
+fn pages_are_distinct_and_reused() -> Verdict {
     let context = super::open()?;
     let before = context.handles(ObjectKind::MLX5_UAR)?;
     for _ in 0..3 {
@@ -29,7 +29,7 @@ fn pages_differ_and_come_back() -> Verdict {
     Ok(())
 }
 
-fn pages_are_mapped_and_rung() -> Verdict {
+fn mapped_pages_can_be_rung() -> Verdict {
     let context = super::open()?;
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let (page, again) = (uar.map()?, uar.map()?);

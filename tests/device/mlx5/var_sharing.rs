@@ -7,14 +7,14 @@ use uverbs::mlx5::{ImportedVar, Var, VarKind, export_sizes};
 use uverbs::{Context, Envelope, Errno, ObjectKind};
 
 trials![
-    doorbells_of_both_reach_one_page,
-    destroyed_here_and_used_there,
-    destroyed_there_and_used_here,
+    doorbells_of_both_processes_reach_one_page,
+    importer_keeps_its_mapping_after_the_owner_destroys,
+    owner_keeps_its_mapping_after_an_importer_destroys,
     stale_envelopes_are_refused_until_the_handle_is_used_again,
     an_import_maps_nothing_that_took_the_place_of_its_var,
-    ownership_crosses,
-    importers_forget_without_a_trace,
-    rdma_core_bytes_are_its_own,
+    ownership_moves_to_the_importer,
+    dropped_imports_leave_nothing,
+    var_export_has_the_layout_of_rdma_core,
     envelopes_of_something_else_are_refused,
     a_killed_importer_leaves_the_page_to_its_owner,
 ];
@@ -40,7 +40,7 @@ fn refused(verb: &str, errno: Errno) -> String {
     format!("{verb} {}", errno.raw_os_error())
 }
 
-fn doorbells_of_both_reach_one_page() -> Verdict {
+fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     let context = super::open()?;
     let (var, other) = (alloc(&context)?, alloc(&context)?);
     let mut partner = partner(&context)?;
@@ -66,7 +66,7 @@ fn doorbells_of_both_reach_one_page() -> Verdict {
     Ok(())
 }
 
-fn destroyed_here_and_used_there() -> Verdict {
+fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let id = var.page_id();
@@ -88,7 +88,7 @@ fn destroyed_here_and_used_there() -> Verdict {
     Ok(())
 }
 
-fn destroyed_there_and_used_here() -> Verdict {
+fn owner_keeps_its_mapping_after_an_importer_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let page = var.map()?;
@@ -141,7 +141,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     Ok(())
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let mut partner = partner(&context)?;
@@ -154,7 +154,7 @@ fn ownership_crosses() -> Verdict {
     Ok(())
 }
 
-fn importers_forget_without_a_trace() -> Verdict {
+fn dropped_imports_leave_nothing() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     for _ in 0..3 {
@@ -170,7 +170,7 @@ fn importers_forget_without_a_trace() -> Verdict {
 }
 
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
-fn rdma_core_bytes_are_its_own() -> Verdict {
+fn var_export_has_the_layout_of_rdma_core() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let sizes = export_sizes();
