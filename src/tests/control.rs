@@ -32,7 +32,7 @@ fn a_change_of_state_holds_for_posting_at_once() {
 }
 
 #[test]
-fn what_the_kernel_would_refuse_does_not_reach_it() {
+fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
     let bench = Bench::new();
     let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
@@ -157,7 +157,7 @@ fn reset_forgets_completions_of_the_one_queue_pair_only() {
 }
 
 #[test]
-fn rings_go_on_where_they_were_after_a_reset() {
+fn ring_indices_continue_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();

@@ -90,7 +90,7 @@ macro_rules! destroy_twice {
 }
 
 #[test]
-fn what_could_not_be_destroyed_comes_back_and_can_be_tried_again() {
+fn a_handle_that_could_not_be_destroyed_comes_back_for_another_try() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     destroy_twice!(script, bench.qp(QpType::RC));
@@ -126,7 +126,7 @@ fn a_queue_pair_that_came_back_works() {
 }
 
 #[test]
-fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
+fn handles_in_use_are_busy_without_asking_the_kernel() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
@@ -156,7 +156,7 @@ fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
 }
 
 #[test]
-fn what_somebody_else_destroyed_is_gone_without_a_leak() {
+fn an_object_that_another_process_destroyed_is_no_leak() {
     let bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
@@ -197,7 +197,7 @@ fn a_device_that_is_going_is_not_gone() {
 /// All objects of a file wait for the kernel together, however many there are.
 #[test]
 #[cfg_attr(miri, ignore = "it measures time")]
-fn what_goes_with_its_device_waits_no_longer_for_being_many() {
+fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
     const REGIONS: usize = 500;
     let bench = Bench::new();
     let regions: Vec<_> = (0..REGIONS)
@@ -328,7 +328,7 @@ fn everything_may_be_dropped_in_any_order() {
 
 /// All orders of the objects that depend on each other most.
 #[test]
-fn a_queue_pair_and_what_it_stands_on_in_every_order() {
+fn a_queue_pair_and_its_dependencies_drop_in_every_order() {
     fn permute(left: &mut Vec<usize>, order: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
         if left.is_empty() {
             visit(order);

@@ -58,7 +58,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it waits for a file")]
-fn waiting_for_an_event_ends() {
+fn a_wait_for_an_event_ends_by_timeout_or_event() {
     let bench = Bench::new();
     let started = Instant::now();
     assert_eq!(bench.context.next_event(Some(Duration::from_millis(20))).unwrap(), None);
@@ -86,7 +86,7 @@ fn a_device_that_is_gone_says_so_once_and_is_an_error_then() {
 }
 
 #[test]
-fn after_the_last_event_nobody_waits() {
+fn waiting_after_the_last_event_is_an_error() {
     let bench = Bench::new();
     let (context, fatal) = (&bench.context, EventType::DEVICE_FATAL.0);
     // A device that failed, which is still there.
@@ -176,7 +176,7 @@ fn a_channel_names_the_queue_that_has_completions() {
 }
 
 #[test]
-fn nobody_would_hear_a_queue_without_channel() {
+fn arming_a_queue_without_channel_is_refused() {
     let mut bench = Bench::new();
     let error = bench.cq.req_notify(Notify::Next).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);

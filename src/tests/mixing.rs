@@ -63,7 +63,7 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
 
 /// Two contexts of one device are two files all the same.
 #[test]
-fn two_contexts_of_one_device_are_two() {
+fn objects_of_two_contexts_of_one_device_do_not_mix() {
     let first = Bench::new();
     let second = Bench::new();
     refused(first.pd.create_qp(&second.cq, &second.cq, QpType::RC).build());

@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object as objects;
 
 #[test]
-fn a_context_does_without_what_the_kernel_refuses() {
+fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
     let script = Script::mlx5();
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
     assert_eq!(attr.devx(), Some(true));
@@ -29,7 +29,7 @@ fn a_context_does_without_what_the_kernel_refuses() {
 }
 
 #[test]
-fn what_this_library_does_not_drive_is_refused_by_name() {
+fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut _), _); 3] = [
         (
             |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
@@ -185,7 +185,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
 }
 
 #[test]
-fn the_record_comes_back_before_the_queue() {
+fn the_doorbell_record_is_freed_before_the_queue() {
     let bench = Bench::new();
     let back = || std::mem::take(&mut *bench.memory.back.lock().unwrap());
     let record = |queue| [ResourceType::MLX5_DBR, queue];
@@ -214,7 +214,7 @@ fn the_record_comes_back_before_the_queue() {
 }
 
 #[test]
-fn memory_of_what_the_kernel_keeps_is_never_freed() {
+fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     let bench = Bench::new();
     let ([own, qp], srq, cq) = bench.make().unwrap();
     drop(own);
@@ -257,7 +257,7 @@ fn a_child_frees_nothing() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_guard_over_a_fork_finds_nothing() {
+fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
     let builder = || ParentDomain::builder(&bench.pd);
@@ -355,7 +355,7 @@ fn a_queue_that_cannot_be_resized_says_so() {
 }
 
 #[test]
-fn doorbells_that_are_not_there_are_named() {
+fn doorbells_outside_the_page_or_unaligned_are_refused() {
     use crate::mlx5::{PageError, Uar, UarKind};
     let bench = Bench::new();
     let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
@@ -370,7 +370,7 @@ fn doorbells_that_are_not_there_are_named() {
 }
 
 #[test]
-fn padding_is_for_long_completions() {
+fn padding_needs_cqes_of_128_bytes() {
     let bench = Bench::new();
     let cq = || bench.context.create_cq(10).pad();
     let error = cq().build().unwrap_err();
@@ -435,7 +435,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
 }
 
 #[test]
-fn what_carries_a_port_is_asked_once() {
+fn the_link_layer_of_a_port_is_queried_once() {
     let bench = Bench::new();
     let asked = |method| {
         let op = Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method };
@@ -456,7 +456,7 @@ fn what_carries_a_port_is_asked_once() {
 }
 
 #[test]
-fn running_out_of_registers_counts_them() {
+fn running_out_of_registers_names_their_number() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.uars = 4);
     let context = script.open("mlx5_0");
@@ -480,7 +480,7 @@ fn running_out_of_registers_counts_them() {
 }
 
 #[test]
-fn without_write_combining_everybody_rings_the_page_that_is_not_cached() {
+fn without_write_combining_every_queue_rings_the_non_cached_page() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.context.bf_reg_size = 0);
     let context = script.open("mlx5_0");
@@ -608,7 +608,7 @@ fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
 }
 
 #[test]
-fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
+fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
     let bench = Bench::new();
     let cq = bench.context.create_cq(10).build().unwrap();
     let mut resized = bench.context.create_cq(10).build().unwrap();
@@ -631,7 +631,7 @@ fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
 }
 
 #[test]
-fn the_kernel_is_told_of_as_many_completions_as_were_laid_out() {
+fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
     let bench = Bench::new();
     for asked in [1, 3, 4, 63, 64, 1000] {
         let cq = bench.context.create_cq(asked).build().unwrap();

@@ -11,7 +11,7 @@ fn on(bench: &Bench, send: &CompletionQueue, recv: &CompletionQueue) -> QueuePai
 }
 
 #[test]
-fn what_is_left_of_a_dropped_queue_pair_is_discarded() {
+fn completions_of_a_dropped_queue_pair_are_discarded() {
     let mut bench = Bench::new();
     let (dead, live) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
     let cq = bench.cq.handle();
@@ -90,7 +90,7 @@ fn a_number_that_is_used_again_does_not_lose_completions() {
 }
 
 #[test]
-fn resizing_in_between_keeps_the_dead_dead_and_the_living_alive() {
+fn a_resize_keeps_the_completions_of_living_queue_pairs_only() {
     let mut bench = Bench::new();
     let cq = bench.cq.handle();
     let live = bench.qp(QpType::RC);
@@ -119,7 +119,7 @@ fn resizing_in_between_keeps_the_dead_dead_and_the_living_alive() {
 }
 
 #[test]
-fn both_completion_queues_hear_of_it() {
+fn both_completion_queues_discard() {
     let bench = Bench::new();
     let mut send = bench.context.create_cq(8).build().unwrap();
     let mut recv = bench.context.create_cq(8).build().unwrap();
@@ -138,7 +138,7 @@ fn both_completion_queues_hear_of_it() {
 }
 
 #[test]
-fn a_queue_pair_that_the_kernel_keeps_is_silent_all_the_same() {
+fn completions_of_a_queue_pair_that_the_kernel_keeps_are_discarded() {
     let mut bench = Bench::new();
     let dead = bench.qp(QpType::RC);
     let (cq, qpn) = (bench.cq.handle(), dead.qpn().0);
@@ -170,7 +170,7 @@ fn a_reset_discards_what_was_not_polled() {
 }
 
 #[test]
-fn destroying_while_somebody_polls() {
+fn a_queue_pair_can_be_destroyed_while_another_thread_polls() {
     let mut bench = Bench::new();
     let live = bench.qp(QpType::RC).qpn().0;
     let dead: Vec<_> = (0..50).map(|_| bench.qp(QpType::RC)).collect();

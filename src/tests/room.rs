@@ -88,7 +88,7 @@ fn posting_during_a_poll_overflows_nothing() {
 
 /// What a reset discards lies in the completion queue as anything else does.
 #[test]
-fn what_a_reset_discards_makes_room() {
+fn completions_that_a_reset_discards_make_room() {
     let bench = Bench::new();
     let script = &bench.script;
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
@@ -110,7 +110,7 @@ fn what_a_reset_discards_makes_room() {
 
 /// What a forgotten poll consumed is given back before anybody counts on the room.
 #[test]
-fn a_forgotten_poll_is_remembered_when_others_come() {
+fn a_forgotten_poll_counts_when_a_queue_pair_is_adopted() {
     let bench = Bench::new();
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
     let handle = cq.queue().handle();

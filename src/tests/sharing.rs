@@ -36,7 +36,7 @@ fn destroyed(script: &Script, object: u16) -> usize {
 }
 
 #[test]
-fn an_import_knows_what_the_exporter_knows() {
+fn an_import_has_the_exporters_attributes() {
     let (bench, importer) = shared();
     assert_eq!(importer.completion_vectors(), bench.context.completion_vectors());
     assert_eq!(importer.completion_vectors(), 2);
@@ -174,7 +174,7 @@ fn a_bound_region_is_not_released() {
 }
 
 #[test]
-fn what_is_gone_is_not_imported() {
+fn a_destroyed_object_is_not_imported() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = bench.context.alloc_pd().unwrap();
@@ -188,7 +188,7 @@ fn what_is_gone_is_not_imported() {
 }
 
 #[test]
-fn what_vanishes_after_the_import_is_not_taken_over() {
+fn an_object_destroyed_after_its_import_is_not_taken_over() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let gone = bench.context.alloc_pd().unwrap();
@@ -223,7 +223,7 @@ fn a_region_of_other_keys_is_stale() {
 }
 
 #[test]
-fn a_region_of_another_place_is_stale() {
+fn a_region_of_another_range_is_stale() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
@@ -349,7 +349,7 @@ fn foreign_queues_are_asked_about_and_destroyed() {
 }
 
 #[test]
-fn events_go_to_whoever_made_the_object() {
+fn events_go_to_the_process_that_made_the_object() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let cq = importer.create_cq(4).build().unwrap();
@@ -368,7 +368,7 @@ fn events_go_to_whoever_made_the_object() {
 
 /// Of a region that is addressed from 0 the kernel may tell another beginning.
 #[test]
-fn a_region_that_counts_from_nothing_is_taken_over() {
+fn a_zero_based_region_is_taken_over() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);

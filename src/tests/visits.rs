@@ -113,7 +113,7 @@ impl Bench {
 }
 
 #[test]
-fn strays_take_nobody_s_turn() {
+fn a_stray_completion_does_not_count_towards_the_limit() {
     let mut bench = Bench::new(63, 0);
     assert_eq!(bench.visits(3), (0, vec![]));
     bench.complete([Done, Stray, Done, Stray, Done]);
@@ -123,7 +123,7 @@ fn strays_take_nobody_s_turn() {
 
 /// Whatever there is to spare, and no more than that is held back meanwhile.
 #[test]
-fn a_poll_ends_with_the_last_that_was_asked_for() {
+fn a_poll_ends_at_its_limit() {
     for (capacity, others, slack) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
         let mut bench = Bench::new(capacity, others);
         assert_eq!(bench.slack, slack, "entries to spare");
@@ -159,7 +159,7 @@ fn failures_are_shown_as_what_they_are() {
 }
 
 #[test]
-fn a_poll_goes_on_behind_what_a_visitor_panicked_at() {
+fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     let mut bench = Bench::new(63, 0);
     bench.complete([Done, Stray, Done, Done]);
     let mut seen = Vec::new();

@@ -75,7 +75,7 @@ fn window_holds_every_region_it_was_bound_to_until_dealloc() {
 }
 
 #[test]
-fn no_word_of_the_program_releases_a_region() {
+fn nothing_that_the_program_claims_releases_a_region() {
     let words: [fn(&mut MemoryWindow, &QpControl); 5] = [
         |window, _| window.settle(WcStatus::WR_FLUSH_ERR),
         |window, _| window.settle(WcStatus::MW_BIND_ERR),
@@ -109,7 +109,7 @@ fn no_word_of_the_program_releases_a_region() {
 }
 
 #[test]
-fn what_a_leaked_window_holds_is_leaked_with_it() {
+fn regions_that_a_leaked_window_holds_are_leaked() {
     for errno in [Errno::BUSY, Errno::IO, Errno::NOMEM, Errno::INVAL] {
         for region_first in [true, false] {
             let bench = Bench::new();

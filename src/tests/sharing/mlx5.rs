@@ -38,7 +38,7 @@ fn import_var(context: &Context, envelope: &Envelope) -> crate::Result<ImportedV
 }
 
 #[test]
-fn registers_leave_with_the_context_that_used_them() {
+fn registers_are_freed_with_the_context_that_used_them() {
     let (script, exporter, importer) = shared();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     assert_eq!(before, 2, "a page of each that is not cached");
@@ -59,7 +59,7 @@ fn registers_leave_with_the_context_that_used_them() {
 
 /// Registers cost a call each to give back, which only others who stay behind on the file are worth.
 #[test]
-fn registers_that_nobody_shares_are_left_to_the_kernel() {
+fn registers_of_an_unshared_context_are_left_to_the_kernel() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     use_registers(&context);
@@ -123,7 +123,7 @@ fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
 }
 
 #[test]
-fn an_import_knows_what_the_kernel_says() {
+fn an_import_trusts_the_kernel_over_the_envelope() {
     let (script, exporter, importer) = shared();
     assert_eq!(importer.completion_vectors(), 2);
     assert_eq!(importer.file.origin, exporter.file.origin);
@@ -287,7 +287,7 @@ fn a_region_of_device_memory_is_not_changed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn device_memory_says_that_it_is_the_parents() {
+fn device_memory_of_the_parent_is_refused_in_a_child() {
     let (_script, exporter, _importer) = shared();
     let memory = exporter.alloc_dm(64, 8).unwrap();
     memory.copy_from(0, &[7u8; 8]).unwrap();

@@ -1,14 +1,14 @@
-//! What the usual ways through mlx5's queues do not look at, because it was looked at when the queues were
-//! made; on a kernel that the test plays.
+//! What mlx5's fast path does not check, because it was checked when the queue was created; on the
+//! scripted kernel.
 
 use crate::uverbs::scripted::Script;
 use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, SendWr, Sge};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Whether a queue takes pieces of memory at all is looked at when it is made.
+/// Whether a queue takes SGEs at all is decided when it is created.
 #[test]
-fn a_queue_that_takes_no_pieces_refuses_one() {
+fn a_queue_without_sges_refuses_one() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
@@ -67,7 +67,7 @@ fn post(qp: &mut QueuePair, wrs: &[SendWr<'_>]) {
 /// the queue came back from a destruction that failed.
 #[test]
 #[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
-fn a_change_of_keys_is_waited_for() {
+fn the_first_request_after_a_key_change_is_fenced() {
     const CHANGE: (u8, u8) = (0x25, 0);
     const WAITS: (u8, u8) = (0x0a, 0x20);
     const PLAIN: (u8, u8) = (0x0a, 0);
