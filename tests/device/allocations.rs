@@ -19,7 +19,7 @@ trials![
 ];
 
 thread_local! {
-    /// What this thread asked for. Other threads are the harness's.
+    /// The allocations of this thread. Other threads are the harness's.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -33,7 +33,7 @@ fn count() {
     ASKED.set(ASKED.get() + 1);
 }
 
-// SAFETY: it is the system's, and what is counted needs no memory of its own.
+// SAFETY: it is the system's allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -63,7 +63,7 @@ unsafe impl GlobalAlloc for Counting {
 const BEFORE: u64 = 100;
 const COUNTED: u64 = 300;
 
-/// What `message` asked for after it was warm.
+/// The allocations of `message` after the first rounds.
 fn asked(mut message: impl FnMut(u64) -> Verdict) -> Verdict<u64> {
     for n in 0..BEFORE {
         message(n)?;

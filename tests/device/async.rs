@@ -50,7 +50,7 @@ fn echo_comes_back_on_many_threads() -> Verdict {
         let mut tasks = Vec::new();
         for _ in 0..4 {
             let (a, b) = pair()?;
-            // Whose peer is gone before it heard that everything arrived waits for ever.
+            // A side whose peer is gone before the last acknowledgement waits for ever.
             tasks.push(tokio::spawn(async move { ask(&a, 100).await.map(|()| a) }));
             tasks.push(tokio::spawn(async move { echo_back(&b, 100).await.map(|()| b) }));
         }
@@ -111,7 +111,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
         });
         assert_eq!(first.await, MESSAGES as usize);
         assert!(sends.iter().filter(|send| send.is_posted()).count() < MESSAGES as usize);
-        // Whoever polls them afterwards, and in whatever order.
+        // The order in which they are polled afterwards does not matter.
         let sends: Vec<_> = sends.into_iter().rev().map(tokio::spawn).collect();
         let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
         for n in 0..MESSAGES {
@@ -225,7 +225,7 @@ fn a_queue_pair_builder_may_create_another_queue_pair() -> Verdict {
     })
 }
 
-/// What was received before the queue pair went is a message all the same.
+/// A message received before its queue pair is dropped is delivered all the same.
 fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
     const MESSAGES: usize = 5;
     run(0, async {
@@ -249,7 +249,7 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
         for n in 0..MESSAGES {
             client.qp.send_inline(&[n as u8]).await?;
         }
-        // Nobody has looked at them yet, or the driver has: both happens.
+        // The driver has polled them, or not yet: both happen.
         drop(server);
         for (n, recv) in recvs.drain(..MESSAGES).enumerate() {
             let message = within(PATIENCE, recv).await.expect("it was received")?;
@@ -273,7 +273,7 @@ fn events_wake_the_stream() -> Verdict {
             pair.b.recv(0, 0..64)?;
             let srq = pair.b.srq.as_mut().expect("a shared receive queue");
             supported(srq.set_limit(RECEIVES as u32), Capability::SrqLimit)?;
-            // Somebody sleeps when the event comes, and hears of it from the event loop.
+            // The task sleeps when the event comes, and the event loop wakes it.
             let mut next = tokio::spawn(async move { (events.next().await, events) });
             let quiet = tokio::time::timeout(SILENCE, &mut next).await;
             assert!(quiet.is_err(), "{quiet:?}");
@@ -292,7 +292,7 @@ fn events_wake_the_stream() -> Verdict {
     })
 }
 
-/// Another kind of event, of queue pairs that come and go.
+/// LAST_WQE_REACHED, of queue pairs that come and go.
 fn last_wqe_reached_is_in_the_stream() -> Verdict {
     run(0, async {
         let context = env::open()?;

@@ -96,7 +96,7 @@ fn masked_swap_leaves_the_other_bits() -> Verdict {
     let remote = b.remote(64);
     let start = 0x1111_2222_3333_4444;
     let low = 0xffff_ffff;
-    // Expected, looked at, stored, changed, and what is there afterwards.
+    // Compare value, compare mask, swap value, swap mask, and the word afterwards.
     for (compare, compare_mask, swap, swap_mask, after) in [
         // All bits: as without masks.
         (start, u64::MAX, 5, u64::MAX, 5),

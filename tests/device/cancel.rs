@@ -1,5 +1,5 @@
-//! Futures that are dropped before they end, at every point where they wait: what they held comes back,
-//! and nothing of them is left in the kernel, on the device or in the library.
+//! Futures that are dropped at every point where they wait: their memory comes back, and they leave
+//! nothing in the kernel, on the device or in the library.
 
 use crate::capability::Capability;
 use crate::env;
@@ -89,7 +89,7 @@ fn dropped_on(threads: usize) -> Verdict {
             }
             assert!(a.qp.under_way() <= 8, "after {polls} polls");
             a.qp.abort()?;
-            // What a request had comes back a moment after it is over, when another thread drives.
+            // Where another thread drives, memory comes back a moment after its request completed.
             let back = || (a.qp.under_way(), a.pool.idle());
             let started = Instant::now();
             while back() != (0, BUFFERS) && started.elapsed() < PATIENCE {
@@ -109,7 +109,7 @@ fn dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// The same of both ends of a handshake, with the other end left alone in the middle of it.
+/// The same for both ends of a handshake; the other end is left alone in the middle of it.
 fn a_handshake_dropped_at_any_poll_leaves_nothing() -> Verdict {
     connecting_dropped_on(0)
 }
@@ -141,7 +141,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
                 };
                 finished = end.transpose()?.is_some();
                 if !finished {
-                    // Who nobody connects to waits, and is called off.
+                    // An end that no peer connects to waits, and is cancelled.
                     let _ =
                         within(Duration::from_millis(20), rest).await.map_err(|rest| rest.abort());
                 }
@@ -159,7 +159,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// Whoever stops listening for events, at whatever point, leaves those that come to the next.
+/// A listener that is dropped at any point leaves later events to the next listener.
 fn a_listener_dropped_at_any_poll_loses_no_event() -> Verdict {
     listening_dropped_on(0)
 }
@@ -190,7 +190,7 @@ fn listening_dropped_on(threads: usize) -> Verdict {
                         Ok(())
                     };
                     let happens = async {
-                        // Who listens is asleep by then.
+                        // The listener sleeps by then.
                         tokio::task::yield_now().await;
                         caused += 1;
                         reach_limit(&mut pair)

@@ -1,4 +1,4 @@
-//! Contexts: opening, what they say about the device, when the file closes.
+//! Contexts: opening, the attributes of the device, when the file closes.
 
 use crate::capability::Capability;
 use crate::env;

@@ -187,7 +187,7 @@ fn outlives_its_context_handle() -> Verdict {
     Ok(())
 }
 
-/// A pair of which b has this many completions of receives that nobody has looked at.
+/// A pair in which b's completion queue holds this many unpolled completions of receives.
 fn pending(count: u64) -> Verdict<Pair> {
     let mut pair = Pair::new(Config { cqe: 10, ..Config::rc() })?;
     for wr_id in 0..count {
@@ -220,8 +220,8 @@ fn resize_to_the_same_size_keeps_unpolled_completions() -> Verdict {
     stay(&mut pair, 4)
 }
 
-/// Resizes a queue with `there` completions to what it is, in several ways of saying so, and looks
-/// for these completions and for some that come later.
+/// Resizes a queue with `there` completions to the size that it has, named in several ways, and
+/// expects these completions and later ones.
 pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     let cqe = pair.b.cq.capacity() - 1;
     for cqe in [cqe, cqe - 1, cqe] {

@@ -47,7 +47,7 @@ fn node_and_driver_are_known() -> Verdict {
     Ok(())
 }
 
-/// As root it would change the machine.
+/// Root would change the machine.
 fn ordinary_users_cannot_add_links() -> Verdict {
     require(!rustix::process::geteuid().is_root(), Capability::Lab, "this is root")?;
     let before = uverbs::devices()?;

@@ -92,8 +92,7 @@ fn receives_posted_during_an_abort_end() -> Verdict {
     })
 }
 
-/// With what queue pairs are connected by unless told otherwise: on soft-RoCE one repetition more
-/// would be repetition without end.
+/// With the default retry count: one more would mean retries without end on soft-RoCE.
 fn a_send_to_a_destroyed_peer_fails() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
@@ -126,7 +125,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
         let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
         tokio::task::yield_now().await;
         peer.kill()?;
-        // Some may have been quicker than the signal; another finds nobody there.
+        // Some requests may have been quicker than the signal; a later one finds no peer.
         for read in reads {
             let _ = read.await?;
         }
@@ -164,7 +163,7 @@ fn dropping_the_driver_fails_every_request() -> Verdict {
         assert_eq!(late.expect_err("nobody looks").cause, OpErrorKind::Undriven);
         let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
         assert!(made.unwrap_err().to_string().contains("driver is gone"));
-        // What the device may still write stays lent until the queue pair is gone.
+        // Memory that the device may still write stays lent until the queue pair is gone.
         assert_eq!(a.pool.idle(), BUFFERS - 1);
         let Half { qp, pool, .. } = a;
         drop(qp);

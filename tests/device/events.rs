@@ -1,5 +1,5 @@
-//! Events: completion channels with traffic, and asynchronous events of queues. Destroying an
-//! object discards what is queued of it, so nothing here is ever acknowledged.
+//! Completion channels with traffic, and asynchronous events of queues. Destroying an object
+//! discards its queued events, so no test acknowledges any.
 
 use crate::capability::Capability;
 use crate::env::drainable;
@@ -168,7 +168,7 @@ fn cq_overflow_is_reported() -> Verdict {
     let capacity = overflow(&mut a, &mut b)?;
     let event = event(&b.context)?;
     assert_eq!((event.kind, event.source), (EventType::CQ_ERR, EventSource::Cq(b.cq.key())));
-    // What fitted is there, in order.
+    // The completions that fitted are there, in order.
     for wr_id in 0..capacity {
         b.expect(wr_id, WcOpcode::RECV)?;
     }

@@ -146,7 +146,7 @@ fn child_reimports_the_context_and_works() -> Verdict {
         assert!(mixed.is_err());
         Ok(())
     })?;
-    // What the child made, the child destroyed.
+    // The child destroyed the objects that it made.
     assert_eq!(counted(&pair.b.context)?, before);
     pair.message(1, 100)
 }
@@ -189,7 +189,7 @@ fn grandchild_is_refused_like_a_child() -> Verdict {
     pair.message(1, 100)
 }
 
-/// What was exported before the fork is imported in the child, which has the file but none of the
+/// The child imports objects that were exported before the fork. It has the file but none of the
 /// parent's objects, and reaches the parent's memory by its keys.
 fn child_imports_what_the_parent_exported() -> Verdict {
     const BYTES: usize = 4096;

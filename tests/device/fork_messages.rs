@@ -1,4 +1,5 @@
-//! Futures in forked children: they end, wait for nobody, and leave the parent's event loop alone.
+//! Futures in forked children: they end, wait for no thread of the parent, and leave its event loop
+//! alone.
 
 use crate::fork::in_child;
 use crate::pair::PATIENCE;

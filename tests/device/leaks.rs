@@ -1,5 +1,5 @@
-//! What is made and destroyed again and again leaves nothing behind: counted by kind in the file
-//! while the context is open, and on the device when it is closed.
+//! Objects that are made and destroyed again and again leave nothing behind. Open contexts are
+//! counted by kind of object in the file, closed ones on the device.
 
 use crate::capability::Capability;
 use crate::env;
@@ -38,7 +38,7 @@ pub(crate) fn rounds(
     rounds_of(many(), kinds, prepare)
 }
 
-/// The same `many` times.
+/// The same in `many` rounds.
 pub(crate) fn rounds_of(
     many: u64,
     kinds: &[ObjectKind],
@@ -216,7 +216,7 @@ fn xrc_objects_leave_nothing() -> Verdict {
     })
 }
 
-/// What is imported is named anew, and nothing is made or destroyed by that.
+/// An import names an object anew; the kernel makes and destroys nothing.
 fn imports_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let context = context.clone();

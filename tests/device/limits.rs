@@ -1,4 +1,4 @@
-//! What the device says that it can do at most is what it does, and not one more.
+//! The limits that the device advertises: they are granted, and one more is refused.
 
 use crate::capability::Capability;
 use crate::env;
@@ -82,7 +82,7 @@ fn qp_holds_wqes_up_to_the_limit() -> Verdict {
                     assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for requests of any size, and these are small.
+                // The advertised limit holds for WQEs of any size, and these are small.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_wr.max(caps.max_recv_wr) >= beyond, "{caps:?}");
@@ -111,7 +111,7 @@ fn qp_holds_sges_up_to_the_limit() -> Verdict {
                     assert_eq!(error.errno(), Errno::INVAL);
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for all queues of all types.
+                // The advertised limit holds for all queues of all types.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_sge.max(caps.max_recv_sge) >= beyond, "{caps:?}");

@@ -1,5 +1,5 @@
-//! What a message shows, and whom a server listens to: nobody reads what another peer said, and no
-//! client keeps others waiting.
+//! The bytes that a message shows, and how a server treats clients: no client reads the data of
+//! another, and none keeps the others waiting.
 
 use crate::capability::Capability;
 use crate::pair::{PATIENCE, PORT, gid};
@@ -120,7 +120,7 @@ fn a_receive_that_was_flushed_is_empty() -> Verdict {
     })
 }
 
-/// Whatever the device writes of a header: IPv4's is half as long as the room for it.
+/// The device writes only part of the header's room: an IPv4 header is half as long.
 fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
     const HEADER: usize = 40;
     run(0, async {
@@ -152,7 +152,7 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
     })
 }
 
-/// What a server's handshake comes to with a client that does `act` on its stream.
+/// The result of a server's handshake with a client that does `act` on its stream.
 async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     act: impl FnOnce(TcpStream) -> F,
 ) -> Verdict<uverbs::Error> {
@@ -228,7 +228,7 @@ fn a_client_that_leaves_midway_fails_the_step_it_reached() -> Verdict {
     })
 }
 
-/// As the example `echo` serves.
+/// The server of the example `echo`.
 fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
     const CLIENTS: usize = 4;
     run(0, async {
@@ -247,7 +247,7 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
             }
             Ok::<_, Stop>(tasks)
         });
-        // Nothing is said, nonsense is said, half is said; and then somebody comes who means it.
+        // One client stays silent, one sends garbage, one stops halfway; the last one connects.
         let silent = TcpStream::connect(address).await?;
         let mut garbage = TcpStream::connect(address).await?;
         garbage.write_all(&[0xff; 100]).await?;

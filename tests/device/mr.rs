@@ -1,4 +1,4 @@
-//! Memory regions: every way to register memory, what is refused, and that memory comes back.
+//! Memory regions: every way to register memory, refusals, and that memory comes back.
 
 #![allow(unsafe_code, reason = "raw and borrowed registrations are unsafe")]
 
@@ -227,7 +227,7 @@ fn region_reads_as_values_bytes_and_atomics() -> Verdict {
         }
     });
     assert_eq!(region.read_at(3), Some(2000));
-    // SAFETY: nobody knows the keys.
+    // SAFETY: the keys are told to no peer.
     assert_eq!(unsafe { region.as_slice() }[3], 2000);
     // SAFETY: as above.
     let slice = unsafe { region.as_mut_slice() };
@@ -328,7 +328,7 @@ fn unmapped_memory_is_refused() -> Verdict {
     let map = MmapOptions::new().len(1 << 16).map_anon()?;
     let hole = map.as_ptr().cast_mut();
     drop(map);
-    // SAFETY: what is there now is not mapped, so there is nothing that the device could write.
+    // SAFETY: nothing is mapped there, so the device has nothing to write.
     let error = unsafe { pd.register_raw(hole, 1 << 16, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     assert!(error.message().contains("65536"), "{error}");
@@ -342,7 +342,7 @@ fn read_only_mapping_can_be_registered_for_reading_only() -> Verdict {
     // SAFETY: the device may only read, and the mapping outlives the region.
     let region = unsafe { pd.register_raw(start, 4096, Access::REMOTE_READ) }?;
     gone(region.destroy())?;
-    // SAFETY: it is refused, or else the device could do to the mapping what nobody sees.
+    // SAFETY: the registration is refused, and no request names it otherwise.
     let error = unsafe { pd.register_raw(start, 4096, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     Ok(())
@@ -439,7 +439,7 @@ fn on_demand_region_locks_no_memory() -> Verdict {
 fn whole_address_space_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let builder = pd.registration().access(Access::LOCAL_WRITE);
-    // SAFETY: nobody learns the keys.
+    // SAFETY: the keys are told to no peer.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
     assert_eq!((region.addr(), region.byte_len()), (0, usize::MAX));

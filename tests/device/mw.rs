@@ -1,5 +1,5 @@
-//! Memory windows: keys of their own, that work while they are bound and not after, and what they
-//! refuse. [`mw_holds`](crate::mw_holds) has what they hold.
+//! Memory windows: their keys work while they are bound and not after, and bad bindings are
+//! refused. [`mw_holds`](crate::mw_holds) tests which objects they hold.
 
 use crate::capability::Capability;
 use crate::env;

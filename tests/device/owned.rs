@@ -1,5 +1,5 @@
-//! Requests that take their memory: what they carry, and that it comes back whatever becomes of
-//! them.
+//! Requests that own their memory: the data arrives, and the memory comes back however the request
+//! ends.
 #![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use crate::capability::Capability;
@@ -150,7 +150,7 @@ fn regions_are_lent_in_parts() -> Verdict {
     let mut got = vec![0; 4096];
     target.copy_to(0, &mut got)?;
     pattern::check(&got, 6);
-    // Whoever holds a part holds the region.
+    // A part holds its region.
     let part = RegionSlice::new(&target, ..)?;
     assert!(part.is_of(&target) && Arc::try_unwrap(target).is_err());
     let context = b.context.clone();
@@ -210,13 +210,13 @@ fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
         while let Ok(qp) = cq.adopt(supported(make(cq.queue()), Capability::Rc)?) {
             let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
             qp.modify(&attr.access(Default::default()))?;
-            // Whatever is posted from here on is over at once.
+            // In state ERR the device flushes each request at once.
             qp.modify(&QpAttr::new().state(QpState::ERR))?;
             qps.push(qp);
         }
     }
     let depths: u32 = qps.iter().map(|qp| qp.caps().max_send_wr).sum();
-    // As near as sizes that the device rounds come to that.
+    // The device rounds sizes, so a few CQEs are left over.
     let spare = cq.queue().capacity() - depths;
     assert!(spare < depths, "{spare} beside {depths}");
     let mut posted = 0;
@@ -261,7 +261,7 @@ fn flushed_requests_give_their_memory_back() -> Verdict {
         assert_eq!((done.tag, done.outcome.status), (tag, WcStatus::WR_FLUSH_ERR));
     }
     assert_eq!(a.pool.idle(), 64);
-    // And what was not even flushed is found after a reset.
+    // A reset returns the requests that were not even flushed.
     a.qp.reset(&mut a.cq)?;
     a.qp.modify(
         &QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0).access(Default::default()),
@@ -299,7 +299,7 @@ fn no_memory_is_freed_while_the_peer_writes_it() -> Verdict {
         } else {
             drop(qp);
             assert_eq!(pool.idle(), 64);
-            // From now on nobody writes them but we.
+            // From now on only this process writes them.
             let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
             all.iter_mut().for_each(|buffer| buffer.fill(1));
             std::thread::sleep(crate::pair::SILENCE);
@@ -572,7 +572,7 @@ fn huge_pages_carry_messages() -> Verdict {
     Ok(())
 }
 
-/// What stands in the same page before the memory of a region is no part of it.
+/// The bytes of the same page before the region are no part of it.
 fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
     const PAGE: usize = 4096;
     let (mut a, b) = pair()?;

@@ -37,7 +37,7 @@ struct Game {
     check: bool,
 }
 
-/// Each side polls, or sleeps until it is woken; what is small, and what fills a packet.
+/// Each side polls, or sleeps until an event; messages are small, or fill a packet.
 const GAMES: [Game; 3] = [
     Game { size: 1000, rounds: 100, events: false, check: false },
     Game { size: 1, rounds: 30, events: true, check: true },
@@ -48,12 +48,12 @@ const GAMES: [Game; 3] = [
 /// for all receives of an SRQ, within an ordinary user's limit of locked memory.
 const LONG: Game = Game { size: 8000, rounds: 30, events: true, check: true };
 
-/// A port that nobody listens at.
+/// A port without a listener.
 fn free_port() -> Verdict<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// Whether somebody listens at a port, without disturbing them.
+/// Whether a program listens at a port, asked without connecting to it.
 fn is_listened_at(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         fs::read_to_string(path).is_ok_and(|table| {
@@ -123,7 +123,7 @@ impl Player {
         Ok(self.process.try_wait()?.is_some())
     }
 
-    /// Kills it if it has not ended, and answers what was called, how it ended and what it printed.
+    /// Kills it if it has not ended, and returns its command, how it ended and its output.
     fn end(&mut self) -> String {
         let _ = self.process.kill();
         let mut text = format!("{}: {:?}\n", self.name, self.process.wait());
@@ -160,7 +160,7 @@ fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
     while !(client.has_ended()? && server.has_ended()?) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Whoever has not ended by now hangs, and is killed.
+    // A program that has not ended by now hangs, and is killed.
     let (at_client, at_server) = (client.end(), server.end());
     let content = client.process.wait()?.success() && server.process.wait()?.success();
     if !content {

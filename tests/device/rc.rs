@@ -97,7 +97,7 @@ fn gathered_data_is_scattered() -> Verdict {
     assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 3000);
     let arrived = [b.read(100..1100), b.read(2000..2007), b.read(3000..4993)].concat();
     crate::pattern::check(&arrived, 5);
-    // What lies between and behind the pieces is untouched.
+    // The bytes between and after the pieces are untouched.
     let poison = crate::pattern::bytes(crate::pattern::POISON, 8192);
     for hole in [0..100, 1100..2000, 2007..3000, 4993..8192] {
         assert!(b.read(hole.clone()) == poison[hole.clone()], "bytes in {hole:?} were written");
@@ -303,7 +303,7 @@ fn dropped_batch_sends_nothing() -> Verdict {
     }
     assert_eq!(pair.a.qp.send_batch()?.room(), room);
     pair.a.expect_silence()?;
-    // What is rung next is not preceded by what was dropped.
+    // The next batch does not bring the dropped one along.
     pair.message(1, 64)?;
     pair.a.expect_silence()
 }
@@ -397,7 +397,8 @@ fn fence_waits_for_reads() -> Verdict {
         a.poison(0..60_000);
         let sges = [a.sge(0..60_000)];
         let (from, to) = (b.remote(0), b.remote(60_000));
-        // What the read brings, the write sends: without the fence it would send the poison.
+        // The write sends the bytes that the read fetched; without the fence it would send the
+        // poison.
         a.send_all(&[
             SendWr::read(from, &sges).id(1),
             SendWr::write(to, &sges).id(2).fence().signaled(),
@@ -429,7 +430,7 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
     for n in 0..3 {
         pair.a.expect(n, WcOpcode::SEND)?;
     }
-    // All three have completed at b, too, and nobody has looked.
+    // All three have completed at b, too, and are not polled.
     let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     drop(std::mem::replace(&mut pair.b.qp, replacement));
     pair.b.expect_silence()
@@ -447,7 +448,8 @@ fn messages_between_two_devices_arrive() -> Verdict {
     Ok(())
 }
 
-/// The kernel takes writes only from whoever opened the file; doorbells must find another way.
+/// The kernel takes write(2) only from the process that opened the file, so soft-RoCE's doorbell
+/// goes by ioctl.
 fn doorbells_work_after_a_change_of_credentials() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let write = |pair: &Pair| rustix::io::write(&pair.a.context, &[0; 8]).unwrap_err();

@@ -1,5 +1,5 @@
-//! Resetting queue pairs: what was posted is forgotten, what completed is discarded, and the rings
-//! work on from where they were.
+//! Resetting queue pairs: posted requests are forgotten, completions are discarded, and the ring
+//! indices continue.
 
 use crate::env::drainable;
 use crate::pair::{Config, Pair, Side};
@@ -25,7 +25,7 @@ fn again(pair: &mut Pair) -> Verdict {
     pair.connect()
 }
 
-/// Sends what nobody will answer, because the peer is reset.
+/// Sends requests that are never answered, because the peer is reset.
 fn send_in_vain(side: &mut Side, count: u64) -> Verdict {
     side.fill(0..8, 1);
     for wr_id in 0..count {

@@ -31,7 +31,7 @@ fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
     let mut inbox = b.pool.take().expect("a buffer");
     let mut region = a.pd.allocate::<u8>(4096)?;
     region.copy_from(0, &pattern::bytes(2, 700))?;
-    // Memory of the stack, which nobody registered.
+    // Memory of the stack, which is not registered.
     let mut local = [0u8; 1500];
     let received = b.qp.scope(&mut b.cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
@@ -237,7 +237,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     b.scope(&mut b_cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
         a.scope(&mut a_cq, |sender| {
-            // Of what the other token does not ring, nothing is waited for.
+            // A scope waits for no request that the other token did not ring.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
             assert_eq!(refused.map(drop), Err(PostError::ForeignThreadDomain));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;

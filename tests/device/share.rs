@@ -69,7 +69,7 @@ impl Program {
         }
     }
 
-    /// What is left to say of one that ends well.
+    /// The rest of the output of a program that ends with success.
     #[track_caller]
     fn end(mut self) -> Verdict<String> {
         let mut text = String::new();
@@ -120,7 +120,7 @@ fn two_importers_use_one_context() -> Verdict {
     env::settles(&idle)
 }
 
-/// Somebody connects and does nothing; others are served meanwhile.
+/// One client connects and does nothing; the others are served meanwhile.
 fn silent_importer_delays_nobody_else() -> Verdict {
     let idle = env::device().resources()?;
     let socket = socket("silent");
@@ -151,7 +151,7 @@ fn importers_and_exporter_killed_in_any_order_leave_nothing() -> Verdict {
             user.kill()?;
         }
         if !exporter_first {
-            // What they left is on the exporter's file, and goes with it.
+            // Their objects are on the exporter's file, and go with it.
             server.kill()?;
         }
         env::settles(&idle)?;

@@ -83,7 +83,7 @@ fn files_without_a_context_are_refused() -> Verdict {
     assert_eq!(errno(reader), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/proc/self/exe")?.into()), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/dev/null")?.into()), Errno::NODEV);
-    // A device node on which nobody established a context.
+    // A device node without an established context.
     let name = env::device().uverbs_name().expect("a device that was opened").to_owned();
     let node =
         std::fs::File::options().read(true).write(true).open(format!("/dev/infiniband/{name}"))?;
@@ -97,7 +97,7 @@ fn context_is_passed_over_a_socket() -> Verdict {
     let mut partner = Partner::start()?;
     let vectors = partner.import(&exporter.context)?;
     assert_eq!(vectors, exporter.context.completion_vectors().to_string());
-    // The file is the same: what is there is there for both.
+    // The file is the same, so both see the same objects.
     assert_eq!(partner.ask("census", "census")?, "1 1");
     let _second = exporter.context.alloc_pd()?;
     assert_eq!(partner.ask("census", "census")?, "2 1");
@@ -160,7 +160,7 @@ fn memory_of_the_exporter_is_reached() -> Verdict {
     }
     partner.ask("unimport", "unimported")?;
     assert_eq!(census(&exporter.context)?, before);
-    // What was forgotten there is still there.
+    // Objects that the partner only forgot are still there.
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [exporter.region.handle()]);
     partner.dismiss()?;
     // Nor did it leave what it rang.
@@ -376,7 +376,8 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     partner.ask("flood", "flooding")?;
     std::thread::sleep(SILENCE);
     partner.kill()?;
-    // Nobody closed the file, so its queues are still there; the exporter can tidy up after it.
+    // The file is still open, so the partner's queues are still there; the exporter can destroy
+    // them.
     let left = census(&exporter.context)?;
     assert_eq!(left[2..4], [1, 2], "{left:?}");
     for kind in [ObjectKind::QP, ObjectKind::CQ] {
@@ -395,18 +396,18 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
-    // What was its own was no harm to.
+    // The exporter's own objects still work.
     let mut again = exporter.partner()?;
     exporter.fill(0, 4096, 7)?;
     assert_eq!(again.ask("copy 0 8192 4096", "copied")?, "0");
     exporter.check(8192, 4096, 7)?;
     again.kill()?;
-    // This time nobody tidies up but the kernel, when the file is closed.
+    // This time only the kernel destroys them, when the file is closed.
     drop(exporter);
     env::settles(&idle)
 }
 
-/// What a partner exported.
+/// The objects that a partner exported.
 type Import = (Context, Imported<ProtectionDomain>, Imported<MemoryRegion<u8, Foreign>>);
 
 /// Lets a partner export, and imports what it has.

@@ -76,7 +76,7 @@ fn message_without_a_receive_is_lost() -> Verdict {
     let mut pair = Pair::new(Config::uc())?;
     let sges = [pair.a.sge(0..10)];
     pair.a.send(SendWr::send(&sges).id(1).signaled())?;
-    // The sender does not learn of it, and nobody stumbles over it.
+    // The sender does not learn of it, and later messages arrive.
     pair.a.expect(1, WcOpcode::SEND)?;
     pair.b.expect_silence()?;
     pair.message(2, 100)
@@ -105,7 +105,7 @@ fn truncated_message_does_not_break_the_sender() -> Verdict {
     let sges = [a.sge(0..200)];
     a.send(SendWr::send(&sges).id(2).signaled())?;
     a.expect(2, WcOpcode::SEND)?;
-    // What does not fit is not written beyond the receive, whatever else becomes of it.
+    // Nothing is written beyond the receive, however the message ends.
     let deadline = std::time::Instant::now() + crate::pair::SILENCE;
     while std::time::Instant::now() < deadline {
         if let Some(done) = crate::pair::poll(&mut b.cq)? {

@@ -187,7 +187,7 @@ fn bad_address_vectors_are_refused() -> Verdict {
         assert!(matches!(error.errno(), Errno::INVAL | Errno::NODATA), "{error:?} for {bad:?}");
         assert!(error.message().contains("port"), "{error}");
     }
-    // Nobody has this address (a documentation prefix), and nothing leads there.
+    // No host has this address (a documentation prefix), and no route leads there.
     let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
     assert!(pd.create_ah(&AddressVector::global(PORT, index, nobody)).is_err());
     Ok(())

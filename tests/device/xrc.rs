@@ -231,7 +231,7 @@ fn file_names_one_domain_in_every_context() -> Verdict {
     let again = File::open(&name.0)?;
     let second = context.open_xrcd().file(&again).open()?;
     let third = other.open_xrcd().file(&file).create().open()?;
-    // The file may be closed; the domain lives as long as anybody has it open.
+    // The file may be closed; the domain lives as long as any context has it open.
     drop((file, again));
     first.destroy().map_err(|(_, error)| error)?;
     second.destroy().map_err(|(_, error)| error)?;
@@ -272,7 +272,7 @@ fn unlinked_file_keeps_its_domain() -> Verdict {
     let old = name.create()?;
     let first = context.open_xrcd().file(&old).create_new().open()?;
     std::fs::remove_file(&name.0)?;
-    // Whoever has the file open still finds the domain; by its path there is another file.
+    // The open file still finds the domain; its path now leads to another file.
     let second = context.open_xrcd().file(&old).open()?;
     let new = name.create()?;
     let error = context.open_xrcd().file(&new).open().unwrap_err();
@@ -463,7 +463,7 @@ fn targets_are_opened_by_their_number() -> Verdict {
     }
     let private = elsewhere.open_xrcd().open()?;
     assert_eq!(private.open_target(opened.qpn()).unwrap_err().errno(), Errno::INVAL);
-    // It outlives who made it, and goes on delivering.
+    // It outlives the context that made it, and goes on delivering.
     let fresh = receiver.xrcd.create_target()?;
     let old = std::mem::replace(&mut receiver.target, fresh);
     old.destroy().map_err(|(_, error)| error)?;
@@ -483,7 +483,7 @@ fn events_go_to_who_created_a_target() -> Verdict {
     let file = name.create()?;
     let xrcd = context.open_xrcd().file(&file).create_new().open()?;
     let receiver = Receiver::new(&context, xrcd)?;
-    // Of a context of its own: events of the sender are no concern here.
+    // It has a context of its own, so that events of the sender do not arrive here.
     let far = env::open()?;
     let mut sender = Sender::new(&far)?;
     connect(&context, &sender, &receiver)?;
@@ -504,7 +504,7 @@ fn events_go_to_who_created_a_target() -> Verdict {
     while let Some(event) = context.try_next_event()? {
         assert_eq!((event.kind, event.source), (EventType::QP_LAST_WQE_REACHED, source));
     }
-    // The kernel has dealt with all who have it open by now.
+    // By now the kernel has raised the events of all contexts that have it open.
     assert_eq!(elsewhere.try_next_event()?, None);
     assert_eq!(opened.query()?.state, QpState::ERR);
     Ok(())
@@ -553,7 +553,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
     for round in 0..20 {
         receiver.recv(1, 4096, 100)?;
         sender.message(receiver.number(), round, 100)?;
-        // What it completed is there: the acknowledgement came after.
+        // Its completion has been written: the acknowledgement came after it.
         let fresh =
             receiver.pd.create_srq(32).max_sge(2).xrc(&receiver.xrcd, &receiver.cq).build()?;
         let old = std::mem::replace(&mut receiver.srq, fresh);

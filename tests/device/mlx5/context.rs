@@ -1,4 +1,4 @@
-//! What the driver says of a context.
+//! The driver's attributes of a context.
 
 use crate::env;
 use crate::verdict::{Verdict, trials};

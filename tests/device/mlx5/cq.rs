@@ -1,4 +1,4 @@
-//! Completion queues of mlx5 as few have them: long completions, and memory of an allocator.
+//! Completion queues of mlx5 with CQEs of 128 bytes, and in memory of an allocator.
 
 use crate::cq::stay;
 use crate::pair::{Config, Pair};
@@ -56,7 +56,7 @@ fn cqes_of_128_bytes_report_errors() -> Verdict {
     let done = pair.a.wait()?;
     assert_eq!((done.wr_id, done.status), (1, WcStatus::REM_ACCESS_ERR));
     assert_eq!(done.qpn, pair.a.qp.qpn());
-    // What is posted afterwards is flushed.
+    // Requests posted afterwards are flushed.
     pair.a.send(SendWr::send(&[]).id(2).signaled())?;
     let done = pair.a.wait()?;
     assert_eq!((done.wr_id, done.status), (2, WcStatus::WR_FLUSH_ERR));

@@ -84,7 +84,7 @@ fn words_read_back_as_written() -> Verdict {
     let mut value = 0u64;
     memory.copy_to(128, &mut value)?;
     assert_eq!(value, 0x0102_0304_0506_0708);
-    // What another has is another's.
+    // Other memory is not changed.
     let other = alloc(&context, 64)?;
     other.copy_from(0, &[0xffu8; 64])?;
     check(&memory, 4900, 100, 2)?;
@@ -190,7 +190,7 @@ fn a_part_is_addressed_from_its_beginning() -> Verdict {
     let before = pattern::bytes(1, BYTES);
     assert!(found[..1024] == before[..1024] && found[1280..] == before[1280..]);
     pattern::check(&found[1024..1280], 2);
-    // What lies behind the part is no part of it.
+    // The bytes after the part are no part of it.
     let beyond = Remote { addr: 256, rkey: region.rkey() };
     let sges = [pair.a.sge(0..4)];
     pair.a.send(SendWr::write(beyond, &sges).id(2))?;
@@ -279,14 +279,14 @@ fn memory_with_a_region_is_not_freed() -> Verdict {
     let region = register(&pair, &memory)?;
     let (memory, error) = memory.destroy().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
-    // Who does not know of the region here is told by the kernel.
+    // This process does not know of the region, so the kernel refuses.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
     let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
     let (own, error) = own.destroy().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     own.release().map_err(|(_, error)| error)?;
-    // The region keeps the memory, whoever else lets go of it.
+    // The region keeps the memory when all other handles are gone.
     drop(memory);
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
     pair.a.fill(0..64, 1);
@@ -384,7 +384,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     Ok(())
 }
 
-/// What a partner has of device memory.
+/// A partner's device memory.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     imported: Option<Imported<DeviceMemory>>,

@@ -1,4 +1,4 @@
-//! Memory of another device, or of what plays one: `/dev/udmabuf` makes a dma-buf of a file in
+//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in
 //! memory.
 
 use crate::capability::Capability;
@@ -57,7 +57,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
         let mut bytes = vec![0; length];
         rustix::io::pread(&memory, bytes.as_mut_slice(), offset as u64)?;
         pattern::check(&bytes, seed);
-        // And back, from what somebody else wrote there.
+        // And back, after this process wrote there through its mapping.
         let other = pattern::bytes(!seed, length);
         rustix::io::pwrite(&memory, &other, offset as u64)?;
         pair.a.poison(0..length);

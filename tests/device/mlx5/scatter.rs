@@ -1,4 +1,4 @@
-//! Short data that comes in completions, and what must not take it for data in memory.
+//! Short data that arrives in the CQE (scatter to CQE), and queues that refuse it.
 
 use crate::pair::{Config, PATIENCE, Pair, Side};
 use crate::pattern;
@@ -22,7 +22,7 @@ fn config(qp_type: QpType, cqe_size: u32) -> Config {
     Config { cqe: 10, cqe_size, scatter: true, ..Config::of(qp_type) }
 }
 
-/// Both sizes of completions with how many bytes each brings.
+/// Both sizes of CQEs, with the bytes of data that each can hold.
 const ROOMS: [(u32, usize); 2] = [(64, 32), (128, 64)];
 
 /// Waits for a success of this request, and answers what came with it.
@@ -90,7 +90,7 @@ fn short_read_responses_come_in_cqes() -> Verdict {
             pair.b.fill(0..length, seed);
             pair.a.poison(0..200);
             let (remote, sges) = (pair.b.remote(0), [pair.a.sge(0..length)]);
-            // Nobody is told of the first, so that it goes to memory in any case.
+            // The first one is unsignaled, so its data goes to memory in any case.
             let quiet = [pair.a.sge(100..100 + length)];
             let reads =
                 [SendWr::read(remote, &quiet), SendWr::read(remote, &sges).id(1).signaled()];

@@ -68,7 +68,7 @@ fn exhaustion_names_the_number_of_domains() -> Verdict {
     };
     let count = format!("have {}", domains.len());
     assert!(error.message().contains(&count), "{error}: {}", domains.len());
-    // What was lent comes back, and then there is one again.
+    // A dropped domain returns its register to the next one.
     domains.pop();
     context.alloc_td()?;
     Ok(())

@@ -1,4 +1,4 @@
-//! UARs of one's own.
+//! UARs that the program allocates itself.
 
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
@@ -34,14 +34,14 @@ fn mapped_pages_can_be_rung() -> Verdict {
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let (page, again) = (uar.map()?, uar.map()?);
     assert_eq!(page.len(), uar.len());
-    // A doorbell of queue pair 0, which is nobody's.
+    // A doorbell of queue pair 0, which does not exist.
     page.ring_be64(0x800, 0)?;
     again.ring_be64(0x800, 0)?;
     let outside = PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 };
     assert_eq!(page.ring_be64(4096, 0), Err(outside));
     assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned { offset: 0x804, width: 8 }));
     uar.destroy().map_err(|(_, error)| error)?;
-    // Nobody else gets the page while it is mapped.
+    // The page goes to no other UAR while it is mapped.
     page.ring_be64(0x800, 0)?;
     Ok(())
 }

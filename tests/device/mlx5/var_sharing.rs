@@ -74,12 +74,12 @@ fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
     var.destroy().map_err(|(_, error)| error)?;
-    // What is mapped stays, and the page is nobody else's meanwhile.
+    // The mapping stays, and the page goes to no other VAR meanwhile.
     partner.ask("var-ring 5", "rung")?;
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id);
     drop(next);
-    // A new mapping and a new owner come too late; forgetting it is all that is left.
+    // A new mapping and a new owner are refused; the importer can only forget it.
     assert_eq!(partner.ask("var-map", "refused")?, refused("map_var", Errno::INVAL));
     assert_eq!(partner.ask("var-own", "refused")?, refused("into_owner", Errno::NOENT));
     partner.dismiss()?;
@@ -114,7 +114,7 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     var.destroy().map_err(|(_, error)| error)?;
     let error = import(&context, &envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
-    // The next one is in the same place under the same handle: nobody can tell.
+    // The next one has the same offset and handle, so the import cannot tell them apart.
     let next = alloc(&context)?;
     assert_eq!((next.handle(), next.page_id()), (handle, id));
     let taken = import(&context, &envelope)?;

@@ -1,4 +1,5 @@
-//! Flow rules: who hears which packets. Run as root: they need `CAP_NET_RAW`.
+//! Flow rules: which queue pair receives which packets. They run as root, because rules need
+//! `CAP_NET_RAW`.
 
 use crate::capability::Capability;
 use crate::env;
@@ -212,7 +213,7 @@ fn dont_trap_rule_leaves_packets_to_others_or_is_refused() -> Verdict {
     let mut c = Station::on(&env::second()?)?;
     let first = match b.qp.create_flow(&udp(&b, 7000).priority(1).tag(1).dont_trap()) {
         Err(error) => {
-            // Who cannot must not keep them either.
+            // A driver that refuses the rule must not keep the packets either.
             assert!(error.is_unsupported(), "{error}");
             assert!(error.message().contains("dont_trap: true"), "{error}");
             return Ok(());
@@ -343,7 +344,7 @@ fn rules_come_and_go() -> Verdict {
     Ok(())
 }
 
-/// A rule for what is sent either works or is refused in words; nothing is left of it.
+/// An egress rule either works or is refused with a reason; a refused rule leaves nothing.
 fn egress_rule_stops_packets_or_is_refused() -> Verdict {
     let (mut a, mut b) = Station::both()?;
     let _hears = b.qp.create_flow(&udp(&b, 7000))?;
@@ -439,7 +440,7 @@ fn sniffer_rule_copies_every_packet() -> Verdict {
             assert!(error.message().contains("SNIFFER"), "{error}");
         }
     }
-    // Somebody else's context knows nothing of it.
+    // Another context does not list it.
     drop(it);
     assert_eq!(Context::open(&env::device())?.leaked(), 0);
     Ok(())

@@ -25,7 +25,7 @@ trials![
     device_without_raw_packets_says_so,
 ];
 
-/// Two stations that hear what is sent to them.
+/// Two stations with rules for packets to their own addresses.
 fn pair() -> Verdict<((Station, uverbs::Flow), (Station, uverbs::Flow))> {
     let (a, b) = Station::both()?;
     let to = |it: &Station| it.qp.create_flow(&it.rule().spec(FlowEth::new().dst_mac(it.mac)));
@@ -81,7 +81,7 @@ fn checksums_are_filled_in_and_checked() -> Verdict {
         let frame = Frame::new(b.mac, a.mac, b"to be summed up").ip(protocol, from, to, 0);
         let (bare, whole) = (frame.bytes(), frame.summed());
         assert_ne!(bare, whole);
-        // Nobody asked for checksums, and the one of IPv4 is wrong.
+        // The sender asked for no checksums, and the one of IPv4 is wrong.
         b.listen()?;
         a.send(&bare)?;
         assert!(!b.expect(&bare)?.checked);
