@@ -1,10 +1,10 @@
 //! The workspace's examples, run in a machine and judged by what they print.
 
+use crate::cases::case::{self, Case};
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
-use crate::proof::case::{self, Case};
 use crate::session::{Machine, Session};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, ensure};

@@ -4,8 +4,8 @@ use crate::clock;
 use crate::lanes;
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
-use crate::summary::Place;
-use crate::watch::{self, Watched};
+use crate::summary::Section;
+use crate::watch::{self, CommandOutput};
 use crate::workspace::Workspace;
 use anyhow::Result;
 use std::process::Command;
@@ -19,12 +19,12 @@ const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
 const TAIL: usize = 60;
 
 /// Runs the host's tests; with a filter, those whose names fit.
-pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Place> {
+pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
     let reports = run("host tests", command, filter, filter.is_none(), PATIENCE)?;
-    Ok(place(reports, start))
+    Ok(section(reports, start))
 }
 
 /// What bounds loom's models. Most need no bound.
@@ -37,7 +37,7 @@ pub(crate) enum Bounds {
 }
 
 /// Runs loom's models.
-pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Place> {
+pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--package", "uverbs", "--lib"]);
@@ -53,7 +53,7 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Place> {
         }
     };
     let reports = run("loom models", command, Some("model"), true, patience)?;
-    Ok(place(reports, start))
+    Ok(section(reports, start))
 }
 
 fn cargo(workspace: &Workspace) -> Command {
@@ -62,9 +62,9 @@ fn cargo(workspace: &Workspace) -> Command {
     command
 }
 
-fn place(reports: Vec<Report>, start: Instant) -> Place {
+fn section(reports: Vec<Report>, start: Instant) -> Section {
     let note = format!("{} s", start.elapsed().as_secs());
-    Place { name: "host".into(), reports, note }
+    Section { name: "host".into(), reports, note }
 }
 
 /// How many tests a test binary runs at once.
@@ -100,7 +100,7 @@ fn run(
 
 /// What a run of tests reported, with a failure for what it should have and did not. The time of each
 /// test goes to the clock.
-pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
+pub(crate) fn judge(name: &str, run: &CommandOutput, some: bool) -> Vec<Report> {
     for (test, time) in outcome::times(&run.stdout, &run.arrivals, threads()) {
         clock::case(&test, time);
     }
@@ -120,7 +120,7 @@ pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
     reports
 }
 
-fn tail(run: &Watched) -> String {
+fn tail(run: &CommandOutput) -> String {
     let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
@@ -134,7 +134,7 @@ mod tests {
     fn judged(status: Option<i32>, stdout: &str) -> Vec<Report> {
         let status = status.map(|code| ExitStatus::from_raw(code << 8));
         let stderr = "a linker said no".into();
-        let run = Watched { status, stdout: stdout.into(), stderr, arrivals: Vec::new() };
+        let run = CommandOutput { status, stdout: stdout.into(), stderr, arrivals: Vec::new() };
         judge("host tests", &run, true)
     }
 

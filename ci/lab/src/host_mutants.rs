@@ -5,7 +5,7 @@
 //! device. A mutant that the tests let live needs a test, or an entry in `host_mutants/accepted.txt`
 //! with the reason why it may live.
 //!
-//! The mistakes of `proof/mutants.rs` are others: made by hand, and seen by the emulated device.
+//! The mistakes of `cases/mutants.rs` are others: made by hand, and seen by the emulated device.
 
 mod accepted;
 mod sample;

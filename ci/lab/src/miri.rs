@@ -5,8 +5,8 @@
 
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
-use crate::summary::{Place, Summary};
-use crate::watch::{self, Watched};
+use crate::summary::{Section, Summary};
+use crate::watch::{self, CommandOutput};
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -66,29 +66,29 @@ pub(crate) struct MiriArguments {
 pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let toolchain = &arguments.toolchain;
-    if let Some(lack) = lack(toolchain) {
-        bail!("nothing ran under Miri: {lack}");
+    if let Some(missing) = missing(toolchain) {
+        bail!("nothing ran under Miri: {missing}");
     }
-    let summary = Summary { places: run(&workspace, arguments)? };
+    let summary = Summary { sections: run(&workspace, arguments)? };
     println!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Runs everything under Miri. Without Miri the one report is a skip that says what is missing.
-pub(crate) fn places(workspace: &Workspace) -> Result<Vec<Place>> {
+pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
     let toolchain = "nightly";
-    let Some(lack) = lack(toolchain) else {
+    let Some(missing) = missing(toolchain) else {
         let arguments =
             MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
         return run(workspace, &arguments);
     };
-    let outcome = Outcome::Skipped(format!("[miri] {lack}"));
+    let outcome = Outcome::Skipped(format!("[miri] {missing}"));
     let reports = vec![Report { name: "miri".into(), outcome }];
-    Ok(vec![Place { name: "miri".into(), reports, ..Place::default() }])
+    Ok(vec![Section { name: "miri".into(), reports, ..Section::default() }])
 }
 
-fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
-    let mut places = Vec::new();
+fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Section>> {
+    let mut sections = Vec::new();
     for rules in Rules::ALL {
         if arguments.rules.is_some_and(|only| only != rules) {
             continue;
@@ -107,10 +107,10 @@ fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
             let run = watch::run(command, PATIENCE)?;
             spinner.finish_and_clear();
             let note = format!("{} s", start.elapsed().as_secs());
-            places.push(Place { name, reports: reports(&run), note });
+            sections.push(Section { name, reports: reports(&run), note });
         }
     }
-    Ok(places)
+    Ok(sections)
 }
 
 fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
@@ -128,7 +128,7 @@ fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
 const COMPONENTS: [&str; 2] = ["miri", "rust-src"];
 
 /// What a toolchain lacks to run Miri, with the command that installs it; none if nothing is missing.
-fn lack(toolchain: &str) -> Option<String> {
+fn missing(toolchain: &str) -> Option<String> {
     let listed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", toolchain])
         .env_remove("RUSTUP_TOOLCHAIN")
@@ -141,11 +141,11 @@ fn lack(toolchain: &str) -> Option<String> {
         ));
     };
     let text = String::from_utf8_lossy(&listed.stdout);
-    lack_in(toolchain, listed.status.success().then_some(&*text))
+    missing_in(toolchain, listed.status.success().then_some(&*text))
 }
 
 /// The same for what rustup lists as installed, or none where it knows no such toolchain.
-fn lack_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
+fn missing_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
     let Some(listed) = listed else {
         let components = COMPONENTS.join(",");
         return Some(format!(
@@ -169,7 +169,7 @@ fn lack_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
 }
 
 /// What a run said. Miri ends with the first error that it finds, in the middle of a test.
-fn reports(run: &Watched) -> Vec<Report> {
+fn reports(run: &CommandOutput) -> Vec<Report> {
     let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
     let unfinished = outcome::unfinished(&run.stdout);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_test_in_which_miri_stopped_is_named_with_what_it_said() {
-        let run = Watched {
+        let run = CommandOutput {
             arrivals: Vec::new(),
             status: Some(ExitStatus::from_raw(1 << 8)),
             stdout: "test a ... ok\ntest b ... ignored, it forks\ntest c ... ".into(),
@@ -217,20 +217,24 @@ mod tests {
 
     #[test]
     fn the_missing_toolchain_or_component_is_named_with_its_remedy() {
-        let lack = |listed| lack_in("nightly", listed);
-        let none = lack(None).unwrap();
+        let missing = |listed| missing_in("nightly", listed);
+        let none = missing(None).unwrap();
         assert!(none.ends_with("rustup toolchain install nightly --component miri,rust-src"));
-        let both = lack(Some("cargo-x86_64-unknown-linux-gnu\nrust-std\n")).unwrap();
+        let both = missing(Some("cargo-x86_64-unknown-linux-gnu\nrust-std\n")).unwrap();
         assert!(both.contains("lacks miri and rust-src") && both.ends_with(" miri rust-src"));
-        let source = lack(Some("miri-x86_64-unknown-linux-gnu\n")).unwrap();
+        let source = missing(Some("miri-x86_64-unknown-linux-gnu\n")).unwrap();
         assert!(source.contains("lacks rust-src:"), "{source}");
-        assert_eq!(lack(Some("miri-x86_64-unknown-linux-gnu\nrust-src\n")), None);
+        assert_eq!(missing(Some("miri-x86_64-unknown-linux-gnu\nrust-src\n")), None);
     }
 
     #[test]
     fn success_is_what_the_tests_said() {
         let stdout = "test a ... ok\n".into();
-        let run = Watched { status: Some(ExitStatus::from_raw(0)), stdout, ..Watched::default() };
+        let run = CommandOutput {
+            status: Some(ExitStatus::from_raw(0)),
+            stdout,
+            ..CommandOutput::default()
+        };
         let passed = Report { name: "a".into(), outcome: Outcome::Passed };
         assert_eq!(reports(&run), [passed]);
     }

@@ -8,7 +8,7 @@
 
 pub(crate) mod measure;
 
-use crate::capability::Offer;
+use crate::capability::RunOptions;
 use crate::clock;
 use crate::cutoff;
 use crate::device::DeviceName;
@@ -19,8 +19,8 @@ use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Session};
 use crate::soak;
-use crate::suite::{self, Choice, Scope};
-use crate::summary::{Place, Summary};
+use crate::suite::{self, NamePrefixes, Scope};
+use crate::summary::{Section, Summary};
 use crate::test;
 use crate::watch;
 use crate::workspace::Workspace;
@@ -137,17 +137,17 @@ pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
 
 /// What a set of changed files asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Asked {
-    tests: Choice,
+struct Selection {
+    tests: NamePrefixes,
     packages: Vec<&'static str>,
     /// Files that no row names: the host's unit tests and the smoke tests are all that judges them.
     others: Vec<String>,
 }
 
-impl Asked {
+impl Selection {
     fn by(changed: &[String]) -> Self {
-        let mut asked = Asked {
-            tests: Choice(SMOKE.iter().map(|name| (*name).into()).collect()),
+        let mut selection = Selection {
+            tests: NamePrefixes(SMOKE.iter().map(|name| (*name).into()).collect()),
             ..Self::default()
         };
         for path in changed {
@@ -155,13 +155,13 @@ impl Asked {
             for (_, tests) in
                 DEVICE_TESTS.iter().filter(|(beginning, _)| path.starts_with(beginning))
             {
-                asked.tests.0.extend(tests.iter().map(|name| (*name).to_owned()));
+                selection.tests.0.extend(tests.iter().map(|name| (*name).to_owned()));
                 known = true;
             }
             for (_, package) in PACKAGES.iter().filter(|(beginning, _)| path.starts_with(beginning))
             {
-                if !asked.packages.contains(package) {
-                    asked.packages.push(package);
+                if !selection.packages.contains(package) {
+                    selection.packages.push(package);
                 }
                 known = true;
             }
@@ -170,14 +170,14 @@ impl Asked {
                 path.strip_prefix("tests/device/").and_then(|rest| rest.strip_suffix(".rs"))
             {
                 let module = module.trim_end_matches("/mod").replace('/', "::");
-                asked.tests.0.insert(format!("{module}::"));
+                selection.tests.0.insert(format!("{module}::"));
                 known = true;
             }
             if !known {
-                asked.others.push(path.clone());
+                selection.others.push(path.clone());
             }
         }
-        asked
+        selection
     }
 
     /// Whether the kernel's type information has to be compared again.
@@ -195,44 +195,44 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
         [] => changed(workspace.root(), arguments.base.as_deref())?,
         paths => paths.to_vec(),
     };
-    let asked = Asked::by(&changed);
+    let selection = Selection::by(&changed);
     println!("changed: {}", if changed.is_empty() { "nothing".into() } else { changed.join(", ") });
-    if !asked.others.is_empty() {
-        println!("only unit and smoke tests look at: {}", asked.others.join(", "));
+    if !selection.others.is_empty() {
+        println!("only unit and smoke tests look at: {}", selection.others.join(", "));
     }
     let mut accelerator = "no machine";
-    let mut places = Vec::new();
+    let mut sections = Vec::new();
     let stage = clock::stage("build: unit tests and device suite");
     let built = workspace.edited();
     drop(stage);
     match built {
-        Err(error) => places.push(Place {
+        Err(error) => sections.push(Section {
             name: "build".into(),
             reports: vec![Report {
                 name: "build".into(),
                 outcome: Outcome::Failed(format!("{error:#}")),
             }],
-            ..Place::default()
+            ..Section::default()
         }),
         Ok(built) => {
-            places.push(on_host(&workspace, &built.host, &asked)?);
+            sections.push(on_host(&workspace, &built.host, &selection)?);
             // What a unit test has found needs no machine to be found again.
-            if !(Summary { places: places.clone() }).failed() {
+            if !(Summary { sections: sections.clone() }).failed() {
                 let session = Session::open(&needs(), false)?;
                 accelerator = session.accelerator().label();
                 let stage = clock::stage("build: guest and emulator");
                 session::programs()?;
                 drop(stage);
-                places.extend(in_machines(
+                sections.extend(in_machines(
                     &session,
-                    suite::edited(&built.suites, asked.abi()),
-                    &asked,
+                    suite::edited(&built.suites, selection.abi()),
+                    &selection,
                     &logs,
                 ));
             }
         }
     }
-    let summary = Summary { places };
+    let summary = Summary { sections };
     println!("\n{summary}");
     let class = clock::machine_class(accelerator);
     let table = clock::finish(workspace.root(), &logs, "quick", &class, arguments.record_times);
@@ -246,7 +246,11 @@ fn needs() -> Needs {
 }
 
 /// The unit tests of the library, and of the packages that changed.
-fn on_host(workspace: &Workspace, programs: &[std::path::PathBuf], asked: &Asked) -> Result<Place> {
+fn on_host(
+    workspace: &Workspace,
+    programs: &[std::path::PathBuf],
+    selection: &Selection,
+) -> Result<Section> {
     let start = Instant::now();
     let _stage = clock::stage("unit tests");
     let mut reports = Vec::new();
@@ -255,27 +259,27 @@ fn on_host(workspace: &Workspace, programs: &[std::path::PathBuf], asked: &Asked
         command.args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge("unit tests", &watch::run(command, PATIENCE)?, true));
     }
-    for package in asked.packages.iter().filter(|package| **package != "uverbs-uapi") {
+    for package in selection.packages.iter().filter(|package| **package != "uverbs-uapi") {
         let mut command = Command::new(crate::workspace::cargo());
         command.args(["test", "--quiet", "--package", package, "--all-features"]);
         command.arg("--").args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge(package, &watch::run(command, 4 * PATIENCE)?, true));
     }
     let note = format!("{} s", start.elapsed().as_secs());
-    Ok(Place { name: "host".into(), reports, note })
+    Ok(Section { name: "host".into(), reports, note })
 }
 
 /// The suites on both devices, side by side.
 fn in_machines(
     session: &Session,
     suites: Vec<suite::Suite>,
-    asked: &Asked,
+    selection: &Selection,
     logs: &Path,
-) -> Vec<Place> {
+) -> Vec<Section> {
     let scope = Scope {
         filter: None,
-        choice: Some(&asked.tests),
-        offer: Offer { peers: false, soak: false },
+        choice: Some(&selection.tests),
+        options: RunOptions { peers: false, soak: false },
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
@@ -317,29 +321,29 @@ mod tests {
     use std::collections::BTreeSet;
     use std::fs;
 
-    fn asked(paths: &[&str]) -> Asked {
-        Asked::by(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+    fn selection(paths: &[&str]) -> Selection {
+        Selection::by(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
     fn smoke_tests_run_whatever_changed() {
         for paths in [&[][..], &["README.md"], &["src/aio/op.rs"]] {
-            let asked = asked(paths);
-            assert!(SMOKE.iter().all(|name| asked.tests.has(name)), "{paths:?}");
+            let selection = selection(paths);
+            assert!(SMOKE.iter().all(|name| selection.tests.has(name)), "{paths:?}");
         }
-        assert_eq!(asked(&["README.md"]).others, ["README.md"]);
+        assert_eq!(selection(&["README.md"]).others, ["README.md"]);
     }
 
     #[test]
     fn a_file_brings_the_tests_of_its_subject() {
-        let asked = asked(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
+        let selection = selection(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
         for test in ["cancel::a", "async::echo_comes_back_on_many_threads", "qp::b", "mlx5::td::c"]
         {
-            assert!(asked.tests.has(test), "{test}");
+            assert!(selection.tests.has(test), "{test}");
         }
-        assert!(!asked.tests.has("owned::rounds") && asked.others.is_empty());
-        assert_eq!(asked.packages, ["uverbs-uapi"]);
-        assert!(asked.abi());
+        assert!(!selection.tests.has("owned::rounds") && selection.others.is_empty());
+        assert_eq!(selection.packages, ["uverbs-uapi"]);
+        assert!(selection.abi());
     }
 
     /// A path that is renamed must not lose its tests silently, nor a test its row.

@@ -14,7 +14,7 @@ use crate::peers;
 use crate::progress;
 use crate::python;
 use crate::qemu::Qemu;
-use crate::vm::{self, Plan, Tied, Vm};
+use crate::vm::{self, ChildGuard, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) emulation: Emulation,
     pub(crate) functions: &'a [usize],
     /// An emulator that runs already, for another machine.
-    pub(crate) companion: Option<&'a Rc<Tied>>,
+    pub(crate) companion: Option<&'a Rc<ChildGuard>>,
 }
 
 impl Machine<'_> {
@@ -213,7 +213,7 @@ impl Session {
         kernel: &Kernel,
         device: &Device,
         packed: &Packed,
-        companion: Option<&Rc<Tied>>,
+        companion: Option<&Rc<ChildGuard>>,
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {

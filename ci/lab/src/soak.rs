@@ -1,7 +1,8 @@
 //! `cargo ci soak`: what is long by nature. Each part writes into `ci/lab/SOAK.md` when it last ran, on
 //! which commit, and with which result.
 
-use crate::capability::Offer;
+use crate::capability::RunOptions;
+use crate::cases;
 use crate::clock;
 use crate::cutoff;
 use crate::device::DeviceName;
@@ -10,11 +11,10 @@ use crate::kernel::KernelName;
 use crate::lanes;
 use crate::miri;
 use crate::outcome::Outcome;
-use crate::proof;
 use crate::quick::measure;
 use crate::suite::Scope;
-use crate::summary::{Place, Summary};
-use crate::test::{self, Stand, Wants};
+use crate::summary::{Section, Summary};
+use crate::test::{self, LazySetup, SetupRequest};
 use crate::workspace::Workspace;
 use crate::{host, outcome};
 use anyhow::{Context, Result, bail};
@@ -37,7 +37,7 @@ struct Part {
     name: &'static str,
     /// What it shows beyond a full run.
     shows: &'static str,
-    run: fn(&Workspace, &Path) -> Result<Vec<Place>>,
+    run: fn(&Workspace, &Path) -> Result<Vec<Section>>,
 }
 
 const PARTS: &[Part] = &[
@@ -75,7 +75,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "miri",
         shows: "the tests that need no kernel under Miri, by stacked and by tree borrows",
-        run: |workspace, _| miri::places(workspace),
+        run: |workspace, _| miri::sections(workspace),
     },
     Part {
         name: "quick",
@@ -121,18 +121,19 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     for part in PARTS.iter().filter(wanted) {
         let start = Instant::now();
         let stage = clock::stage(format!("soak: {}", part.name));
-        let places = (part.run)(&workspace, &logs);
+        let sections = (part.run)(&workspace, &logs);
         drop(stage);
-        let places = places.unwrap_or_else(|error| vec![test::place_of(part.name, Err(error))]);
+        let sections =
+            sections.unwrap_or_else(|error| vec![test::section_of(part.name, Err(error))]);
         let row = Row {
             when: today(),
             commit: commit.clone(),
-            result: result(&places),
+            result: result(&sections),
             minutes: start.elapsed().as_secs().div_ceil(60),
         };
         note(&workspace.root().join(RECORD), part.name, &row)?;
-        skipped.extend(skip_of(&places).map(|why| format!("{}: {why}", part.name)));
-        summary.places.extend(places);
+        skipped.extend(skip_of(&sections).map(|why| format!("{}: {why}", part.name)));
+        summary.sections.extend(sections);
     }
     println!("\n{summary}");
     let class = clock::machine_class("soak");
@@ -147,8 +148,8 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
 }
 
 /// Why a part did not run: the reason of its first skip, if it has nothing but skips.
-fn skip_of(places: &[Place]) -> Option<&str> {
-    let reports = places.iter().flat_map(|place| &place.reports);
+fn skip_of(sections: &[Section]) -> Option<&str> {
+    let reports = sections.iter().flat_map(|section| &section.reports);
     let reasons = reports.map(|report| match &report.outcome {
         Outcome::Skipped(why) => Some(why.as_str()),
         Outcome::Passed | Outcome::Failed(_) => None,
@@ -160,57 +161,58 @@ fn scope() -> Scope<'static> {
     Scope {
         filter: None,
         choice: None,
-        offer: Offer { peers: true, soak: true },
+        options: RunOptions { peers: true, soak: true },
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
     }
 }
 
-fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<Stand> {
+fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
     let needs = Needs { kernels: kernels.to_vec(), peers: true, python: true };
-    let stand = Stand::default();
-    stand.prepare(&Wants { needs, console: false, suites, examples: false });
-    stand.ready()?;
-    Ok(stand)
+    let setup = LazySetup::default();
+    setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
+    setup.ready()?;
+    Ok(setup)
 }
 
-fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Place>> {
-    let stand = ready(&[KernelName::Newest], vec![device])?;
-    Ok(vec![test::suites_on(&stand, KernelName::Newest, device, &scope(), logs)?])
+fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>> {
+    let setup = ready(&[KernelName::Newest], vec![device])?;
+    Ok(vec![test::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
 }
 
 /// A group of cases on these kernels, side by side.
-fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Place>> {
-    let group = proof::group(name).with_context(|| format!("no group {name}"))?;
-    let stand = ready(kernels, Vec::new())?;
-    let (stand, scope) = (&stand, &scope());
+fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>> {
+    let group = cases::group(name).with_context(|| format!("no group {name}"))?;
+    let setup = ready(kernels, Vec::new())?;
+    let (setup, scope) = (&setup, &scope());
     let jobs = kernels
         .iter()
         .map(|&kernel| {
             let name = format!("{} mlx5 {}", kernel.label(), group.name);
-            let place = name.clone();
-            let run =
-                move || test::place_of(&place, test::group_on(group, stand, kernel, scope, logs));
+            let section = name.clone();
+            let run = move || {
+                test::section_of(&section, test::group_on(group, setup, kernel, scope, logs))
+            };
             lanes::Job::new(name, run).on(group.lanes)
         })
         .collect();
     Ok(lanes::run(lanes::count(), jobs))
 }
 
-fn planted() -> Result<Vec<Place>> {
+fn planted() -> Result<Vec<Section>> {
     let (text, enough) = measure::defects("")?;
     let outcome = if enough { Outcome::Passed } else { Outcome::Failed(text.clone()) };
     let report = outcome::Report { name: "quick::catches_planted_defects".into(), outcome };
-    Ok(vec![Place { name: "quick".into(), reports: vec![report], note: text }])
+    Ok(vec![Section { name: "quick".into(), reports: vec![report], note: text }])
 }
 
 /// A result in one cell of the table.
-fn result(places: &[Place]) -> String {
-    let summary = Summary { places: places.to_vec() };
-    let mut reports = places.iter().flat_map(|place| &place.reports);
+fn result(sections: &[Section]) -> String {
+    let summary = Summary { sections: sections.to_vec() };
+    let mut reports = sections.iter().flat_map(|section| &section.reports);
     let first = reports.find(|report| matches!(report.outcome, Outcome::Failed(_)));
-    match (first, skip_of(places)) {
+    match (first, skip_of(sections)) {
         (Some(report), _) => format!("**failed**: {summary:#}; first {}", report.name),
         (None, Some(why)) => format!("{DID_NOT_RUN}: {why}"),
         (None, None) => format!("passed: {summary:#}"),
@@ -326,14 +328,14 @@ mod tests {
 
     #[test]
     fn a_part_that_could_not_run_has_not_passed() {
-        let place = |outcome| {
+        let section = |outcome| {
             let reports = vec![Report { name: "a".into(), outcome }];
-            vec![Place { reports, ..Place::default() }]
+            vec![Section { reports, ..Section::default() }]
         };
-        assert!(result(&place(Outcome::Passed)).starts_with("passed"));
-        assert!(result(&place(Outcome::Failed("x".into()))).contains("failed"));
+        assert!(result(&section(Outcome::Passed)).starts_with("passed"));
+        assert!(result(&section(Outcome::Failed("x".into()))).contains("failed"));
         let why = "[miri] not installed";
-        assert_eq!(result(&place(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
+        assert_eq!(result(&section(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
     }
 
     #[test]

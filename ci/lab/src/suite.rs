@@ -1,7 +1,7 @@
 //! The device suites: static test binaries, run in a machine as an ordinary user and, for tests
 //! whose names begin with `root::`, as root.
 
-use crate::capability::{self, Offer, Running};
+use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
@@ -99,8 +99,8 @@ pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
 pub(crate) struct Scope<'a> {
     pub(crate) filter: Option<&'a str>,
     /// Of the tests that the filter leaves, those that this accepts; all of them if there is none.
-    pub(crate) choice: Option<&'a Choice>,
-    pub(crate) offer: Offer,
+    pub(crate) choice: Option<&'a NamePrefixes>,
+    pub(crate) options: RunOptions,
     /// How many times more rounds than in an ordinary run tests do that repeat what they do.
     pub(crate) rounds: u32,
     /// For one run of one suite.
@@ -111,9 +111,9 @@ pub(crate) struct Scope<'a> {
 
 /// Beginnings of tests' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice(pub(crate) BTreeSet<String>);
+pub(crate) struct NamePrefixes(pub(crate) BTreeSet<String>);
 
-impl Choice {
+impl NamePrefixes {
     /// Whether a test is one of these.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|beginning| name.starts_with(beginning.as_str()))
@@ -122,16 +122,16 @@ impl Choice {
 
 /// Where the suites run, for judging what they skip.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground<'a> {
+pub(crate) struct Guest<'a> {
     pub(crate) device: DeviceName,
     pub(crate) kernel: KernelName,
-    pub(crate) running: &'a Running,
+    pub(crate) running: &'a RunningKernel,
 }
 
 /// Looks at the kernel of a machine.
-pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<Running> {
+pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> {
     let release = vm.greeting.release.clone();
-    Running::look(device, &release, true, |file| {
+    RunningKernel::probe(device, &release, true, |file| {
         let command = ["cat", file].map(str::to_owned).to_vec();
         let order = Order { command, root: true, ..Order::default() };
         let (ending, contents, _) = collect(vm, &order, Duration::from_secs(60));
@@ -141,7 +141,11 @@ pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<Running> {
 
 /// Judges what the kernel shows: on a kernel of every whole run nothing may contradict the table, on
 /// others the kernel is right.
-pub(crate) fn signs(running: &Running, kernel: KernelName, filter: Option<&str>) -> Vec<Report> {
+pub(crate) fn check_probes(
+    running: &RunningKernel,
+    kernel: KernelName,
+    filter: Option<&str>,
+) -> Vec<Report> {
     const NAME: &str = "capabilities::kernel_shows_what_the_table_says";
     if filter.is_some_and(|filter| !NAME.contains(filter)) {
         return Vec::new();
@@ -163,7 +167,7 @@ pub(crate) fn run(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
     logs: &Path,
 ) -> Result<Vec<Report>> {
     for module in suite.modules {
@@ -178,7 +182,7 @@ pub(crate) fn run(
         }
         ending?;
     }
-    let list = order(suite, scope, &["--list"], false, ground);
+    let list = order(suite, scope, &["--list"], false, guest);
     let (ending, names, errors) = collect(vm, &list, Duration::from_secs(60));
     if ending?.status() != 0 {
         bail!("{} --list failed: {errors}", suite.program());
@@ -192,17 +196,17 @@ pub(crate) fn run(
     if !plan.user.is_empty() {
         let mut arguments = vec!["--skip", ROOT];
         arguments.extend(scope.filter);
-        reports.extend(pass(vm, suite, scope, ground, &arguments, false, &plan.user, logs)?);
+        reports.extend(pass(vm, suite, scope, guest, &arguments, false, &plan.user, logs)?);
     }
     match scope.filter {
         None if !plan.root.is_empty() => {
-            reports.extend(pass(vm, suite, scope, ground, &[ROOT], true, &plan.root, logs)?);
+            reports.extend(pass(vm, suite, scope, guest, &[ROOT], true, &plan.root, logs)?);
         }
         _ => {
             for name in &plan.root {
                 let arguments = ["--exact", name.as_str()];
                 let names = std::slice::from_ref(name);
-                reports.extend(pass(vm, suite, scope, ground, &arguments, true, names, logs)?);
+                reports.extend(pass(vm, suite, scope, guest, &arguments, true, names, logs)?);
             }
         }
     }
@@ -244,15 +248,15 @@ fn order(
     scope: &Scope<'_>,
     arguments: &[&str],
     root: bool,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
 ) -> Order {
     let mut command = vec![suite.program()];
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-    let mut environment = environment(scope.offer);
+    let mut environment = environment(scope.options);
     if scope.rounds > 1 {
         environment.push(("UVERBS_ROUNDS".into(), scope.rounds.to_string()));
     }
-    let (device, second) = match ground.device {
+    let (device, second) = match guest.device {
         DeviceName::Rxe => ("rxe0", "rxe1"),
         DeviceName::Mlx5 => ("mlx5_0", "mlx5_1"),
     };
@@ -261,12 +265,12 @@ fn order(
     Order { command, environment, root, terminal: None }
 }
 
-fn environment(offer: Offer) -> Vec<(String, String)> {
+fn environment(options: RunOptions) -> Vec<(String, String)> {
     let mut environment = vec![("RUST_BACKTRACE".into(), "1".into())];
-    if offer.peers {
+    if options.peers {
         environment.push(("UVERBS_PEERS".into(), "1".into()));
     }
-    if offer.soak {
+    if options.soak {
         environment.push(("UVERBS_SOAK".into(), "1".into()));
     }
     environment
@@ -278,13 +282,13 @@ fn pass(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
     arguments: &[&str],
     root: bool,
     names: &[String],
     logs: &Path,
 ) -> Result<Vec<Report>> {
-    let mut order = order(suite, scope, arguments, root, ground);
+    let mut order = order(suite, scope, arguments, root, guest);
     order.command.extend(["--test-threads".into(), "1".into()]);
     if scope.choice.is_some() && suite.name == CHOSEN {
         order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
@@ -299,8 +303,8 @@ fn pass(
     let who = if root { "root" } else { "user" };
     let log = logs.join(format!(
         "{}-{}-{}-{who}.log",
-        ground.kernel.label(),
-        ground.device.label(),
+        guest.kernel.label(),
+        guest.device.label(),
         suite.name
     ));
     fs::write(&log, format!("{results}\n--- printed by tests ---\n{noise}"))
@@ -309,7 +313,7 @@ fn pass(
     let reports = judge(&results, &noise, names, &how)
         .into_iter()
         .map(|report| {
-            object(report, |reason| capability::objection(reason, ground.running, scope.offer))
+            object(report, |reason| capability::objection(reason, guest.running, scope.options))
         })
         .map(|report| Report { name: format!("{}::{}", suite.name, report.name), ..report })
         .collect();
@@ -441,7 +445,7 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     command
         .args(["--skip", ROOT, "--test-threads", "1", "--color", "never"])
         .args(scope.filter)
-        .envs(environment(scope.offer))
+        .envs(environment(scope.options))
         .env("UVERBS_TEST_DEVICE", device)
         .env_remove("UVERBS_LAB");
     let run = watch::run(command, scope.patience)?;
@@ -458,7 +462,7 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     let mut reports: Vec<Report> = judge(&run.stdout, &run.stderr, &names, &how)
         .into_iter()
         .map(|report| {
-            object(report, |reason| capability::objection(reason, running.as_ref()?, scope.offer))
+            object(report, |reason| capability::objection(reason, running.as_ref()?, scope.options))
         })
         .collect();
     if reports.is_empty() && scope.filter.is_none() {
@@ -472,7 +476,7 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
 
 /// Looks at this machine's kernel; none if the table knows nothing of the device's driver. `root` is
 /// where `/proc` and `/sys` lie.
-fn native_kernel(root: &Path, device: &str) -> Result<Option<Running>> {
+fn native_kernel(root: &Path, device: &str) -> Result<Option<RunningKernel>> {
     let directory = root.join("sys/class/infiniband").join(device);
     let driver = fs::read_link(directory.join("device/driver")).ok();
     let is_mlx5 = driver.is_some_and(|path| path.ends_with("mlx5_core"));
@@ -485,7 +489,7 @@ fn native_kernel(root: &Path, device: &str) -> Result<Option<Running>> {
         return Ok(None);
     };
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease"))?;
-    let look = Running::look(device, &release, false, |file| {
+    let look = RunningKernel::probe(device, &release, false, |file| {
         let contents = fs::read(root.join(file.trim_start_matches('/')));
         Ok(contents.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     });
@@ -513,7 +517,7 @@ mod tests {
         fs::write(root.join("sys/kernel/btf/rdma_rxe"), b"\xeb\x9f\0rxe_ib_advise_mr\0").unwrap();
         let judged = |device: &str, reason: &str| {
             let running = native_kernel(&root, device).unwrap();
-            running.map(|running| capability::objection(reason, &running, Offer::default()))
+            running.map(|running| capability::objection(reason, &running, RunOptions::default()))
         };
         assert_eq!(judged("siw0", "[srq] no"), None, "a driver that the table does not know");
         assert_eq!(judged("rocep1s0", "[device_memory] no"), Some(None));
@@ -541,7 +545,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_of_beginnings() {
-        let choice = Choice(["rc::", "cq::poll"].map(str::to_owned).into());
+        let choice = NamePrefixes(["rc::", "cq::poll"].map(str::to_owned).into());
         assert!(choice.has("rc::send") && choice.has("cq::polls_in_order"));
         assert!(!choice.has("cq::resize") && !choice.has("mlx5::rc::send"));
     }

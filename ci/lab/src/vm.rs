@@ -44,7 +44,7 @@ pub(crate) struct Plan<'a> {
     /// The guest's root, packed; it is removed once the guest is ready.
     pub(crate) archive: &'a Path,
     /// A running companion of an earlier machine, in place of a new one.
-    pub(crate) companion: Option<Rc<Tied>>,
+    pub(crate) companion: Option<Rc<ChildGuard>>,
     /// Where sockets lie.
     pub(crate) directory: &'a Path,
     /// Tells machines in one directory apart.
@@ -67,7 +67,7 @@ pub(crate) enum Event {
 }
 
 /// What arrives from the guest.
-enum Arrival {
+enum FromGuest {
     Ready(Greeting),
     Broken(String),
     Event(Event),
@@ -137,11 +137,11 @@ impl Console {
 /// A machine; dropping it ends QEMU.
 pub(crate) struct Vm {
     // Dropped in this order: the device outlives the machine that it is plugged into.
-    qemu: Tied,
-    companion: Option<Rc<Tied>>,
+    qemu: ChildGuard,
+    companion: Option<Rc<ChildGuard>>,
     console: Console,
     channel: UnixStream,
-    arrivals: Receiver<Arrival>,
+    from_guest: Receiver<FromGuest>,
     next_process: u32,
     /// The run directory.
     directory: File,
@@ -167,7 +167,7 @@ impl Vm {
         // A guest that reads nothing any more must not hold us up.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
         let mut command = tie::tied(&command_line(&plan));
-        let mut qemu = Tied::new(
+        let mut qemu = ChildGuard::new(
             command
                 .current_dir(plan.directory)
                 .stdin(Stdio::from(OwnedFd::from(guest)))
@@ -178,13 +178,13 @@ impl Vm {
         );
         drop(command);
         console.follow_all(&mut qemu.0);
-        let (sender, arrivals) = channel();
+        let (sender, from_guest) = channel();
         let mut reading = host.try_clone()?;
         thread::spawn(move || {
             loop {
-                let arrival = receive(&mut reading);
-                let last = matches!(arrival, Arrival::Gone(_));
-                if sender.send(arrival).is_err() || last {
+                let message = receive(&mut reading);
+                let last = matches!(message, FromGuest::Gone(_));
+                if sender.send(message).is_err() || last {
                     return;
                 }
             }
@@ -194,7 +194,7 @@ impl Vm {
             companion,
             console,
             channel: host,
-            arrivals,
+            from_guest,
             next_process: 1,
             directory: File::open(plan.directory)?,
             number: plan.number,
@@ -218,16 +218,18 @@ impl Vm {
     }
 
     fn wait_until_ready(&mut self, patience: Duration) -> Result<()> {
-        match self.arrivals.recv_timeout(patience) {
-            Ok(Arrival::Ready(greeting)) => {
+        match self.from_guest.recv_timeout(patience) {
+            Ok(FromGuest::Ready(greeting)) => {
                 self.greeting = greeting;
                 Ok(())
             }
-            Ok(Arrival::Broken(why)) => {
+            Ok(FromGuest::Broken(why)) => {
                 Err(self.failure(&format!("the guest is not usable: {why}")))
             }
-            Ok(Arrival::Gone(why)) => Err(self.failure(&format!("the machine ended early: {why}"))),
-            Ok(Arrival::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
+            Ok(FromGuest::Gone(why)) => {
+                Err(self.failure(&format!("the machine ended early: {why}")))
+            }
+            Ok(FromGuest::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
             Err(_) => Err(self.failure(&format!("not ready after {} s", patience.as_secs()))),
         }
     }
@@ -244,7 +246,7 @@ impl Vm {
     }
 
     /// The process that serves its device, for a machine that comes after this one or beside it.
-    pub(crate) fn companion(&self) -> Option<Rc<Tied>> {
+    pub(crate) fn companion(&self) -> Option<Rc<ChildGuard>> {
         self.companion.clone()
     }
 
@@ -318,12 +320,12 @@ impl Vm {
     /// The next thing that happens; `None` when nothing did until the deadline.
     pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<Event>> {
         let left = deadline.saturating_duration_since(Instant::now());
-        match self.arrivals.recv_timeout(left) {
-            Ok(Arrival::Event(event)) => Ok(Some(event)),
-            Ok(Arrival::Gone(why)) | Ok(Arrival::Broken(why)) => {
+        match self.from_guest.recv_timeout(left) {
+            Ok(FromGuest::Event(event)) => Ok(Some(event)),
+            Ok(FromGuest::Gone(why)) | Ok(FromGuest::Broken(why)) => {
                 Err(self.failure(&format!("the machine ended: {why}")))
             }
-            Ok(Arrival::Ready(_)) => Err(self.failure("the guest started twice")),
+            Ok(FromGuest::Ready(_)) => Err(self.failure("the guest started twice")),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(self.failure("the machine ended")),
         }
@@ -377,9 +379,9 @@ impl Vm {
 }
 
 /// A process that is killed when it goes out of scope.
-pub(crate) struct Tied(Child);
+pub(crate) struct ChildGuard(Child);
 
-impl Tied {
+impl ChildGuard {
     fn new(process: Child) -> Self {
         clock::alive(process.id());
         Self(process)
@@ -408,7 +410,7 @@ impl Tied {
     }
 }
 
-impl Drop for Tied {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.end();
     }
@@ -420,7 +422,7 @@ fn monitor(number: u32) -> String {
 }
 
 /// Starts a device's companion and waits for its sockets.
-fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<Tied> {
+fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<ChildGuard> {
     for socket in &companion.sockets {
         // Of an earlier machine of this run.
         let _absent = std::fs::remove_file(directory.join(socket));
@@ -429,7 +431,7 @@ fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Resu
         companion.command.split_first().context("a companion without a program")?;
     let mut command = std::process::Command::new(program);
     command.args(arguments).current_dir(directory);
-    let mut process = Tied::new(
+    let mut process = ChildGuard::new(
         tie::tied(&command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -498,26 +500,26 @@ fn printable(line: &[u8]) -> String {
     plain.trim_end().to_owned()
 }
 
-fn receive(from: &mut UnixStream) -> Arrival {
+fn receive(from: &mut UnixStream) -> FromGuest {
     let frame = match Frame::read_from(from) {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Arrival::Gone("its channel closed".into()),
-        Err(error) => return Arrival::Gone(format!("its channel failed: {error}")),
+        Ok(None) => return FromGuest::Gone("its channel closed".into()),
+        Err(error) => return FromGuest::Gone(format!("its channel failed: {error}")),
     };
     let process = frame.process;
     match frame.kind {
         Kind::Ready => match serde_json::from_slice(&frame.payload) {
-            Ok(greeting) => Arrival::Ready(greeting),
-            Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
+            Ok(greeting) => FromGuest::Ready(greeting),
+            Err(error) => FromGuest::Gone(format!("unreadable greeting: {error}")),
         },
-        Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
-        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
+        Kind::Broken => FromGuest::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
+        Kind::Stdout => FromGuest::Event(Event::Stdout(process, frame.payload)),
+        Kind::Stderr => FromGuest::Event(Event::Stderr(process, frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
-            Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
-            Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
+            Ok(ending) => FromGuest::Event(Event::Exit(process, ending)),
+            Err(error) => FromGuest::Gone(format!("unreadable ending: {error}")),
         },
-        kind => Arrival::Gone(format!("the guest sent {kind:?}")),
+        kind => FromGuest::Gone(format!("the guest sent {kind:?}")),
     }
 }
 

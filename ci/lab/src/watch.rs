@@ -19,7 +19,7 @@ const NICE: i32 = 15;
 
 /// What a command did.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
+pub(crate) struct CommandOutput {
     /// How it ended; none if it was given up.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) stdout: String,
@@ -29,7 +29,7 @@ pub(crate) struct Watched {
 }
 
 /// Runs a command without input and waits for it to end, but no longer than `patience`.
-pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
+pub(crate) fn run(mut command: Command, patience: Duration) -> Result<CommandOutput> {
     let start = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
@@ -66,7 +66,7 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
         printed.with_context(|| format!("read what {command:?} printed"))
     };
     let (stdout, stderr) = (printed(stdout)?, printed(stderr)?);
-    Ok(Watched {
+    Ok(CommandOutput {
         status,
         stdout: String::from_utf8_lossy(&stdout.bytes).into_owned(),
         stderr: String::from_utf8_lossy(&stderr.bytes).into_owned(),
@@ -144,7 +144,7 @@ fn parent_in(stat: &str) -> Option<i32> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, patience: Duration) -> Watched {
+    fn shell(script: &str, patience: Duration) -> CommandOutput {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         run(command, patience).unwrap()

@@ -1,7 +1,7 @@
 //! How long `cargo ci quick` takes, and what it catches: edits and defects in a copy of the workspace,
 //! each judged by `cargo ci quick` as a user would run it.
 
-use crate::proof::mutants::{Edit, replaced};
+use crate::cases::mutants::{Edit, replaced};
 use crate::workspace::{Workspace, copy_tree};
 use anyhow::{Context, Result, bail};
 use std::fs;

@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 
 /// What a process has printed so far, and how it ended.
 #[derive(Default)]
-struct Heard {
+struct ProcessOutput {
     command: String,
     text: String,
     ending: Option<Ending>,
 }
 
 /// The processes of one test.
-pub(crate) struct Conversation<'a> {
+pub(crate) struct GuestProcesses<'a> {
     vm: &'a mut Vm,
-    heard: BTreeMap<u32, Heard>,
+    heard: BTreeMap<u32, ProcessOutput>,
 }
 
 /// A process of the conversation.
 #[derive(Clone, Copy)]
-pub(crate) struct Speaker(u32);
+pub(crate) struct GuestProcess(u32);
 
-impl<'a> Conversation<'a> {
+impl<'a> GuestProcesses<'a> {
     /// Nobody speaks yet.
     pub(crate) fn new(vm: &'a mut Vm) -> Self {
         Self { vm, heard: BTreeMap::new() }
@@ -40,7 +40,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Starts a shell script as root.
-    pub(crate) fn start(&mut self, script: &str) -> Result<Speaker> {
+    pub(crate) fn start(&mut self, script: &str) -> Result<GuestProcess> {
         let whole = format!("{PRELUDE}\n{script}");
         let command = ["sh", "-c", &whole].map(str::to_owned).to_vec();
         // To a terminal programs print line by line.
@@ -48,9 +48,9 @@ impl<'a> Conversation<'a> {
         let process =
             self.vm.start(&Order { command, root: true, terminal, ..Order::default() })?;
         self.vm.end_input(process)?;
-        let heard = Heard { command: script.to_owned(), ..Heard::default() };
+        let heard = ProcessOutput { command: script.to_owned(), ..ProcessOutput::default() };
         self.heard.insert(process, heard);
-        Ok(Speaker(process))
+        Ok(GuestProcess(process))
     }
 
     /// Takes the next thing that happens; false if nothing does until the deadline.
@@ -68,21 +68,21 @@ impl<'a> Conversation<'a> {
         Ok(true)
     }
 
-    fn heard(&self, who: Speaker) -> Result<&Heard> {
+    fn heard(&self, who: GuestProcess) -> Result<&ProcessOutput> {
         self.heard.get(&who.0).context("a speaker of another conversation")
     }
 
     /// What a process has printed.
-    pub(crate) fn text(&self, who: Speaker) -> Result<&str> {
+    pub(crate) fn text(&self, who: GuestProcess) -> Result<&str> {
         Ok(&self.heard(who)?.text)
     }
 
     /// Waits until a process has printed `words`.
-    pub(crate) fn until(&mut self, who: Speaker, words: &str, patience: u64) -> Result<()> {
+    pub(crate) fn until(&mut self, who: GuestProcess, words: &str, patience: u64) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(patience);
         while !self.text(who)?.contains(words) {
             if self.heard(who)?.ending.is_some() || !self.listen(deadline)? {
-                let Heard { command, text, ending } = self.heard(who)?;
+                let ProcessOutput { command, text, ending } = self.heard(who)?;
                 bail!("`{command}` did not print {words:?} ({ending:?}), but:\n{text}");
             }
         }
@@ -90,10 +90,10 @@ impl<'a> Conversation<'a> {
     }
 
     /// Waits until a process ends, and answers its status.
-    pub(crate) fn end(&mut self, who: Speaker, patience: u64) -> Result<i32> {
+    pub(crate) fn end(&mut self, who: GuestProcess, patience: u64) -> Result<i32> {
         let deadline = Instant::now() + Duration::from_secs(patience);
         loop {
-            let Heard { command, text, ending } = self.heard(who)?;
+            let ProcessOutput { command, text, ending } = self.heard(who)?;
             match ending {
                 Some(ending) => return Ok(ending.status()),
                 None if Instant::now() < deadline => {}
@@ -123,8 +123,9 @@ impl<'a> Conversation<'a> {
 
     /// All that was said, for a log.
     pub(crate) fn transcript(&self) -> String {
-        let said =
-            |heard: &Heard| format!("---- {}\n{}{:?}\n", heard.command, heard.text, heard.ending);
+        let said = |heard: &ProcessOutput| {
+            format!("---- {}\n{}{:?}\n", heard.command, heard.text, heard.ending)
+        };
         self.heard.values().map(said).collect()
     }
 }

@@ -5,10 +5,11 @@
 //! its remaining cases along as failures.
 
 pub(crate) mod case;
-mod conversation;
+mod emulator_check;
 mod ethernet;
 mod faults;
 mod figures;
+mod guest_processes;
 mod machines;
 pub(crate) mod mutants;
 mod ours;
@@ -17,7 +18,6 @@ mod pyverbs;
 mod rdmacm;
 mod soak;
 mod verbs;
-mod witness;
 
 use crate::clock;
 use crate::device::{DeviceName, Emulation};
@@ -30,11 +30,11 @@ use crate::suite::Scope;
 use crate::workspace::Profile;
 use anyhow::{Context, Result, ensure};
 use case::Case;
+use emulator_check::Doorbells;
+pub(crate) use emulator_check::EmulatorCheck;
 use std::fs;
 use std::path::{Path, PathBuf};
 use verbs::Addressing;
-use witness::Doorbells;
-pub(crate) use witness::Witness;
 
 /// Cases that are run together.
 pub(crate) struct Group {
@@ -46,20 +46,20 @@ pub(crate) struct Group {
     every_kernel: bool,
     /// Whether a full run has it; what is not in a full run is in `cargo ci soak`.
     full: bool,
-    run: fn(&Proof<'_>) -> Vec<Report>,
+    run: fn(&CaseContext<'_>) -> Vec<Report>,
 }
 
 impl Group {
-    const fn new(name: &'static str, run: fn(&Proof<'_>) -> Vec<Report>) -> Self {
+    const fn new(name: &'static str, run: fn(&CaseContext<'_>) -> Vec<Report>) -> Self {
         Self { name, lanes: 1, every_kernel: false, full: true, run }
     }
 
     /// Runs its cases, as one stage. A filter that names no group may leave it without any.
-    pub(crate) fn run(&self, proof: &Proof<'_>) -> Vec<Report> {
-        let whole = proof.scope.filter.is_none_or(suffices);
-        let stage = || clock::stage(format!("{} mlx5 {}", proof.kernel.label(), self.name));
+    pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
+        let whole = context.scope.filter.is_none_or(suffices);
+        let stage = || clock::stage(format!("{} mlx5 {}", context.kernel.label(), self.name));
         let _stage = whole.then(stage);
-        (self.run)(proof)
+        (self.run)(context)
     }
 }
 
@@ -102,44 +102,44 @@ pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static G
 }
 
 /// Where the cases run.
-pub(crate) struct Proof<'a> {
+pub(crate) struct CaseContext<'a> {
     pub(crate) session: &'a Session,
     pub(crate) kernel: KernelName,
     pub(crate) scope: &'a Scope<'a>,
     pub(crate) logs: &'a Path,
 }
 
-fn programs(proof: &Proof<'_>) -> Vec<Report> {
+fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = vec![verbs::devinfo(Addressing::Gid)];
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
     cases.extend(rdmacm::programs());
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
-    proof.group("programs", Emulation::default(), cases)
+    context.group("programs", Emulation::default(), cases)
 }
 
-fn infiniband(proof: &Proof<'_>) -> Vec<Report> {
+fn infiniband(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = vec![verbs::devinfo(Addressing::Lid)];
     cases.extend(verbs::pingpongs(Addressing::Lid));
     cases.extend(ours::over_infiniband());
     let infiniband = Emulation { infiniband: true, ..Emulation::default() };
-    proof.group("infiniband", infiniband, cases)
+    context.group("infiniband", infiniband, cases)
 }
 
-fn no_wc(proof: &Proof<'_>) -> Vec<Report> {
+fn no_wc(context: &CaseContext<'_>) -> Vec<Report> {
     let no_wc = Emulation { no_wc: true, ..Emulation::default() };
     let mut cases = verbs::pingpongs(Addressing::Gid);
     cases.extend(ours::without_combining());
-    proof.group("no_wc", no_wc, cases)
+    context.group("no_wc", no_wc, cases)
 }
 
-fn minimal(proof: &Proof<'_>) -> Vec<Report> {
+fn minimal(context: &CaseContext<'_>) -> Vec<Report> {
     let minimal = Emulation { minimal: true, ..Emulation::default() };
-    proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
+    context.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
 }
 
-impl Proof<'_> {
+impl CaseContext<'_> {
     /// A machine with rdma-core's programs.
     fn machine(&self, emulation: Emulation) -> Machine<'static> {
         Machine { peers: true, emulation, ..Machine::new(self.kernel, DeviceName::Mlx5) }

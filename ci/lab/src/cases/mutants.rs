@@ -8,8 +8,8 @@
 //! order by itself, so neither the device nor anybody else sees the difference; the tests of `mem`
 //! and `provider/mlx5` look at the order that the code asks for instead, and at the instructions.
 
-use super::witness::Doorbells;
-use super::{Proof, failed};
+use super::emulator_check::Doorbells;
+use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -150,11 +150,11 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 /// Runs the mutants that are asked for: `cargo ci soak` does, and a filter that names them.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let name = |mutant: &str| format!("mutants::{mutant}");
     let wanted: Vec<&Mutant> = MUTANTS
         .iter()
-        .filter(|mutant| match proof.scope.filter {
+        .filter(|mutant| match context.scope.filter {
             None => true,
             Some(filter) => name(mutant.name).contains(filter),
         })
@@ -163,14 +163,14 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return reports;
     }
-    say!("\nmutants on {} mlx5", proof.kernel.label());
+    say!("\nmutants on {} mlx5", context.kernel.label());
     let outcome = (|| {
         let start = Instant::now();
-        let program = build(&proof.session.workspace)?;
+        let program = build(&context.session.workspace)?;
         say!("built in {:.1} s", start.elapsed().as_secs_f64());
         let programs = [("stress".to_owned(), program)];
-        let machine = Machine { programs: &programs, ..proof.machine(Emulation::default()) };
-        let mut vm = proof.session.boot(&machine)?;
+        let machine = Machine { programs: &programs, ..context.machine(Emulation::default()) };
+        let mut vm = context.session.boot(&machine)?;
         // The driver tries its registers when a device is first opened, and nobody errs without a
         // mistake: what is seen later is the mistake's.
         stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;

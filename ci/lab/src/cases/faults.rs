@@ -3,9 +3,9 @@
 //!
 //! Pairs with the control socket of the emulated ConnectX.
 
-use super::conversation::{Conversation, Speaker};
-use super::witness::{Doorbells, objects};
-use super::{Proof, failed};
+use super::emulator_check::{Doorbells, objects};
+use super::guest_processes::{GuestProcess, GuestProcesses};
+use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -33,7 +33,7 @@ const FATAL_OF_FILE: &str = "IBV_EVENT_DEVICE_FATAL (8), port 0";
 
 /// What a test works with.
 struct Bench<'a> {
-    guest: Conversation<'a>,
+    guest: GuestProcesses<'a>,
     device: Client,
 }
 
@@ -61,24 +61,25 @@ const SLOW: &[(&str, Test)] = &[
 ];
 
 /// Runs what the scope asks for in one machine.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let name = |test: &str| format!("{GROUP}::{test}");
-    let tests: Vec<_> = TESTS.iter().chain(SLOW).filter(|(n, _)| proof.wanted(&name(n))).collect();
+    let tests: Vec<_> =
+        TESTS.iter().chain(SLOW).filter(|(n, _)| context.wanted(&name(n))).collect();
     if tests.is_empty() {
         return Vec::new();
     }
-    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
+    say!("\n{GROUP} on {} mlx5", context.kernel.label());
     let mut reports = Vec::new();
     let mut log = String::new();
     let outcome = (|| {
         let ours = match tests.iter().any(|(name, _)| name.starts_with("our_")) {
-            true => proof.ours()?,
+            true => context.ours()?,
             false => Vec::new(),
         };
         let mut left = tests.iter();
         while left.len() > 0 {
-            let machine = proof.machine(Emulation::default());
-            let mut vm = proof.session.boot(&Machine { programs: &ours, ..machine })?;
+            let machine = context.machine(Emulation::default());
+            let mut vm = context.session.boot(&Machine { programs: &ours, ..machine })?;
             for (test, body) in left.by_ref() {
                 let device = vm.control()?;
                 reports.push(one(&name(test), *body, &mut vm, device, &mut log));
@@ -93,7 +94,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         }
         Ok(())
     })();
-    if let Err(error) = outcome.and_then(|()| proof.keep(GROUP, &log)) {
+    if let Err(error) = outcome.and_then(|()| context.keep(GROUP, &log)) {
         reports.push(failed(&name("machine"), &error));
     }
     for (test, _) in &tests[reports.len().min(tests.len())..] {
@@ -104,7 +105,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
 
 fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) -> Report {
     let start = Instant::now();
-    let mut bench = Bench { guest: Conversation::new(vm), device };
+    let mut bench = Bench { guest: GuestProcesses::new(vm), device };
     let result = bench.around(body);
     let word = if result.is_ok() { "ok" } else { "FAILED" };
     if result.is_err() {
@@ -172,13 +173,13 @@ impl Bench<'_> {
     }
 
     /// Waits for asynchronous events of the first function until it is told to end.
-    fn events(&mut self) -> Result<Speaker> {
+    fn events(&mut self) -> Result<GuestProcess> {
         let who = self.guest.start("exec timeout 150 ibv_asyncwatch -d mlx5_0")?;
         self.guest.until(who, "async event FD", PATIENCE)?;
         Ok(who)
     }
 
-    fn no_more_events(&mut self, events: Speaker) -> Result<()> {
+    fn no_more_events(&mut self, events: GuestProcess) -> Result<()> {
         self.guest.run("killall ibv_asyncwatch", PATIENCE)?;
         self.guest.end(events, PATIENCE)?;
         Ok(())

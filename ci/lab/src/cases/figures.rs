@@ -4,7 +4,7 @@
 //! Times mean something only on a machine that has nothing else to do, so that one beyond its limit
 //! fails only where the figures were asked for by name.
 
-use super::{Proof, case, failed};
+use super::{CaseContext, case, failed};
 use crate::device::Emulation;
 use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
@@ -41,10 +41,10 @@ const FIGURES: &[(&str, Figure)] =
     &[("figures::boot", boot), ("figures::idle", idle), ("figures::pingpong", pingpong)];
 
 /// Takes the figures that are asked for, in one machine.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<_> = FIGURES
         .iter()
-        .filter(|(name, _)| match proof.scope.filter {
+        .filter(|(name, _)| match context.scope.filter {
             None => true,
             Some(filter) => name.contains(filter),
         })
@@ -52,9 +52,9 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return Vec::new();
     }
-    say!("\nfigures on {} mlx5", proof.kernel.label());
-    let machine: Machine<'_> = proof.machine(Emulation::default());
-    let mut vm = match proof.session.boot(&machine) {
+    say!("\nfigures on {} mlx5", context.kernel.label());
+    let machine: Machine<'_> = context.machine(Emulation::default());
+    let mut vm = match context.session.boot(&machine) {
         Ok(vm) => vm,
         Err(error) => return vec![failed("figures::boot", &error)],
     };
@@ -62,7 +62,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     for (name, figure) in wanted {
         let measured =
             figure(&mut vm).and_then(|Measured { text, beyond, is_time }| match beyond {
-                Some(limit) if is_time && proof.scope.filter.is_none() => {
+                Some(limit) if is_time && context.scope.filter.is_none() => {
                     Ok(format!("{text}; {limit}, but this machine may be busy"))
                 }
                 Some(limit) => bail!("{text}; {limit}"),

@@ -4,7 +4,7 @@
 //! happened both ways: a case that fails or skips and is not in it fails the run, and so does one
 //! that is in it and passes.
 
-use super::{Proof, failed};
+use super::{CaseContext, failed};
 use crate::device::Emulation;
 use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
@@ -185,20 +185,20 @@ fn known_to_fail(table: &[Line<'_>], kernel: Series) -> String {
 }
 
 /// Runs the suite where it is asked for: whole in a full run, or by name.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let pattern = match proof.scope.filter {
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
+    let pattern = match context.scope.filter {
         None => "",
         Some(filter) if filter.starts_with(GROUP) => filter[GROUP.len()..].trim_start_matches(':'),
         _ => return Vec::new(),
     };
-    run_matching(proof, pattern).unwrap_or_else(|error| vec![failed(GROUP, &error)])
+    run_matching(context, pattern).unwrap_or_else(|error| vec![failed(GROUP, &error)])
 }
 
-fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
+fn run_matching(context: &CaseContext<'_>, pattern: &str) -> Result<Vec<Report>> {
     let table = table(TABLE).context("the table of rdma-core's Python tests")?;
-    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
-    let machine = Machine { python: true, ..proof.machine(Emulation::default()) };
-    let mut vm = proof.session.boot(&machine)?;
+    say!("\n{GROUP} on {} mlx5", context.kernel.label());
+    let machine = Machine { python: true, ..context.machine(Emulation::default()) };
+    let mut vm = context.session.boot(&machine)?;
     let order = |words: &[&str]| Order {
         command: words.iter().map(|word| (*word).to_owned()).collect(),
         root: true,
@@ -215,9 +215,9 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
     // Three hundred tests take their time where the machine is busy; one that hangs ends by itself.
-    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..proof.scope.clone() };
+    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..context.scope.clone() };
     let (ending, results, noise) = suite::follow(&mut vm, &order, &scope);
-    proof.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
+    context.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
     let status = ending?.status();
     vm.power_off()?;
     let found = outcome::parse(&results);

@@ -83,7 +83,7 @@ pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
 }
 
 /// What there was before a suite ran.
-pub(crate) struct Witness {
+pub(crate) struct EmulatorCheck {
     doorbells: Doorbells,
     objects: [BTreeMap<String, usize>; 2],
 }
@@ -93,7 +93,7 @@ pub(crate) struct Witness {
 const FIRST_USE: &str = "pair 'tcp 18515' 'uverbs pingpong srq -n 10 -d mlx5_1' \
                          'uverbs pingpong srq -n 10 -d mlx5_0 127.0.0.1'";
 
-impl Witness {
+impl EmulatorCheck {
     /// Looks at a machine that has the program `uverbs`.
     pub(crate) fn new(vm: &mut Vm) -> Result<Self> {
         if let Err(why) = run_script(vm, FIRST_USE, false)? {
@@ -109,8 +109,8 @@ impl Witness {
             Err(error) => failed(name, &error),
         };
         vec![
-            report("witness::doorbells", self.doorbells(vm)),
-            report("witness::objects", self.nothing_left(vm)),
+            report("emulator::doorbells", self.doorbells(vm)),
+            report("emulator::objects", self.nothing_left(vm)),
         ]
     }
 
