@@ -1,12 +1,13 @@
-//! What each device must be able to do on each kernel, and therefore which tests may not skip.
+//! The capabilities of each device on each kernel, and therefore which tests may not skip.
 //!
 //! A test that finds a capability missing skips with a reason that begins with the capability's
-//! name in brackets: `[odp] not advertised`. Here stands whether that is legitimate. A name that is
-//! not in the table is not: a new kind of skip is decided here, not in the test.
+//! name in brackets: `[odp] not advertised`. This table decides whether that is legitimate. A skip
+//! for a name that is not in the table never is: a new kind of skip is decided here, not in the
+//! test.
 //!
-//! Upstream's version says which kernel has what. Distributions carry later changes back, so where
-//! the kernel shows a probe that needs no RDMA to see, the probe decides. On the three kernels of a whole
-//! run, probe and version have to agree.
+//! Upstream's version says which kernel has a capability. Distributions backport changes, so where
+//! a capability probe needs no RDMA (a name in the BTF of a driver, a line of `/proc/misc`), the
+//! probe decides. On the three kernels of a whole run, probe and version have to agree.
 
 use crate::device::DeviceName;
 use crate::release::Series;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 /// The oldest kernel that the table was made for.
 const OLDEST: Series = Series(6, 1);
 
-/// When a device has something.
+/// The kernels on which a device has a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Has {
     /// On every kernel since 6.1.
@@ -25,13 +26,13 @@ enum Has {
     Since(Series),
     /// Up to this kernel.
     Until(Series),
-    /// Where the kernel shows this; upstream does from this kernel on.
+    /// Where the probe finds it; upstream has it from this kernel on.
     Probed(Probe, Series),
     /// On no kernel.
     Never,
 }
 
-/// What a kernel shows of itself without being asked for RDMA.
+/// A capability probe: a sign of a feature that needs no RDMA to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Probe {
     /// The BTF of a module names this function or enumerator.
@@ -45,7 +46,7 @@ const fn btf(module: &'static str, name: &'static str) -> Probe {
 }
 
 impl Probe {
-    /// The file that shows it.
+    /// The file to read.
     fn file(self) -> String {
         match self {
             Probe::Btf { module, .. } => format!("/sys/kernel/btf/{module}"),
@@ -53,7 +54,7 @@ impl Probe {
         }
     }
 
-    /// Whether the file's contents show it.
+    /// Whether the probe finds its sign in the file's contents.
     fn is_in(self, contents: &str) -> bool {
         match self {
             Probe::Btf { name, .. } => contents.split('\0').any(|word| word == name),
@@ -64,18 +65,18 @@ impl Probe {
     }
 }
 
-/// Who decides whether something is there.
+/// Who decides whether the capability is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DecidedBy {
     /// The driver, and so the kernel.
     Driver,
     /// The device; another one of the same driver may be different.
     Device,
-    /// The lab's guest, which offers more than a machine that works.
+    /// The lab's guest, which offers more than a production machine.
     Guest,
 }
 
-/// Capability, who decides, what soft-RoCE has, what the emulated ConnectX has.
+/// Capability, who decides, soft-RoCE, emulated ConnectX.
 const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // Verbs that both have and every test may count on.
     ("ah", DecidedBy::Driver, Has::Always, Has::Always),
@@ -84,11 +85,11 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
     ("inline", DecidedBy::Driver, Has::Always, Has::Always),
-    // Links, namespaces and modules may be changed, by root: so it is in the guest.
+    // Root may change links, namespaces and modules, as in the guest.
     ("lab", DecidedBy::Guest, Has::Always, Has::Always),
     // Software devices, made and removed on network interfaces.
     ("links", DecidedBy::Guest, Has::Always, Has::Never),
-    // What the driver of the other does not offer.
+    // The driver of the other device does not offer these.
     ("sqd", DecidedBy::Driver, Has::Always, Has::Never),
     ("srq_resize", DecidedBy::Driver, Has::Always, Has::Never),
     ("loopback", DecidedBy::Device, Has::Always, Has::Always),
@@ -103,7 +104,7 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("ud", DecidedBy::Driver, Has::Always, Has::Always),
     // A second device that the first one reaches.
     ("two_devices", DecidedBy::Guest, Has::Always, Has::Always),
-    // soft-RoCE learnt these over time.
+    // soft-RoCE gained these over time.
     (
         "atomic_write",
         DecidedBy::Driver,
@@ -148,23 +149,23 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_rxe", "rxe_ns_init"), Series(7, 1)),
         Has::Never,
     ),
-    // Set aside in the guest.
+    // The guest reserves them.
     ("huge_pages", DecidedBy::Guest, Has::Always, Has::Always),
-    // Memory to share between devices: whether Debian builds it decides.
+    // Memory to share between devices: depends on Debian's kernel configuration.
     (
         "udmabuf",
         DecidedBy::Guest,
         Has::Probed(Probe::Misc("udmabuf"), Series(6, 12)),
         Has::Probed(Probe::Misc("udmabuf"), Series(6, 12)),
     ),
-    // A device goes while files of it are open.
+    // A device can be removed while files of it are open.
     (
         "disassociate",
         DecidedBy::Guest,
         Has::Probed(btf("rdma_rxe", "rxe_disassociate_ucontext"), Series(7, 3)),
         Has::Always,
     ),
-    // Only hardware, or what emulates it.
+    // Only on hardware, or emulated hardware.
     ("import", DecidedBy::Driver, Has::Never, Has::Always),
     ("relaxed_ordering", DecidedBy::Device, Has::Always, Has::Always),
     ("mlx5", DecidedBy::Driver, Has::Never, Has::Always),
@@ -189,41 +190,41 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Never,
         Has::Probed(btf("ib_uverbs", "UVERBS_ATTR_CREATE_CQ_BUF_UMEM"), Series(7, 2)),
     ),
-    // With the rules that they are received by.
+    // Raw packet queue pairs and flow rules.
     ("raw_packet", DecidedBy::Device, Has::Never, Has::Always),
-    // The driver of later kernels looks for such a rule behind its end.
+    // The driver of later kernels looks for such a rule beyond the end of its table.
     ("flow_default", DecidedBy::Device, Has::Never, Has::Until(Series(6, 12))),
     ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
 ];
 
-/// What a run offers besides the device.
+/// Options of a run that decide about skips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunOptions {
-    /// rdma-core's tools are there.
+    /// rdma-core's tools are in the guest.
     pub(crate) peers: bool,
-    /// Long runs are wanted.
+    /// Long tests run.
     pub(crate) soak: bool,
 }
 
-/// The name in brackets that a skip's reason begins with, and the rest.
+/// Splits the reason of a skip into the name in brackets and the rest.
 pub(crate) fn split(reason: &str) -> Option<(&str, &str)> {
     let (name, rest) = reason.strip_prefix('[')?.split_once(']')?;
     (!name.is_empty()).then(|| (name, rest.trim_start()))
 }
 
-/// The kernel that tests run on, as far as the table asks.
+/// The kernel that tests run on, with the results of the probes.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningKernel {
     device: DeviceName,
     series: Series,
-    /// Whether the kernel shows a probe, of those that it could be asked for.
+    /// The results of the probes that could be made.
     probes: BTreeMap<Probe, bool>,
     /// Whether machine and device are the lab's.
     lab: bool,
 }
 
 impl RunningKernel {
-    /// Looks at a kernel: `read` answers the contents of one of its files, if there is such a file.
+    /// Probes a kernel. `read` returns the contents of one of its files, if it exists.
     pub(crate) fn probe(
         device: DeviceName,
         release: &str,
@@ -259,7 +260,7 @@ impl RunningKernel {
         }
     }
 
-    /// Whether the table can say what is there.
+    /// Whether the table decides about such a capability.
     fn is_judged(&self, decided_by: DecidedBy) -> bool {
         let known = match decided_by {
             DecidedBy::Driver => true,
@@ -270,8 +271,8 @@ impl RunningKernel {
         known && (self.lab || self.series >= OLDEST)
     }
 
-    /// Where the probes of a kernel contradict the versions in the table, or cannot be seen. On a
-    /// distribution's kernel that may be a change that it carries back.
+    /// Probes that contradict the versions in the table, or could not be made. On a distribution's
+    /// kernel that may be a backport.
     pub(crate) fn contradictions(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (name, _, rxe, mlx5) in TABLE {
@@ -298,7 +299,7 @@ fn of(device: DeviceName, rxe: Has, mlx5: Has) -> Has {
     }
 }
 
-/// Why a skip with this reason is not legitimate; `None` if it is.
+/// The reason why a skip is not legitimate; `None` if it is.
 pub(crate) fn objection(
     reason: &str,
     running: &RunningKernel,
@@ -332,7 +333,7 @@ mod tests {
 
     const LAB: bool = true;
 
-    /// A kernel whose files cannot be read: versions alone decide.
+    /// A kernel without readable files: versions alone decide.
     fn blind(device: DeviceName, release: &str, lab: bool) -> RunningKernel {
         RunningKernel::probe(device, release, lab, |_| Ok(None)).unwrap()
     }
@@ -388,7 +389,7 @@ mod tests {
         let carried_back = showing("6.12.1", "void rxe_ns_init rxe_reg");
         let judged = |reason: &str| objection(reason, &carried_back, RunOptions::default());
         assert!(judged("[netns] no").unwrap().contains("as the kernel shows"));
-        // In part of a name there is no probe.
+        // A part of a name is no match.
         let other = showing("7.3.4", "rxe_ns_init_early my_rxe_ns_init");
         assert_eq!(objection("[netns] no", &other, RunOptions::default()), None);
         assert!(rxe("[netns] no", "7.3.4").is_some());
@@ -411,7 +412,7 @@ mod tests {
         let judged = |device, release, reason| {
             objection(reason, &blind(device, release, !LAB), RunOptions::default())
         };
-        // Nobody laid a cable, and one device need not have what another has.
+        // There is no cable, and one device may lack what another has.
         assert_eq!(judged(DeviceName::Rxe, "6.18.3", "[two_devices] none"), None);
         assert_eq!(judged(DeviceName::Mlx5, "6.18.3", "[device_memory] none"), None);
         assert_eq!(judged(DeviceName::Mlx5, "6.18.3", "[sqd] the driver"), None);
@@ -419,7 +420,7 @@ mod tests {
         assert!(judged(DeviceName::Mlx5, "6.18.3", "[srq] no").is_some());
         assert!(judged(DeviceName::Rxe, "6.18.3", "[advise_mr] no").is_some());
         assert_eq!(judged(DeviceName::Rxe, "6.8.0-45-generic", "[advise_mr] no"), None);
-        // Of kernels before the first that was looked at, nothing is known.
+        // Nothing is known of kernels before the oldest of the table.
         assert_eq!(judged(DeviceName::Mlx5, "5.14.0-503.el9", "[srq] no"), None);
     }
 

@@ -1,8 +1,8 @@
-//! What shows that the emulated ConnectX is one: rdma-core's own programs, which know nothing of
-//! this project, on the kernel's own drivers.
+//! Cases that show that the emulated ConnectX behaves like one: rdma-core's own programs, which
+//! know nothing of this project, run on the kernel's own drivers.
 //!
-//! `test.rs` runs this after the suites. Cases that suit one machine share it; a machine that is lost takes
-//! its remaining cases along as failures.
+//! `test.rs` runs them after the suites. Cases that suit one guest share it. When a guest is lost,
+//! its remaining cases fail.
 
 pub(crate) mod case;
 mod emulator_check;
@@ -38,13 +38,13 @@ use verbs::Addressing;
 
 /// Cases that are run together.
 pub(crate) struct Group {
-    /// What their names begin with.
+    /// The prefix of their names.
     pub(crate) name: &'static str,
-    /// Lanes that it takes: two machines take two, and what measures time takes them all.
+    /// Lanes that it takes: two guests take two, and a measurement of time takes all.
     pub(crate) lanes: usize,
-    /// Whether each kernel has a part in it; otherwise the newest will do, unless it is asked for by name.
+    /// Whether it runs on each kernel; otherwise it runs on the newest, unless a filter names it.
     every_kernel: bool,
-    /// Whether a full run has it; what is not in a full run is in `cargo ci soak`.
+    /// Whether a full run has it; the others are in `cargo ci soak`.
     full: bool,
     run: fn(&CaseContext<'_>) -> Vec<Report>,
 }
@@ -63,13 +63,13 @@ impl Group {
     }
 }
 
-/// The longest ones first, so that none is left alone at the end.
+/// The longest ones first, so that no long one runs alone at the end.
 const GROUPS: &[Group] = &[
     Group::new("pyverbs", pyverbs::run),
     Group::new("faults", faults::run),
     Group::new("soak", soak::run),
     Group { every_kernel: true, ..Group::new("programs", programs) },
-    // What differs in these is the device and not the driver.
+    // These vary the device, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
@@ -78,7 +78,7 @@ const GROUPS: &[Group] = &[
     Group { lanes: usize::MAX, ..Group::new("figures", figures::run) },
 ];
 
-/// Whether a filter asks for nothing but what is here, so that no suite need be built.
+/// Whether a filter names a group, so that no suite need be built.
 pub(crate) fn suffices(filter: &str) -> bool {
     GROUPS.iter().any(|group| filter.split("::").next() == Some(group.name))
 }
@@ -88,20 +88,20 @@ pub(crate) fn group(name: &str) -> Option<&'static Group> {
     GROUPS.iter().find(|group| group.name == name)
 }
 
-/// The groups that a run of a kernel has: those of a full run, or those that may have cases that fit
-/// a filter. Which cases fit, the group says.
+/// The groups of a run on a kernel: those of a full run, or those that may have cases for a filter.
+/// The group itself filters its cases.
 pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static Group> {
     let newest = kernel == KernelName::Newest;
     let wanted = |group: &&Group| match filter {
         None => group.full && (newest || group.every_kernel),
-        // Whole groups are asked for by name; of the others a kernel that is not the newest has few.
+        // Whole groups are requested by name. On other kernels than the newest few groups run.
         Some(filter) if suffices(filter) => filter.split("::").next() == Some(group.name),
         Some(_) => group.name != "pyverbs",
     };
     GROUPS.iter().filter(wanted).collect()
 }
 
-/// Where the cases run.
+/// Everything that a case needs to run.
 pub(crate) struct CaseContext<'a> {
     pub(crate) session: &'a Session,
     pub(crate) kernel: KernelName,
@@ -140,7 +140,7 @@ fn minimal(context: &CaseContext<'_>) -> Vec<Report> {
 }
 
 impl CaseContext<'_> {
-    /// A machine with rdma-core's programs.
+    /// A guest with rdma-core's programs.
     fn machine(&self, emulation: Emulation) -> Machine<'static> {
         Machine { peers: true, emulation, ..Machine::new(self.kernel, DeviceName::Mlx5) }
     }
@@ -154,13 +154,13 @@ impl CaseContext<'_> {
         self.scope.filter.is_none_or(|filter| name.contains(filter))
     }
 
-    /// Keeps what a group printed.
+    /// Keeps the output of a group.
     fn keep(&self, group: &str, log: &str) -> Result<()> {
         let path = self.logs.join(format!("{}-mlx5-{group}.log", self.kernel.label()));
         fs::write(&path, log).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Runs cases in one machine.
+    /// Runs cases in one guest.
     fn group(&self, group: &str, emulation: Emulation, cases: Vec<Case>) -> Vec<Report> {
         let cases: Vec<Case> = cases
             .into_iter()
@@ -180,7 +180,7 @@ impl CaseContext<'_> {
             };
             let machine = Machine { programs: &ours, ..self.machine(emulation) };
             let mut vm = self.session.boot(&machine)?;
-            // The driver tests write combining when somebody first opens a device.
+            // The driver tests write combining when a device is first opened.
             let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
             let before = Doorbells::of(&vm)?;
             ensure!(opened.is_ok(), "{opened:?}");

@@ -1,4 +1,4 @@
-//! The tests that need no machine: those that `cargo test` runs, and loom's models.
+//! The tests that need no guest: those that `cargo test` runs, and loom's models.
 
 use crate::clock;
 use crate::lanes;
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// How long one run may take.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
-/// The same where nothing bounds the models.
+/// The same for unbounded models.
 const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
 /// Lines of output that a failed run shows.
 const TAIL: usize = 60;
 
-/// Runs the host's tests; with a filter, those whose names fit.
+/// Runs the host's tests; with a filter, those whose names contain it.
 pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
@@ -27,7 +27,7 @@ pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Secti
     Ok(section(reports, start))
 }
 
-/// What bounds loom's models. Most need no bound.
+/// The bounds of loom's models. Most need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bounds {
     /// The bounds that two models have of their own.
@@ -41,7 +41,7 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--package", "uverbs", "--lib"]);
-    // Other flags build everything anew, so these builds have a place of their own.
+    // Other flags rebuild everything, so these builds have a target directory of their own.
     command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
     command.env("RUSTFLAGS", "--cfg loom -D warnings").env("CARGO_PROFILE_DEV_OPT_LEVEL", "2");
     command.env_remove("LOOM_MAX_PREEMPTIONS");
@@ -73,15 +73,15 @@ fn threads() -> usize {
     asked.filter(|threads| *threads > 0).unwrap_or_else(lanes::processors)
 }
 
-/// What a test binary is called with: it prints a line for each test, although `--quiet` before it
-/// keeps cargo quiet, and runs as many tests at once as [`outcome::times`] is told.
+/// The arguments of a test binary. It prints a line for each test, although cargo itself gets
+/// `--quiet`, and runs as many tests at once as [`outcome::times`] assumes.
 pub(crate) fn libtest_arguments() -> [String; 6] {
     let threads = threads().to_string();
     ["--format", "pretty", "--color", "never", "--test-threads", &threads].map(str::to_owned)
 }
 
-/// Runs tests; with a filter, those whose names contain it. None at all is a failure where there
-/// must be some.
+/// Runs tests; with a filter, those whose names contain it. With `some`, a run without any test is
+/// a failure.
 fn run(
     name: &str,
     mut command: Command,
@@ -98,8 +98,8 @@ fn run(
     Ok(judge(name, &run, some))
 }
 
-/// What a run of tests reported, with a failure for what it should have and did not. The time of each
-/// test goes to the clock.
+/// The reports of a run, with a failure if it ended badly. The stage clock gets the time of each
+/// test.
 pub(crate) fn judge(name: &str, run: &CommandOutput, some: bool) -> Vec<Report> {
     for (test, time) in outcome::times(&run.stdout, &run.arrivals, threads()) {
         clock::case(&test, time);

@@ -1,5 +1,5 @@
-//! `cargo ci miri`: the tests that need neither a kernel nor a device, in an interpreter that knows
-//! what undefined behaviour is.
+//! `cargo ci miri`: runs the tests that need neither a kernel nor a device in Miri, an interpreter
+//! that detects undefined behaviour.
 //!
 //! Miri is in nightly toolchains only, so nothing else of the lab asks for it.
 
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 /// How long one package may take under one set of rules.
 const PATIENCE: Duration = Duration::from_secs(90 * 60);
-/// Lines of what Miri says of an error.
+/// Lines of Miri's message that are shown.
 const SHOWN: usize = 40;
-/// What is run: a package, and the features that it is built with.
+/// The packages, with the features that they are built with.
 const PACKAGES: [(&str, &[&str]); 2] = [("uverbs-uapi", &[]), ("uverbs", &["--features", "tokio"])];
 
-/// What Miri takes for aliasing that is allowed.
+/// The model of aliasing that Miri checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rules {
     /// Stacked borrows, the stricter ones
@@ -40,9 +40,10 @@ impl Rules {
     }
 
     fn flags(self) -> &'static str {
-        // Addresses go to the kernel as numbers, which the kernel that tests play uses as such.
+        // Addresses go to the scripted kernel as integers, which it turns back into pointers.
         match self {
-            // What the kernel does not confirm to be gone is leaked on purpose, and tested.
+            // The library leaks on purpose the memory of objects whose destruction the kernel does
+            // not confirm, and tests that.
             Rules::Stacked => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks",
             Rules::Tree => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks -Zmiri-tree-borrows",
         }
@@ -62,7 +63,7 @@ pub(crate) struct MiriArguments {
     filters: Vec<String>,
 }
 
-/// Runs the tests under Miri, prints the summary, and answers success only if nothing failed.
+/// Runs the tests under Miri and prints the summary. It returns success only if nothing failed.
 pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let toolchain = &arguments.toolchain;
@@ -96,7 +97,7 @@ fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Section>>
         for (package, features) in PACKAGES {
             let mut command = cargo(workspace, &arguments.toolchain);
             command.args(["test", "--quiet", "--package", package, "--lib"]).args(features);
-            // Its flags are not those of other builds.
+            // Its flags differ from other builds, which would be built anew.
             command.arg("--target-dir").arg(workspace.lab_directory()?.join("miri"));
             command.env("MIRIFLAGS", rules.flags()).env("RUST_BACKTRACE", "0");
             command.args(["--", "--format", "pretty", "--color", "never"]);
@@ -117,7 +118,7 @@ fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
     // The `cargo` that runs the lab is of one toolchain; rustup's own knows the others.
     let mut command = Command::new("cargo");
     command.arg(format!("+{toolchain}")).arg("miri").current_dir(workspace.root());
-    // What cargo tells the programs that it runs is of the other toolchain.
+    // Cargo's variables would select the toolchain that built the lab.
     for name in ["CARGO", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(name);
     }
@@ -144,7 +145,7 @@ fn missing(toolchain: &str) -> Option<String> {
     missing_in(toolchain, listed.status.success().then_some(&*text))
 }
 
-/// The same for what rustup lists as installed, or none where it knows no such toolchain.
+/// The same for the list of installed components, or `None` without such a toolchain.
 fn missing_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
     let Some(listed) = listed else {
         let components = COMPONENTS.join(",");
@@ -168,7 +169,7 @@ fn missing_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
     })
 }
 
-/// What a run said. Miri ends with the first error that it finds, in the middle of a test.
+/// The reports of a run. Miri ends at the first error, in the middle of a test.
 fn reports(run: &CommandOutput) -> Vec<Report> {
     let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
@@ -185,7 +186,7 @@ fn reports(run: &CommandOutput) -> Vec<Report> {
     reports
 }
 
-/// The first error of what Miri printed, or the end of it.
+/// The first error in Miri's output, or the end of the output.
 fn finding(stderr: &str) -> String {
     let lines: Vec<&str> = stderr.lines().collect();
     let first = lines.iter().position(|line| line.starts_with("error"));

@@ -1,4 +1,4 @@
-//! Kernel modules as files: decompressed, and asked what they need.
+//! Kernel modules as files: decompresses them and reads their dependencies.
 //!
 //! Debian writes `modules.dep` only when a kernel is installed, so the dependencies are read out
 //! of the modules' own `.modinfo`, as `depmod` would. `modules.rs` of the guest loads by them.

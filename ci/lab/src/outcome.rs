@@ -1,15 +1,15 @@
-//! What a test binary said: the lines of libtest and of libtest-mimic, read into outcomes.
+//! Reads the output of test binaries (libtest and libtest-mimic) into outcomes.
 //!
 //! `suite.rs` and `host.rs` run the binaries, `summary.rs` counts.
 
 use std::time::Duration;
 
-/// How one test went.
+/// The outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As it should.
+    /// It passed.
     Passed,
-    /// It failed; why, as far as the binary said so.
+    /// It failed, with the message of the binary if there is one.
     Failed(String),
     /// It did not run, for this reason.
     Skipped(String),
@@ -30,7 +30,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
         if let Some((name, result)) = result_line(line) {
             match outcome(result) {
                 Some(outcome) => reports.push(Report { name, outcome }),
-                // What the test itself printed stands between its name and its result.
+                // Output of the test itself stands between its name and its result.
                 None => begun = Some(name),
             }
         } else if let Some(outcome) = outcome(line) {
@@ -49,7 +49,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     reports
 }
 
-/// Whether a line tells the result of a test, or of all.
+/// Whether a line has the result of a test, or of all tests.
 pub(crate) fn is_result(line: &str) -> bool {
     result_line(line).is_some() || line.starts_with("test result: ")
 }
@@ -59,7 +59,7 @@ pub(crate) fn named(line: &str) -> Option<&str> {
     Some(line.strip_prefix("test ")?.split_once(" ... ")?.0.trim_end())
 }
 
-/// A name as the sections of failures have it: without the kind before and the remark behind.
+/// A name as in the sections of failures: without the kind before it and the remark after it.
 fn bare(name: &str) -> &str {
     let name = match name.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((_, name)) => name.trim_start(),
@@ -103,7 +103,7 @@ pub(crate) fn unfinished(output: &str) -> Option<String> {
     begun
 }
 
-/// Sections `---- NAME ----` (libtest says `---- NAME stdout ----`) with what stands in them.
+/// The sections `---- NAME ----` (libtest: `---- NAME stdout ----`) with their text.
 fn messages(output: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     let mut inside = false;

@@ -1,10 +1,11 @@
-//! `cargo ci quick`: judges the change that is being edited in about a minute.
+//! `cargo ci quick`: tests the change that is being edited, in about a minute.
 //!
-//! One call of cargo builds the host's unit tests and the device suite, without optimising. The unit
-//! tests run first, because most mistakes show there within seconds. Then two machines, soft-RoCE and
-//! mlx5 on the newest kernel, run the smoke tests and the tests of what changed side by side.
+//! One call of cargo builds the host's unit tests and the device suite, without optimising. The
+//! unit tests run first, because most mistakes fail there within seconds. Then two guests,
+//! soft-RoCE and mlx5 on the newest kernel, run the smoke tests and the tests of the changed files
+//! in parallel.
 //!
-//! `measure.rs` shows how long it takes and what it catches.
+//! `measure.rs` measures its time and the defects that it catches.
 
 pub(crate) mod measure;
 
@@ -30,12 +31,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// How long the host's tests may take, and a suite in a machine.
+/// How long the host's tests may take, and a suite in a guest.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// How long a machine may be silent.
+/// How long a guest may be silent.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// What runs whatever changed, on both devices: connect, send, write, read, event, owned buffers, futures.
+/// Tests that run on both devices whatever changed: connect, send, write, read, event, owned
+/// buffers, futures.
 const SMOKE: &[&str] = &[
     "handshake::rc_pairs_connect",
     "rc::messages_in_both_directions",
@@ -47,8 +49,8 @@ const SMOKE: &[&str] = &[
     "async::echo_comes_back",
 ];
 
-/// Files whose paths begin so are checked by the device tests whose names begin so. All rows that fit
-/// a file count. Tests of what `SMOKE` has, and of what takes long, are left to `cargo ci test`.
+/// A changed file whose path begins with the first text runs the device tests whose names begin
+/// with the others. All matching rows count. Long tests are left to `cargo ci test`.
 const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
     ("src/provider/", &["cq::", "srq::", "ud::"]),
@@ -102,10 +104,11 @@ const PACKAGES: &[(&str, &str)] = &[
 /// `cargo ci quick`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuickArguments {
-    /// Judge what differs from this commit [default: HEAD, or if nothing does, where this branch left main]
+    /// Test the difference from this commit [default: HEAD, or if nothing differs, where this
+    /// branch left main]
     #[arg(long, value_name = "COMMIT")]
     base: Option<String>,
-    /// Take these files for what changed, and do not ask git
+    /// Take these files as the changed ones, and do not ask git
     #[arg(long, value_name = "PATH", conflicts_with = "base")]
     changed: Vec<String>,
     /// Measure: five harmless edits, one after the other, and the median of what each takes
@@ -114,7 +117,7 @@ pub(crate) struct QuickArguments {
     /// Plant each of the ten listed defects, and show which of them are caught
     #[arg(long, conflicts_with = "edits")]
     defects: bool,
-    /// Of the edits or defects, those whose names contain this
+    /// Only the edits or defects whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
@@ -122,7 +125,7 @@ pub(crate) struct QuickArguments {
     record_times: bool,
 }
 
-/// Judges a change, or shows how well that goes.
+/// Tests a change, or measures how well that works.
 pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
     let only = arguments.only.as_deref().unwrap_or_default();
     let good = if arguments.edits {
@@ -135,12 +138,12 @@ pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a set of changed files asks for.
+/// The tests that a set of changed files needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Selection {
     tests: NamePrefixes,
     packages: Vec<&'static str>,
-    /// Files that no row names: the host's unit tests and the smoke tests are all that judges them.
+    /// Files that no row names: only the host's unit tests and the smoke tests check them.
     others: Vec<String>,
 }
 
@@ -165,7 +168,7 @@ impl Selection {
                 }
                 known = true;
             }
-            // A file of the device suite is a module of its name.
+            // A file of the device suite is a module of that name.
             if let Some(module) =
                 path.strip_prefix("tests/device/").and_then(|rest| rest.strip_suffix(".rs"))
             {
@@ -216,7 +219,7 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
         }),
         Ok(built) => {
             sections.push(on_host(&workspace, &built.host, &selection)?);
-            // What a unit test has found needs no machine to be found again.
+            // A failed unit test saves the time of booting.
             if !(Summary { sections: sections.clone() }).failed() {
                 let session = Session::open(&needs(), false)?;
                 accelerator = session.accelerator().label();
@@ -269,7 +272,7 @@ fn on_host(
     Ok(Section { name: "host".into(), reports, note })
 }
 
-/// The suites on both devices, side by side.
+/// The suites on both devices, in parallel.
 fn in_machines(
     session: &Session,
     suites: Vec<suite::Suite>,
@@ -293,7 +296,7 @@ fn in_machines(
     lanes::run(lanes::count(), jobs.into())
 }
 
-/// What git says has changed: against a commit, else against HEAD, else against main.
+/// The changed files according to git: against a commit, else against HEAD, else against main.
 fn changed(root: &Path, base: Option<&str>) -> Result<Vec<String>> {
     let git = |arguments: &[&str]| soak::output(root, "git", arguments);
     let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
@@ -346,7 +349,7 @@ mod tests {
         assert!(selection.abi());
     }
 
-    /// A path that is renamed must not lose its tests silently, nor a test its row.
+    /// A renamed path must not lose its tests silently, nor a renamed test its row.
     #[test]
     fn every_row_names_something_that_exists() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

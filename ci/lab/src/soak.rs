@@ -1,5 +1,5 @@
-//! `cargo ci soak`: what is long by nature. Each part writes into `ci/lab/SOAK.md` when it last ran, on
-//! which commit, and with which result.
+//! `cargo ci soak`: the tests that take hours. Each part records in `ci/lab/SOAK.md` when it last
+//! ran, on which commit, and with which result.
 
 use crate::capability::RunOptions;
 use crate::cases;
@@ -24,15 +24,15 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the results are kept, in the tree.
+/// The file of results, in the tree.
 const RECORD: &str = "ci/lab/SOAK.md";
-/// How the result of a part begins that could not run.
+/// The result of a part that could not run begins with this.
 const DID_NOT_RUN: &str = "did not run";
-/// How long a suite may take, and a machine be silent.
+/// How long a suite may take, and a guest may be silent.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 const SILENCE: Duration = Duration::from_secs(20 * 60);
 
-/// A part, by the name that the command line has for it.
+/// A part, by its name on the command line.
 struct Part {
     name: &'static str,
     /// What it shows beyond a full run.
@@ -89,12 +89,12 @@ const PARTS: &[Part] = &[
 pub(crate) struct SoakArguments {
     /// Parts to run [default: all of them]
     parts: Vec<String>,
-    /// Name the parts with what they show, and run none
+    /// List the parts with what they show, and run none
     #[arg(long)]
     list: bool,
 }
 
-/// Runs the parts one after the other, and answers success only if nothing failed.
+/// Runs the parts one after the other. It returns success only if nothing failed.
 pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     if arguments.list {
         for part in PARTS {
@@ -140,7 +140,8 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
     println!("\n{}", table.context("the table of stages")?);
     println!("{summary:#}; {RECORD} says when each part last ran");
-    // A part that was asked for by name and could not run is an error; of the whole soak it is a skip.
+    // A part that was requested by name and could not run is an error; in a whole soak it is a
+    // skip.
     if !arguments.parts.is_empty() && !skipped.is_empty() {
         bail!("asked for by name, and did not run: {}", skipped.join("; "));
     }
@@ -181,7 +182,7 @@ fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>
     Ok(vec![test::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
 }
 
-/// A group of cases on these kernels, side by side.
+/// A group of cases on these kernels, in parallel.
 fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>> {
     let group = cases::group(name).with_context(|| format!("no group {name}"))?;
     let setup = ready(kernels, Vec::new())?;
@@ -219,7 +220,7 @@ fn result(sections: &[Section]) -> String {
     }
 }
 
-/// When a part ran, and what came of it.
+/// When a part ran, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     when: String,
@@ -234,8 +235,8 @@ fn note(path: &Path, part: &str, row: &Row) -> Result<()> {
     fs::write(path, noted(&text, part, row)).with_context(|| format!("write {}", path.display()))
 }
 
-/// The file with a part's row in it. A part that could not run leaves the result of its last run, and
-/// rows of parts that are no more are left out.
+/// The file with a part's new row. A part that could not run keeps the result of its last run, and
+/// rows of removed parts are dropped.
 fn noted(text: &str, part: &str, row: &Row) -> String {
     let mut lines = vec![
         "# When the soak last ran".to_owned(),
@@ -268,7 +269,7 @@ fn noted(text: &str, part: &str, row: &Row) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What a command prints, without white space around it, if it succeeds.
+/// The trimmed output of a command, if it succeeds.
 pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(command)
         .args(arguments)
@@ -280,7 +281,7 @@ pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<S
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The commit, and whether something beside this file differs from it.
+/// The commit, and whether any other file differs from it.
 fn commit(root: &Path) -> String {
     let Some(commit) = output(root, "git", &["rev-parse", "--short=10", "HEAD"]) else {
         return "unknown".into();

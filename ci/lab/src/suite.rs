@@ -1,5 +1,5 @@
-//! The device suites: static test binaries, run in a machine as an ordinary user and, for tests
-//! whose names begin with `root::`, as root.
+//! The device suites: static test binaries. The guest runs them as an ordinary user, and tests
+//! whose names begin with `root::` as root.
 
 use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
@@ -18,24 +18,24 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The suite of which a part can be chosen.
+/// The suite whose tests can be chosen one by one.
 const CHOSEN: &str = "device";
 
-/// Tests under this module run as root, all others do not.
+/// Tests of this module run as root, all others as the user.
 const ROOT: &str = "root::";
 
 /// An integration test whose binary is run on devices.
 struct Target {
     package: &'static str,
     test: &'static str,
-    /// Modules that it looks into and the device does not bring.
+    /// Kernel modules that it inspects and that the device does not need.
     modules: &'static [&'static str],
     devices: &'static [DeviceName],
 }
 
 const TARGETS: &[Target] = &[
     Target { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
-    // What it asks is the kernel's to answer, so that one device will do.
+    // It inspects the kernel only, so one device suffices.
     Target {
         package: "uverbs-uapi",
         test: "btf",
@@ -44,7 +44,7 @@ const TARGETS: &[Target] = &[
     },
 ];
 
-/// A suite's binary, built.
+/// A built suite.
 #[derive(Clone, Debug)]
 pub(crate) struct Suite {
     /// Name of its test target.
@@ -98,18 +98,18 @@ pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
 #[derive(Clone, Debug)]
 pub(crate) struct Scope<'a> {
     pub(crate) filter: Option<&'a str>,
-    /// Of the tests that the filter leaves, those that this accepts; all of them if there is none.
+    /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
     pub(crate) options: RunOptions,
-    /// How many times more rounds than in an ordinary run tests do that repeat what they do.
+    /// Factor for the rounds of tests that repeat their work.
     pub(crate) rounds: u32,
-    /// For one run of one suite.
+    /// The limit for one run of one suite.
     pub(crate) patience: Duration,
-    /// Without a sign of life.
+    /// The limit for silence.
     pub(crate) silence: Duration,
 }
 
-/// Beginnings of tests' names.
+/// Prefixes of test names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NamePrefixes(pub(crate) BTreeSet<String>);
 
@@ -120,7 +120,7 @@ impl NamePrefixes {
     }
 }
 
-/// Where the suites run, for judging what they skip.
+/// The guest that a suite runs in, which decides which skips are legitimate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guest<'a> {
     pub(crate) device: DeviceName,
@@ -128,7 +128,7 @@ pub(crate) struct Guest<'a> {
     pub(crate) running: &'a RunningKernel,
 }
 
-/// Looks at the kernel of a machine.
+/// Probes the kernel of a guest.
 pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> {
     let release = vm.greeting.release.clone();
     RunningKernel::probe(device, &release, true, |file| {
@@ -139,8 +139,8 @@ pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> 
     })
 }
 
-/// Judges what the kernel shows: on a kernel of every whole run nothing may contradict the table, on
-/// others the kernel is right.
+/// Compares the capability probes with the table's versions. On the three kernels of a whole run a
+/// contradiction fails the run; on others it is printed, and the probe decides.
 pub(crate) fn check_probes(
     running: &RunningKernel,
     kernel: KernelName,
@@ -162,7 +162,7 @@ pub(crate) fn check_probes(
     vec![Report { name: NAME.into(), outcome }]
 }
 
-/// Runs one suite in a machine, as the user and as root.
+/// Runs one suite in a guest, as the user and as root.
 pub(crate) fn run(
     vm: &mut Vm,
     suite: &Suite,
@@ -233,7 +233,7 @@ impl Passes {
             if name.starts_with(ROOT) {
                 passes.root.push(name.clone());
             } else if name.contains(ROOT) {
-                // The binary knows filters by substring only, so this one would never run.
+                // The binary matches filters by substring only, so this test would run in no pass.
                 bail!("test {name}: `{ROOT}` may stand only at the start of a name");
             } else {
                 passes.user.push(name.clone());
@@ -276,7 +276,7 @@ fn environment(options: RunOptions) -> Vec<(String, String)> {
     environment
 }
 
-/// One run of the binary; what it reports is judged.
+/// Runs the binary once, and checks its skips.
 #[expect(clippy::too_many_arguments, reason = "each says one thing about the one call there is")]
 fn pass(
     vm: &mut Vm,
@@ -293,7 +293,7 @@ fn pass(
     if scope.choice.is_some() && suite.name == CHOSEN {
         order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
     }
-    // Results go where standard output went; what tests print themselves joins standard error.
+    // Results go to the former standard output; output of the tests joins standard error.
     let redirect = r#"exec "$@" --logfile /dev/fd/3 3>&1 1>&2"#;
     let mut command: Vec<String> =
         ["sh", "-c", redirect, "lab"].iter().map(|word| (*word).to_owned()).collect();
@@ -332,7 +332,7 @@ fn object(report: Report, objection: impl Fn(&str) -> Option<String>) -> Report 
     }
 }
 
-/// What a run reported, with a failure for everything that it should have and did not.
+/// The reports of a run, with a failure for each expected report that is missing.
 fn judge(
     results: &str,
     noise: &str,
@@ -369,7 +369,7 @@ fn judge(
     reports
 }
 
-/// Runs an order without limits on silence.
+/// Runs a command in the guest, without a limit on silence.
 pub(crate) fn collect(
     vm: &mut Vm,
     order: &Order,
@@ -385,7 +385,8 @@ pub(crate) fn collect(
     (ending, text(stdout), text(stderr))
 }
 
-/// Runs an order, shows result lines as they come, and gives up on too long a silence.
+/// Runs a command in the guest, prints result lines as they come, and gives up when it is silent
+/// for too long.
 pub(crate) fn follow(
     vm: &mut Vm,
     order: &Order,
@@ -393,7 +394,7 @@ pub(crate) fn follow(
 ) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut shown = 0;
-    // Tests run one after the other, so each began when the one before it ended.
+    // Tests run one after the other, so each starts when the one before it ends.
     let mut since = Instant::now();
     let end = Instant::now() + scope.patience;
     let ending = (|| {
@@ -437,9 +438,9 @@ pub(crate) fn follow(
     (ending, text(stdout), text(stderr))
 }
 
-/// Runs a suite on a device of this very machine. Nothing of the machine is changed: tests that do
-/// so run as root in the lab only. What the kernel's driver decides is judged by the table; what a real
-/// device lacks is for its owner to judge.
+/// Runs a suite on a device of this machine, and changes nothing of the machine: tests that do run
+/// as root, in the lab only. The table decides on skips for features of the driver; a skip for a
+/// feature of a real device is always legitimate.
 pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Result<Vec<Report>> {
     let mut command = std::process::Command::new(&suite.binary);
     command
@@ -474,8 +475,8 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     Ok(reports)
 }
 
-/// Looks at this machine's kernel; none if the table knows nothing of the device's driver. `root` is
-/// where `/proc` and `/sys` lie.
+/// Probes this machine's kernel; `None` if the table does not know the device's driver. `/proc` and
+/// `/sys` are under `root`.
 fn native_kernel(root: &Path, device: &str) -> Result<Option<RunningKernel>> {
     let directory = root.join("sys/class/infiniband").join(device);
     let driver = fs::read_link(directory.join("device/driver")).ok();
@@ -483,7 +484,7 @@ fn native_kernel(root: &Path, device: &str) -> Result<Option<RunningKernel>> {
     let device = if is_mlx5 {
         DeviceName::Mlx5
     } else if directory.join("parent").exists() {
-        // The interface below it, which of all drivers only soft-RoCE tells.
+        // Of all drivers only soft-RoCE names the interface below it.
         DeviceName::Rxe
     } else {
         return Ok(None);
@@ -522,7 +523,7 @@ mod tests {
         assert_eq!(judged("siw0", "[srq] no"), None, "a driver that the table does not know");
         assert_eq!(judged("rocep1s0", "[device_memory] no"), Some(None));
         assert!(judged("rocep1s0", "[srq] no").unwrap().is_some());
-        // Carried back: 6.8 does not have it upstream.
+        // Backported: upstream's 6.8 lacks it.
         assert!(judged("soft0", "[advise_mr] no").unwrap().is_some());
         assert_eq!(judged("soft0", "[netns] no"), Some(None));
         fs::remove_dir_all(&root).unwrap();

@@ -1,21 +1,21 @@
-//! The end of `cargo ci test`: how many passed, failed and skipped, where, and why.
+//! The end of `cargo ci test`: the counts of passed, failed and skipped tests, with the reasons.
 //!
-//! Whoever looks at the end of a log sees what failed: what was skipped stands before.
+//! Skips are printed before failures, so that the end of a log shows what failed.
 
 use crate::outcome::{Outcome, Report};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Results of one section: the host, or a kernel with a device.
+/// A section of the summary: the host, or a kernel with a device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Section {
     pub(crate) name: String,
     pub(crate) reports: Vec<Report>,
-    /// What to know beside the counts, such as how long it took.
+    /// A remark beside the counts, for example the time.
     pub(crate) note: String,
 }
 
-/// Results of all sections.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) sections: Vec<Section>,
@@ -60,7 +60,7 @@ impl Summary {
         Counts::of(self.sections.iter().flat_map(|section| &section.reports))
     }
 
-    /// What was skipped, with its reason, and the sections where just that was.
+    /// The skipped tests by reason, with the sections that skipped exactly these.
     fn skips(&self) -> Skips<'_> {
         let mut skips = Skips::new();
         for section in &self.sections {
@@ -71,7 +71,7 @@ impl Summary {
                 }
             }
             for (reason, mut names) in reasons {
-                // Tests end in another order in each section.
+                // The order in which tests end differs between sections.
                 names.sort_unstable();
                 skips.entry((reason, names)).or_default().push(&section.name);
             }
@@ -80,7 +80,7 @@ impl Summary {
     }
 }
 
-/// Places by a reason and the names of the tests that were skipped for it.
+/// Sections by a reason and the names of the tests that were skipped for it.
 type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
 
 /// Skips, failures and counts; with `{:#}` only the count of everything.

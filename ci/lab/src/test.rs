@@ -1,5 +1,5 @@
-//! `cargo ci test`: the host's tests and the device suites on each kernel and device asked for, side by
-//! side.
+//! `cargo ci test`: the host's tests, and the device suites on each requested kernel and device, in
+//! parallel.
 
 use crate::capability::RunOptions;
 use crate::cases::{self, CaseContext, EmulatorCheck};
@@ -65,7 +65,7 @@ pub(crate) struct TestArguments {
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long)]
     full: bool,
-    /// Leave out what needs no device: the host's tests, with --full what `cargo ci check` does
+    /// Leave out the host's tests, and with --full also `cargo ci check`
     #[arg(long)]
     no_host: bool,
     /// Show the kernels' consoles
@@ -74,7 +74,7 @@ pub(crate) struct TestArguments {
     /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
     #[arg(long)]
     record_times: bool,
-    /// Run only tests whose names contain this, and not what `cargo ci check` does
+    /// Run only tests whose names contain this, and leave out `cargo ci check`
     filter: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl TestArguments {
         }
     }
 
-    /// What is to be fetched.
+    /// The downloads that the run needs.
     fn needs(&self) -> Needs {
         let proven = self.devices().contains(&DeviceName::Mlx5);
         let more = self.full || self.filter.is_some();
@@ -120,19 +120,19 @@ impl TestArguments {
     }
 }
 
-/// What a full run multiplies the rounds of an ordinary one by: 500 where that has 100. Ten thousand
-/// are the soak's.
+/// A full run repeats five times as often as an ordinary one: 500 rounds in place of 100. The soak
+/// has 10,000.
 const FULL_ROUNDS: u32 = 5;
 
-/// Names of jobs that others wait for.
+/// Names of jobs that other jobs wait for.
 const MACHINES: &str = "what machines want";
 const CHECK: &str = "check";
 const HOST: &str = "host tests";
 
-/// What jobs answer: results of a section, of which several jobs may have a part.
+/// A job returns a section, or its part of a section that several jobs fill.
 type Work<'a> = Job<'a, Section>;
 
-/// Runs everything, prints the summary, and answers success only if nothing failed.
+/// Runs the tests and prints the summary. It returns success only if nothing failed.
 pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
@@ -180,7 +180,7 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Turns what kept a suite from running into a failed report.
+/// Turns the error that kept a suite from running into a failed report.
 fn reports_of(suite: &str, outcome: Result<Vec<Report>>) -> Vec<Report> {
     outcome.unwrap_or_else(|error| vec![failure(suite, &error)])
 }
@@ -189,7 +189,7 @@ fn failure(name: &str, error: &anyhow::Error) -> Report {
     Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
 }
 
-/// A section with the failure that kept it from being tested.
+/// A job's section, or one with the error that kept the job from running.
 pub(crate) fn section_of(name: &str, outcome: Result<Section>) -> Section {
     outcome.unwrap_or_else(|error| Section {
         name: name.to_owned(),
@@ -198,7 +198,7 @@ pub(crate) fn section_of(name: &str, outcome: Result<Section>) -> Section {
     })
 }
 
-/// Joins what several jobs found out about one section.
+/// Joins the parts of each section.
 fn joined(parts: Vec<Section>) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     for part in parts {
@@ -230,13 +230,13 @@ fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Sect
     Ok(Section { name: format!("native {device}"), reports, note })
 }
 
-/// What all machines of a run share, once it is there.
+/// The setup that all guests of a run share, made by the first job.
 #[derive(Default)]
 pub(crate) struct LazySetup {
     ready: OnceLock<Result<Setup, String>>,
 }
 
-/// What was fetched and built.
+/// The downloads and the built programs.
 pub(crate) struct Setup {
     pub(crate) session: Session,
     suites: Vec<Suite>,
@@ -244,7 +244,7 @@ pub(crate) struct Setup {
 }
 
 impl LazySetup {
-    /// What is there, or why it is not.
+    /// The setup, or the reason why it failed.
     pub(crate) fn ready(&self) -> Result<&Setup> {
         match self.ready.get() {
             Some(Ok(ready)) => Ok(ready),
@@ -253,7 +253,8 @@ impl LazySetup {
         }
     }
 
-    /// Fetches and builds. A failure stands in the answer, and every job that asks for what is ready reports it.
+    /// Fetches and builds. The section reports a failure, and so does every job that asks for the
+    /// setup.
     pub(crate) fn prepare(&self, request: &SetupRequest) -> Section {
         let made = request.make();
         let reports = match &made {
@@ -265,7 +266,7 @@ impl LazySetup {
     }
 }
 
-/// What machines will want.
+/// What to fetch and build for the guests of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct SetupRequest {
     pub(crate) needs: Needs,
@@ -300,8 +301,8 @@ impl SetupRequest {
     }
 }
 
-/// Everything that the arguments ask for. One chain of host checks and one lane of machines, until
-/// the checks are over; the longest machines first.
+/// The jobs of a run. One chain of host checks runs beside one lane of guests until the checks are
+/// over; the longest guests come first.
 fn jobs<'a>(
     arguments: &'a TestArguments,
     workspace: &'a Workspace,
@@ -332,7 +333,7 @@ fn jobs<'a>(
             Job::new(HOST, move || section_of("host", host::tests(workspace, filter))).after(CHECK),
         );
     }
-    // The emulated device takes longer than soft-RoCE, and the newest kernel has most to do.
+    // The emulated device takes longer than soft-RoCE, and the newest kernel has the most tests.
     let mut devices = arguments.devices();
     devices.reverse();
     let mut kernels = arguments.kernels();
@@ -347,7 +348,7 @@ fn jobs<'a>(
                     section_of(&section, suites_on(setup, kernel, device, scope, logs))
                 }));
             }
-            // One kernel will do for programs, too, unless they are asked for.
+            // One kernel suffices for programs, unless a filter names them.
             let named = filter.is_some_and(examples::suffices);
             if named || (all_examples && kernel == KernelName::Newest) {
                 let section = name.clone();
@@ -373,7 +374,7 @@ fn label(kernel: KernelName, device: DeviceName) -> String {
     format!("{} {}", kernel.label(), device.label())
 }
 
-/// Runs the suites of a device in one machine.
+/// Runs the suites of a device in one guest.
 pub(crate) fn suites_on(
     setup: &LazySetup,
     kernel: KernelName,
@@ -385,7 +386,7 @@ pub(crate) fn suites_on(
     Ok(suites_with(session, suites, programs, kernel, device, scope, logs))
 }
 
-/// The same with nothing in the machine but the suites.
+/// The same in a guest that has nothing but the suites.
 pub(crate) fn suites_in(
     session: &Session,
     suites: &[Suite],
@@ -412,7 +413,7 @@ fn suites_with(
     let machine = Machine {
         programs,
         peers: scope.options.peers,
-        // A program of rdma-core's bindings imports and exports.
+        // The tests of imports run a program of rdma-core's bindings.
         python: scope.options.peers && device == DeviceName::Mlx5,
         ..Machine::new(kernel, device)
     };
@@ -447,7 +448,7 @@ fn examples_on(
     Ok(Section { name: label(kernel, device), reports, ..Section::default() })
 }
 
-/// Runs each suite; one that breaks its machine gets the next a new one.
+/// Runs each suite. After a suite that breaks its guest, the next one gets a new guest.
 fn run_suites(
     session: &Session,
     machine: &Machine<'_>,
@@ -476,7 +477,7 @@ fn run_suites(
         let _stage =
             clock::stage(format!("{} {}", label(machine.kernel, machine.device), suite.name));
         let outcome = (|| {
-            // The check first uses the devices by the command line, which `cargo ci quick` leaves out.
+            // The check needs the command line in the guest, which `cargo ci quick` leaves out.
             let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");
             let check = match machine.device {
                 DeviceName::Mlx5 if uses => Some(EmulatorCheck::new(running)?),

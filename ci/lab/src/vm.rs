@@ -1,6 +1,7 @@
-//! A running machine: QEMU, its console, and the channel over which the guest takes orders.
+//! A running guest: QEMU, its console, and the channel over which PID 1 of the guest takes
+//! commands.
 //!
-//! The guest end of the channel is PID 1 of `lab-guest`.
+//! The other end of the channel is `lab-guest`.
 
 use crate::accel::Accelerator;
 use crate::clock;
@@ -28,26 +29,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Lines of the console that a failure shows.
+/// Lines of the console in the message of a failure.
 const TAIL: usize = 40;
 
-/// How a machine is put together.
+/// The configuration of QEMU and the guest.
 pub(crate) struct Plan<'a> {
     /// The QEMU to run.
     pub(crate) qemu: &'a Qemu,
-    /// What executes the guest's instructions.
+    /// KVM or TCG.
     pub(crate) accelerator: Accelerator,
     /// The kernel to boot.
     pub(crate) kernel: &'a Kernel,
-    /// What the device adds.
+    /// The device's part of the configuration.
     pub(crate) device: &'a Device,
-    /// The guest's root, packed; it is removed once the guest is ready.
+    /// The initramfs; it is removed once the guest is ready.
     pub(crate) archive: &'a Path,
-    /// A running companion of an earlier machine, in place of a new one.
+    /// The running companion of an earlier guest, in place of a new one.
     pub(crate) companion: Option<Rc<ChildGuard>>,
-    /// Where sockets lie.
+    /// The directory of the sockets.
     pub(crate) directory: &'a Path,
-    /// Tells machines in one directory apart.
+    /// The number of this guest in the directory.
     pub(crate) number: u32,
     /// How long the guest may take to be ready.
     pub(crate) patience: Duration,
@@ -55,18 +56,18 @@ pub(crate) struct Plan<'a> {
     pub(crate) show_console: bool,
 }
 
-/// Something that a process in the guest did.
+/// An event of a process in the guest.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It wrote to its standard output.
+    /// Bytes of its standard output.
     Stdout(u32, Vec<u8>),
-    /// It wrote to its standard error.
+    /// Bytes of its standard error.
     Stderr(u32, Vec<u8>),
-    /// It ended.
+    /// Its end.
     Exit(u32, Ending),
 }
 
-/// What arrives from the guest.
+/// A message from the guest.
 enum FromGuest {
     Ready(Greeting),
     Broken(String),
@@ -91,7 +92,7 @@ impl Console {
         lines.push_back(line);
     }
 
-    /// Keeps what a process prints.
+    /// Keeps the output of a process.
     fn follow_all(&self, process: &mut Child) {
         let streams: [Option<Box<dyn Read + Send>>; 2] = [
             process.stdout.take().map(|stream| Box::new(stream) as _),
@@ -111,7 +112,7 @@ impl Console {
                 break;
             }
             if self.show {
-                // A closed standard error is no reason to stop the machine.
+                // A closed standard error does not stop the guest.
                 let _closed = std::io::stderr().write_all(&buffer[..length]);
             }
             pending.extend_from_slice(&buffer[..length]);
@@ -134,9 +135,9 @@ impl Console {
     }
 }
 
-/// A machine; dropping it ends QEMU.
+/// A running guest; dropping it kills QEMU.
 pub(crate) struct Vm {
-    // Dropped in this order: the device outlives the machine that it is plugged into.
+    // Dropped in this order: the emulated device outlives the guest.
     qemu: ChildGuard,
     companion: Option<Rc<ChildGuard>>,
     console: Console,
@@ -146,15 +147,15 @@ pub(crate) struct Vm {
     /// The run directory.
     directory: File,
     number: u32,
-    /// What the guest said when it was ready.
+    /// The guest's message that it is ready.
     pub(crate) greeting: Greeting,
     /// From starting QEMU to the guest being ready.
     pub(crate) boot_time: Duration,
 }
 
 impl Vm {
-    /// Boots and waits until the guest is ready. QEMU ends with the thread that calls
-    /// this, so the machine stays on it.
+    /// Boots and waits until the guest is ready. The kernel kills QEMU when the calling thread
+    /// ends, so the guest stays on that thread.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
         let start = Instant::now();
         let console = Console { show: plan.show_console, ..Console::default() };
@@ -164,7 +165,7 @@ impl Vm {
             (None, None) => None,
         };
         let (host, guest) = UnixStream::pair()?;
-        // A guest that reads nothing any more must not hold us up.
+        // A guest that no longer reads must not block the lab.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
         let mut command = tie::tied(&command_line(&plan));
         let mut qemu = ChildGuard::new(
@@ -202,11 +203,12 @@ impl Vm {
             boot_time: Duration::ZERO,
         };
         let ready = vm.wait_until_ready(plan.patience);
-        // QEMU has read it, or never will.
+        // QEMU has read the initramfs by now, or has failed.
         std::fs::remove_file(plan.archive)?;
         ready?;
         vm.boot_time = start.elapsed();
-        // Where that is not allowed, its device is slower. Machines side by side are on equal terms.
+        // Where the host does not allow that, the device is slower. Parallel guests keep equal
+        // priorities.
         let others = lanes::beside_others();
         if (vm.companion.is_some() || others)
             && let Err(error) =
@@ -234,7 +236,7 @@ impl Vm {
         }
     }
 
-    /// Has the guest reboot by itself and waits until it is ready again. Its devices stay the same.
+    /// Makes the guest reboot, and waits until it is ready again. Its devices stay the same.
     pub(crate) fn reboot(&mut self, patience: Duration) -> Result<()> {
         let mut monitor = self.monitor()?;
         monitor.order("set-action", serde_json::json!({ "reboot": "reset" }))?;
@@ -245,22 +247,22 @@ impl Vm {
         Ok(())
     }
 
-    /// The process that serves its device, for a machine that comes after this one or beside it.
+    /// The process that serves its device, for a later or a parallel guest.
     pub(crate) fn companion(&self) -> Option<Rc<ChildGuard>> {
         self.companion.clone()
     }
 
-    /// Ends QEMU without warning; the companion goes on while somebody holds it.
+    /// Kills QEMU without warning; the companion lives while an `Rc` of it does.
     pub(crate) fn tear_out(&mut self) {
         self.qemu.end();
     }
 
-    /// QEMU's own controls.
+    /// A connection to QEMU's monitor.
     pub(crate) fn monitor(&self) -> Result<Monitor> {
         Monitor::connect(&self.socket(&monitor(self.number)))
     }
 
-    /// The host's threads that are its processors.
+    /// The host threads of its virtual processors.
     fn processors(&self) -> Result<Vec<i32>> {
         let answer = self.monitor()?.order("query-cpus-fast", serde_json::json!({}))?;
         let threads = answer.as_array().context("no list of processors")?.iter();
@@ -270,12 +272,13 @@ impl Vm {
             .context("a processor without thread")
     }
 
-    /// What the emulated ConnectX tells of itself.
+    /// A connection to the control socket of the emulated ConnectX.
     pub(crate) fn control(&self) -> Result<Client> {
         Client::connect(&self.socket(CONTROL)).context("the emulator's control socket")
     }
 
-    /// A path to a socket in the run directory that is short enough wherever that lies.
+    /// A path to a socket in the run directory, short enough for `sun_path` wherever the directory
+    /// is.
     fn socket(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd()).into()
     }
@@ -285,15 +288,15 @@ impl Vm {
         clock::has_ended(self.qemu.0.id())
     }
 
-    /// Ends the machine, for it does not do what it should; the error shows the console's tail.
+    /// Kills a guest that failed, and returns an error with the end of the console.
     pub(crate) fn failure(&mut self, what: &str) -> anyhow::Error {
         self.qemu.end();
-        // What QEMU wrote last is still on its way through the pipes.
+        // QEMU's last output is still in the pipes.
         thread::sleep(Duration::from_millis(100));
         anyhow::anyhow!("{what}\n--- the console's last lines ---\n{}", self.console.tail())
     }
 
-    /// Starts a process and answers its number.
+    /// Starts a process and returns its number.
     pub(crate) fn start(&mut self, order: &Order) -> Result<u32> {
         let process = self.next_process;
         self.next_process += 1;
@@ -301,7 +304,7 @@ impl Vm {
         Ok(process)
     }
 
-    /// A handle that feeds processes from another thread.
+    /// A handle for writing to processes from another thread.
     pub(crate) fn feeder(&self) -> Result<Feeder> {
         Ok(Feeder { channel: self.channel.try_clone()? })
     }
@@ -317,7 +320,7 @@ impl Vm {
             .map_err(|error| self.failure(&format!("the guest does not listen: {error}")))
     }
 
-    /// The next thing that happens; `None` when nothing did until the deadline.
+    /// The next event; `None` if there is none until the deadline.
     pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<Event>> {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.from_guest.recv_timeout(left) {
@@ -331,7 +334,7 @@ impl Vm {
         }
     }
 
-    /// Runs one process without input to its end and hands each piece of its output to `sink`.
+    /// Runs one process without input to its end, and passes its output to `sink`.
     pub(crate) fn run(
         &mut self,
         order: &Order,
@@ -363,7 +366,7 @@ impl Vm {
         }
     }
 
-    /// Powers the machine off and waits a little for it, so that its devices see an orderly end.
+    /// Powers the guest off and waits a little, so that its devices are shut down in order.
     pub(crate) fn power_off(mut self) -> Result<()> {
         self.send(Kind::PowerOff, 0, Vec::new())?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -373,7 +376,7 @@ impl Vm {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // Dropping kills it; that it did not power off hurts nobody.
+        // Dropping kills a guest that did not power off, without a loss.
         Ok(())
     }
 }
@@ -387,11 +390,12 @@ impl ChildGuard {
         Self(process)
     }
 
-    /// What it has used of all processors so far.
+    /// Its processor time so far.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.0.id());
         let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        // Behind the name, which may hold anything: user and system time are the 12th and 13th.
+        // The name may contain anything. Behind it, user and system time are the 12th and 13th
+        // fields.
         let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
         let ticks: u64 = fields
             .split_whitespace()
@@ -403,7 +407,7 @@ impl ChildGuard {
     }
 
     fn end(&mut self) {
-        // Fails only where it has ended already.
+        // It fails only if the process has ended already.
         let _ended = self.0.kill();
         clock::wait_and_count(self.0.id());
         let _reaped = self.0.wait();
@@ -416,7 +420,7 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Where QEMU takes orders, in the run directory.
+/// The name of QEMU's monitor socket in the run directory.
 fn monitor(number: u32) -> String {
     format!("monitor-{number}")
 }
@@ -424,7 +428,7 @@ fn monitor(number: u32) -> String {
 /// Starts a device's companion and waits for its sockets.
 fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<ChildGuard> {
     for socket in &companion.sockets {
-        // Of an earlier machine of this run.
+        // It was left by an earlier guest of this run.
         let _absent = std::fs::remove_file(directory.join(socket));
     }
     let (program, arguments) =
@@ -555,7 +559,7 @@ fn command_line(plan: &Plan<'_>) -> std::process::Command {
     command
 }
 
-/// Fails unless this machine can run what the lab builds.
+/// Fails unless the host can run the binaries that the lab builds.
 pub(crate) fn check_host() -> Result<()> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the lab boots x86_64 kernels with static x86_64 Linux binaries built here");

@@ -1,6 +1,6 @@
-//! A command of this machine run to its end, with its output kept and its time limited.
+//! Runs a command of the host to its end, keeps its output and limits its time.
 //!
-//! `host.rs` and `check` run cargo by it, `suite.rs` the tests on a real device.
+//! `host.rs` and `check` run cargo with it, `suite.rs` the tests on a real device.
 
 use crate::clock;
 use crate::lanes;
@@ -14,13 +14,13 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much a command gives way to the machines beside it, whose processors give way by 10.
+/// The nice value of a command beside guests, whose processors have 10.
 const NICE: i32 = 15;
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug, Default)]
 pub(crate) struct CommandOutput {
-    /// How it ended; none if it was given up.
+    /// Its status; `None` if it was given up.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -39,8 +39,8 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<CommandOut
         .with_context(|| format!("start {command:?}"))?;
     clock::alive(child.id());
     if lanes::beside_others() {
-        // Compilers can wait, and tests in a machine have deadlines. Where that is not allowed, tests
-        // are slower.
+        // Compilers can wait; tests in a guest have deadlines. Where the host does not allow that,
+        // tests are slower.
         let _as_before =
             Pid::from_raw(child.id() as i32).map(|child| setpriority_process(Some(child), NICE));
     }
@@ -97,13 +97,13 @@ fn read(mut stream: impl Read, start: Instant) -> std::io::Result<Printed> {
     }
 }
 
-/// Kills all that this process has started, with what that started.
+/// Kills all processes that this process started, with their descendants.
 pub(crate) fn end_children() {
     let own = std::process::id() as i32;
     end_of(own, |member| member != own);
 }
 
-/// Kills a process with all that it started: cargo's own death would leave its tests running.
+/// Kills a process with its descendants: killing cargo alone would leave its tests running.
 fn end_family(eldest: i32) {
     end_of(eldest, |_| true);
 }
@@ -162,7 +162,7 @@ mod tests {
         let watched = shell("echo begun; sleep 60 & sleep 60", Duration::from_millis(300));
         assert!(watched.status.is_none());
         assert_eq!(watched.stdout, "begun\n");
-        // The reader waits for all who hold the stream, so this says that none is left.
+        // The reader waits for all processes that hold the stream, so none is left.
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 

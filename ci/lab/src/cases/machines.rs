@@ -1,4 +1,4 @@
-//! Two machines with one function each, at one switch: nothing but the emulated cable joins them.
+//! Two guests with one function each, at one switch: only the emulated cable joins them.
 
 use super::{CaseContext, case, failed};
 use crate::clock;
@@ -10,8 +10,8 @@ use crate::vm::Vm;
 use anyhow::{Result, bail};
 use std::time::Instant;
 
-/// What the far machine starts in the background, the word that shows that it listens, what the near
-/// one runs against it, and what must hold in the far one afterwards.
+/// The program that the far guest starts in the background, the word that shows that it listens,
+/// the program of the near guest, and the check in the far guest afterwards.
 struct Exchange {
     name: &'static str,
     server: &'static str,
@@ -20,7 +20,7 @@ struct Exchange {
     check: &'static str,
 }
 
-/// The same bytes on both sides, without sending them another way.
+/// Both sides make the same bytes, so that they need not be sent another way.
 const FILE: &str = "seq 300000";
 
 const EXCHANGES: &[Exchange] = &[
@@ -61,7 +61,7 @@ const EXCHANGES: &[Exchange] = &[
     },
 ];
 
-/// Boots two machines and runs the exchanges that are wanted.
+/// Boots two guests and runs the requested exchanges.
 pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<&Exchange> =
         EXCHANGES.iter().filter(|exchange| context.wanted(exchange.name)).collect();

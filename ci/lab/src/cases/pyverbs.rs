@@ -1,7 +1,7 @@
 //! rdma-core's Python tests, and the table of those that cannot pass on the emulated device.
 //!
-//! `pyverbs/runner.py` runs them in the guest. The table `pyverbs/table.txt` is compared with what
-//! happened both ways: a case that fails or skips and is not in it fails the run, and so does one
+//! `pyverbs/runner.py` runs them in the guest. The table `pyverbs/table.txt` is compared with the
+//! results both ways: a case that fails or skips and is not in it fails the run, and so does one
 //! that is in it and passes.
 
 use super::{CaseContext, failed};
@@ -19,26 +19,26 @@ use std::time::Duration;
 const RUNNER: &str = include_str!("pyverbs/runner.py");
 const TABLE: &str = include_str!("pyverbs/table.txt");
 
-/// What the names of the cases begin with.
+/// The prefix of the cases' names.
 const GROUP: &str = "pyverbs";
 
-/// How the runner begins what it says of a case that fails as the table says. Such a case has no
-/// line with FAILED, which whoever reads the log of a green run would stumble over.
+/// The runner's message on a case that fails as the table says begins with this. Such a case has no
+/// line with FAILED, so that the log of a passing run has none.
 const KNOWN: &str = "known to fail: ";
 
-/// What must pass, and what may fail, of the whole suite.
+/// At least so many cases of the whole suite must pass, and at most so many may fail.
 const LEAST_PASSED: usize = 170;
 const MOST_FAILED: usize = 10;
 
-/// For all, and for one: more than the runner gives a test.
+/// Limits for the whole suite, and for silence: more than the runner gives a test.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 const SILENCE: Duration = Duration::from_secs(5 * 60);
 
-/// Unpacks the tests and offers large pages, which three of them want.
+/// Unpacks the tests and reserves huge pages, which three of them need.
 const PREPARE: &str = "mkdir /dev/hugepages; echo 64 > /proc/sys/vm/nr_hugepages
     cp -r \"$0\" /tmp/tests && gunzip /tmp/tests/*.gz";
 
-/// How a case ends that does not pass.
+/// The outcome of a case that does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Skips,
@@ -80,7 +80,7 @@ impl Kernels {
 struct Line<'a> {
     verdict: Verdict,
     kernels: Kernels,
-    /// A name, or the beginning of names.
+    /// A name, or a prefix of names.
     case: &'a str,
     is_prefix: bool,
     /// Part of what the suite says.
@@ -161,7 +161,7 @@ fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
     Report { name: report.name, outcome }
 }
 
-/// How many passed and failed, whatever the table says.
+/// The number of passed and of failed cases, regardless of the table.
 fn counts(reports: &[Report]) -> (usize, usize) {
     let count = |wanted: fn(&Outcome) -> bool| {
         reports.iter().filter(|report| wanted(&report.outcome)).count()
@@ -174,7 +174,7 @@ fn counts(reports: &[Report]) -> (usize, usize) {
     (count(|outcome| *outcome == Outcome::Passed), failed)
 }
 
-/// The cases that fail on a kernel, each with what it says, as the runner takes them.
+/// The cases that fail on a kernel with their messages, as JSON for the runner.
 fn known_to_fail(table: &[Line<'_>], kernel: Series) -> String {
     let cases: serde_json::Map<String, serde_json::Value> = table
         .iter()
@@ -184,7 +184,7 @@ fn known_to_fail(table: &[Line<'_>], kernel: Series) -> String {
     serde_json::Value::Object(cases).to_string()
 }
 
-/// Runs the suite where it is asked for: whole in a full run, or by name.
+/// Runs the suite: the whole of it, or the cases that a filter names.
 pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let pattern = match context.scope.filter {
         None => "",
@@ -214,7 +214,7 @@ fn run_matching(context: &CaseContext<'_>, pattern: &str) -> Result<Vec<Report>>
     let words = ["python3", "-c", RUNNER, "/tmp/tests", pattern, &known];
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
-    // Three hundred tests take their time where the machine is busy; one that hangs ends by itself.
+    // Three hundred tests take long on a busy machine; the runner ends one that hangs.
     let scope = Scope { patience: PATIENCE, silence: SILENCE, ..context.scope.clone() };
     let (ending, results, noise) = suite::follow(&mut vm, &order, &scope);
     context.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;

@@ -1,7 +1,7 @@
-//! What wears a device down: the driver going and coming, resets, plugging, reboots, and many
-//! short-lived clients. Nothing may pile up in the device or in the kernel.
+//! Long use of a device: reloading of drivers, resets, hot-plugging, reboots, and many short-lived
+//! clients. Nothing may pile up in the device or in the kernel.
 //!
-//! Living objects and lent pages are the emulator's to tell, over its control socket.
+//! The emulator counts live objects and lent pages, and reports them over its control socket.
 
 use super::{CaseContext, case, emulator_check, failed};
 use crate::clock;
@@ -55,7 +55,7 @@ const SOAKS: &[(&str, Soak)] = &[
     ("soak::reload", reload),
 ];
 
-/// Runs the soaks that are asked for, in one machine.
+/// Runs the requested soaks in one guest.
 pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<_> = SOAKS
         .iter()
@@ -87,7 +87,7 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
         reports.push(match result {
             Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
             Err(error) => {
-                // The next one gets a machine that is in order.
+                // The next one gets a new guest.
                 vm = None;
                 failed(name, &error)
             }
@@ -103,7 +103,7 @@ fn machine(context: &CaseContext<'_>) -> Machine<'static> {
     Machine { python: true, ..context.machine(Emulation::default()) }
 }
 
-/// Runs a script as root that must succeed, and answers what it printed.
+/// Runs a script as root that must succeed, and returns its output.
 fn script(vm: &mut Vm, text: &str) -> Result<String> {
     match case::run_script(vm, &format!("{WORKS}\n{text}"), true)? {
         Ok(printed) => Ok(printed),
@@ -111,7 +111,7 @@ fn script(vm: &mut Vm, text: &str) -> Result<String> {
     }
 }
 
-/// Living objects of both functions, and lent pages.
+/// Live objects of both functions, and pages that the driver gave to the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeviceUsage {
     objects: [BTreeMap<String, usize>; 2],
@@ -131,8 +131,8 @@ impl DeviceUsage {
         Ok(usage)
     }
 
-    /// Whether there is no more of anything than before. There may be less: the driver keeps keys for
-    /// a while, for whoever asks next.
+    /// Whether no count is higher than before. Counts may be lower: the driver caches keys for a
+    /// while.
     fn is_within(&self, before: &Self) -> bool {
         (0..2).all(|function| {
             let known = &before.objects[function];
@@ -143,7 +143,7 @@ impl DeviceUsage {
         })
     }
 
-    /// Nothing may live and nothing may be lent without a driver.
+    /// Whether the device has no objects and no pages, as it must be without a driver.
     fn is_empty(&self) -> bool {
         (0..2).all(|function| self.is_empty_of(function))
     }
@@ -160,8 +160,8 @@ fn resources(vm: &mut Vm) -> Result<String> {
     script(vm, "/usr/bin/rdma resource show | sed 's/^[0-9]*: //' | sort")
 }
 
-/// Waits until device and kernel count no more than they counted before: what a process left behind goes when
-/// its file is closed for good, a little later.
+/// Waits until device and kernel count no more than before: the objects of a process go when the
+/// kernel releases its file, a little later.
 fn settle(vm: &mut Vm, before: &(DeviceUsage, String)) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
@@ -174,7 +174,8 @@ fn settle(vm: &mut Vm, before: &(DeviceUsage, String)) -> Result<()> {
     }
 }
 
-/// A thousand processes, or a few in an ordinary run, that open a device, use some of it, and end with or without cleaning up.
+/// A thousand processes, or 150 in an ordinary run, open a device, use it, and end with or without
+/// destroying their objects.
 fn clients(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     const PROGRAM: &str = include_str!("client.py");
     let round = |vm: &mut Vm, rounds: u32| {
@@ -191,9 +192,9 @@ fn clients(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     settle(vm, &before)
 }
 
-/// Takes the driver away while clients send: the one that waits for events must notice and end, the
-/// one that polls goes on polling memory. Without the driver nothing of theirs lives in the device,
-/// and afterwards there is as much as before.
+/// Unbinds the driver while clients send: the client that waits for events must notice and end, the
+/// one that polls goes on polling memory. Without the driver the device has no objects of theirs,
+/// and afterwards as many as before.
 fn unbind_under_traffic(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     // Its first turn fills the driver's cache of keys.
     let mut before = None;
@@ -241,8 +242,8 @@ echo ${device##*/}
     Ok(())
 }
 
-/// Resets a function without a driver, and one with: the driver's health check finds out. Nothing of
-/// the time before may live on.
+/// Resets a function without a driver, and one with: the driver's health check notices. No object
+/// from before may remain.
 fn function_reset(_: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     script(vm, "up; works")?;
     let before = (DeviceUsage::of(vm)?, resources(vm)?);
@@ -309,7 +310,7 @@ fn reboot(_: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// Another machine connects to the emulator after the first one was torn out, as on a crash.
+/// Another guest connects to the emulator after the first one was killed, as on a crash.
 fn another_guest(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     script(vm, "up; works")?;
     let emulator = vm.companion();
