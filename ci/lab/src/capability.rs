@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_shows_outweighs_its_version() {
+    fn a_probe_outweighs_the_version() {
         let carried_back = showing("6.12.1", "void rxe_ns_init rxe_reg");
         let judged = |reason: &str| objection(reason, &carried_back, RunOptions::default());
         assert!(judged("[netns] no").unwrap().contains("as the kernel shows"));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_and_versions_that_disagree_are_told() {
+    fn contradictions_of_probe_and_version_are_reported() {
         let all = "RESPST_ATOMIC_WRITE_REPLY RESPST_PROCESS_FLUSH rxe_rereg_user_mr";
         assert_eq!(showing("6.12.1", all).contradictions(), [""; 0]);
         let told = showing("6.12.1", &format!("{all} rxe_ns_init")).contradictions();
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_machine_that_works_what_the_driver_decides_is_judged() {
+    fn on_a_native_machine_only_features_of_the_driver_are_required() {
         let judged = |device, release, reason| {
             objection(reason, &blind(device, release, !LAB), RunOptions::default())
         };
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_run_offers_may_not_be_missed() {
+    fn a_skip_for_something_that_the_run_offers_is_refused() {
         let running = blind(DeviceName::Rxe, "6.1", LAB);
         let skip = |options| objection("[peers] none", &running, options);
         assert_eq!(skip(RunOptions::default()), None);

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_has_no_part_in_runs_on_the_newest() {
+    fn groups_about_the_device_run_on_the_newest_kernel() {
         let names = |kernel, filter| -> Vec<&str> {
             groups(kernel, filter).iter().map(|group| group.name).collect()
         };

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_from_files() {
+    fn package_names_come_from_file_names() {
         assert_eq!(package_name(Path::new("/a/libc6_2.41-12_amd64.deb")), "libc6");
     }
 }

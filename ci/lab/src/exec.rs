@@ -191,7 +191,7 @@ mod tests {
     use super::is_from_here;
 
     #[test]
-    fn programs_of_the_guest_stay_the_guests() {
+    fn programs_of_the_guest_are_not_copied() {
         let own = std::env::current_exe().unwrap();
         assert!(is_from_here(own.to_str().unwrap(), &[]));
         assert!(!is_from_here("/bin/sh", &[]));

@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_the_kernel_are_told_from_what_it_recommends() {
+    fn recommended_packages_are_no_part_of_the_kernel() {
         let part = |name: &str| is_part(&Package { name: name.into(), version: "1".into() });
         assert!(part("linux-image-6.1.0-44-amd64"));
         assert!(part("linux-binary-7.2.12+deb13-amd64"));

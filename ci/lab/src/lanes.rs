@@ -143,7 +143,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn jobs_share_lanes_and_wait_for_what_comes_before() {
+    fn jobs_share_lanes_and_wait_for_their_predecessors() {
         let (now, most, log) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let (now, most, log) = (&now, &most, &log);
         let work = |name: &'static str, lanes: usize| {

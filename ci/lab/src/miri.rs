@@ -201,7 +201,7 @@ mod tests {
     use std::process::ExitStatus;
 
     #[test]
-    fn the_test_in_which_miri_stopped_is_named_with_what_it_said() {
+    fn the_test_in_which_miri_stopped_fails_with_its_message() {
         let run = CommandOutput {
             arrivals: Vec::new(),
             status: Some(ExitStatus::from_raw(1 << 8)),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn success_is_what_the_tests_said() {
+    fn a_successful_run_reports_its_tests() {
         let stdout = "test a ... ok\n".into();
         let run = CommandOutput {
             status: Some(ExitStatus::from_raw(0)),

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_prints_does_not_hide_its_result() {
+    fn output_of_a_test_does_not_hide_its_result() {
         let text = "test a ... noise\nmore noise\nok\ntest b ... ok\nok\n";
         let reports = parse(text);
         assert_eq!(reports.len(), 2);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_s_time_is_counted_from_when_a_thread_was_free_for_it() {
+    fn test_times_start_when_a_thread_is_free() {
         let lines = [
             (1, "running 4 tests"),
             (3, "test b ... ok"),

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_headless_pc_opens_is_kept() {
+    fn only_files_of_a_headless_pc_are_kept() {
         assert!(wanted(Path::new("usr/bin/qemu-system-x86_64")));
         assert!(wanted(Path::new("usr/lib64/ld-linux-x86-64.so.2")));
         assert!(wanted(Path::new("usr/lib/x86_64-linux-gnu/libglib-2.0.so.0")));

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_brings_the_tests_of_its_subject() {
+    fn a_changed_file_selects_the_tests_of_its_subject() {
         let selection = selection(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
         for test in ["cancel::a", "async::echo_comes_back_on_many_threads", "qp::b", "mlx5::td::c"]
         {

@@ -143,7 +143,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     // A part that was requested by name and could not run is an error; in a whole soak it is a
     // skip.
     if !arguments.parts.is_empty() && !skipped.is_empty() {
-        bail!("asked for by name, and did not run: {}", skipped.join("; "));
+        bail!("requested by name, but did not run: {}", skipped.join("; "));
     }
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

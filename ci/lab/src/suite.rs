@@ -153,7 +153,7 @@ pub(crate) fn check_probes(
     let found = running.contradictions();
     if !KernelName::ALL.contains(&kernel) {
         for contradiction in found {
-            println!("kernel {kernel}: {contradiction}; what it shows counts");
+            println!("kernel {kernel}: {contradiction}; the probe decides");
         }
         return Vec::new();
     }
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_parted_by_who_runs_them() {
+    fn tests_are_split_by_user_and_root() {
         let all = names(&["pd::a", "root::link", "mr::b"]);
         let passes = Passes::of(&all, None).unwrap();
         assert_eq!(passes.user, names(&["pd::a", "mr::b"]));
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_of_beginnings() {
+    fn a_prefix_chooses_the_tests_that_begin_with_it() {
         let choice = NamePrefixes(["rc::", "cq::poll"].map(str::to_owned).into());
         assert!(choice.has("rc::send") && choice.has("cq::polls_in_order"));
         assert!(!choice.has("cq::resize") && !choice.has("mlx5::rc::send"));

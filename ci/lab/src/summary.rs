@@ -155,7 +155,7 @@ mod tests {
 
     /// Skips, failures, counts; sections that skip the same for the same reason are on one line.
     #[test]
-    fn failures_are_behind_skips_that_are_joined() {
+    fn failures_follow_skips_joined_by_reason() {
         let section = |name: &str, reports: &[(&str, Outcome)]| Section {
             name: name.into(),
             reports: reports.iter().map(|(name, outcome)| report(name, outcome.clone())).collect(),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_a_failure() {
+    fn a_run_without_tests_fails() {
         assert!(Summary::default().failed());
         let passed = Section { reports: vec![report("a", Outcome::Passed)], ..Section::default() };
         assert!(!Summary { sections: vec![passed] }.failed());

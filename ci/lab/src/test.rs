@@ -125,7 +125,7 @@ impl TestArguments {
 const FULL_ROUNDS: u32 = 5;
 
 /// Names of jobs that other jobs wait for.
-const MACHINES: &str = "what machines want";
+const SETUP: &str = "setup";
 const CHECK: &str = "check";
 const HOST: &str = "host tests";
 
@@ -259,10 +259,10 @@ impl LazySetup {
         let made = request.make();
         let reports = match &made {
             Ok(_) => Vec::new(),
-            Err(error) => vec![failure(MACHINES, error)],
+            Err(error) => vec![failure(SETUP, error)],
         };
         let _first = self.ready.set(made.map_err(|error| format!("{error:#}")));
-        Section { name: MACHINES.into(), reports, ..Section::default() }
+        Section { name: SETUP.into(), reports, ..Section::default() }
     }
 }
 
@@ -320,7 +320,7 @@ fn jobs<'a>(
         suites: if suites { arguments.devices() } else { Vec::new() },
         examples: all_examples,
     };
-    let mut jobs = vec![Job::new(MACHINES, move || setup.prepare(&request))];
+    let mut jobs = vec![Job::new(SETUP, move || setup.prepare(&request))];
     if !arguments.no_host {
         if arguments.full && filter.is_none() {
             jobs.push(Job::new(CHECK, || section_of(CHECK, check::run(workspace))));
@@ -366,7 +366,7 @@ fn jobs<'a>(
             }
         }
     }
-    jobs.extend(machines.into_iter().map(|job| job.after(MACHINES)));
+    jobs.extend(machines.into_iter().map(|job| job.after(SETUP)));
     jobs
 }
 

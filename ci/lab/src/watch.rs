@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_ends_with_its_children() {
+    fn a_command_that_takes_too_long_ends_with_its_children() {
         let start = Instant::now();
         let watched = shell("echo begun; sleep 60 & sleep 60", Duration::from_millis(300));
         assert!(watched.status.is_none());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_and_status_are_seen() {
+    fn output_and_status_are_returned() {
         let watched = shell("echo out; echo err >&2; exit 3", Duration::from_secs(20));
         assert_eq!(watched.status.and_then(|status| status.code()), Some(3));
         assert_eq!((watched.stdout.as_str(), watched.stderr.as_str()), ("out\n", "err\n"));

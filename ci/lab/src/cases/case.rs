@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_become_one_word() {
+    fn text_is_quoted_as_one_word() {
         assert_eq!(quoted("a 'b' c"), r"'a '\''b'\'' c'");
     }
 }

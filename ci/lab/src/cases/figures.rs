@@ -159,7 +159,7 @@ mod tests {
     use super::microseconds;
 
     #[test]
-    fn the_last_time_is_read() {
+    fn the_last_latency_is_parsed() {
         let text = "1000 iters in 0.37 seconds = 368.78 usec/iter\n\
                     8192000 bytes\n1000 iters in 0.09 seconds = 94.32 usec/iter\n";
         assert_eq!(microseconds(text), Some(94.32));

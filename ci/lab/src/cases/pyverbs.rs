@@ -116,7 +116,7 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
             }
             let start = case.strip_suffix('*');
             if verdict == Verdict::Fails && start.is_some() {
-                bail!("what fails is named one by one: {line}");
+                bail!("`fails` takes the name of one case, without *: {line}");
             }
             Ok(Line {
                 verdict,
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_can_be_read() {
+    fn the_table_parses_without_duplicates() {
         let table = table(TABLE).unwrap();
         for (index, line) in table.iter().enumerate() {
             let same = |other: &Line<'_>| other.case == line.case && other.kernels == line.kernels;
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_table_fails() {
+    fn a_result_that_the_table_does_not_list_fails() {
         let text = "skips ; all ; a.* ; no caps ; it has none\n\
                     fails ; until 6.12 ; b ; Errno: 5 ; it is broken\n";
         let table = table(text).unwrap();
