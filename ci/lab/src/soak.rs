@@ -140,12 +140,16 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
     println!("\n{}", table.context("the table of stages")?);
     println!("{summary:#}; {RECORD} says when each part last ran");
-    // A part that was requested by name and could not run is an error; in a whole soak it is a
-    // skip.
-    if !arguments.parts.is_empty() && !skipped.is_empty() {
-        bail!("requested by name, but did not run: {}", skipped.join("; "));
+    if let Some(problem) = unmet(&arguments.parts, &skipped) {
+        bail!(problem);
     }
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The error if a part that was requested by name could not run; in a whole soak that is a skip.
+fn unmet(requested: &[String], skipped: &[String]) -> Option<String> {
+    let named = !requested.is_empty() && !skipped.is_empty();
+    named.then(|| format!("requested by name, but did not run: {}", skipped.join("; ")))
 }
 
 /// Why a part did not run: the reason of its first skip, if it has nothing but skips.
@@ -325,6 +329,14 @@ mod tests {
         let text = noted(&text, "miri", &row("passed: 9"));
         assert!(!text.contains("[miri] missing") && text.contains("passed: 9"));
         assert_eq!(noted(&text, "miri", &skipped), text);
+    }
+
+    #[test]
+    fn a_part_that_could_not_run_is_an_error_only_if_it_was_requested_by_name() {
+        let (miri, skipped) = (["miri".to_owned()], ["miri: [miri] missing".to_owned()]);
+        assert_eq!(unmet(&[], &skipped), None);
+        assert_eq!(unmet(&miri, &[]), None);
+        assert!(unmet(&miri, &skipped).unwrap().ends_with("did not run: miri: [miri] missing"));
     }
 
     #[test]
