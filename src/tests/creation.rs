@@ -132,8 +132,8 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
     assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
 }
 
-/// A driver that answers less than it should does not make the library map or take over what
-/// the answer does not name.
+/// After a short response of the driver, the library maps or takes over nothing that the response
+/// does not name.
 #[test]
 fn short_answers_fail_cleanly() {
     let bench = Bench::new();

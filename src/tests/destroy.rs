@@ -1,4 +1,5 @@
-//! Destruction: in any order, refused, of what others destroyed, of a device that is gone.
+//! Destruction: in any order, refused, of objects that another process destroyed, of a device that
+//! is gone.
 
 use super::Bench;
 use crate::memory::region::StableBytes;
@@ -41,7 +42,7 @@ fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
         assert_eq!(Arc::strong_count(&alive), 2, "freed although the device may write it");
         assert_eq!(bench.context.leaked(), 1);
         assert_eq!(bench.script.count(objects::UVERBS_OBJECT_MR), 1);
-        // What the region stood on cannot go either, and is not lost track of.
+        // The objects that the region needs cannot be destroyed either, and are counted.
         let Bench { script, context, pd, cq } = bench;
         drop((pd, cq));
         assert_eq!(context.leaked(), 2);
@@ -168,8 +169,8 @@ fn an_object_that_another_process_destroyed_is_no_leak() {
     qp.destroy().unwrap();
 }
 
-/// The kernel answers `EIO` before it has destroyed anything, so that says nothing of an object: only
-/// its destruction does.
+/// The kernel answers `EIO` before it has destroyed anything, so `EIO` does not mean that an object
+/// is gone.
 #[test]
 fn a_device_that_is_going_is_not_gone() {
     for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
@@ -205,7 +206,8 @@ fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
         .collect();
     bench.script.begin_to_vanish();
     regions.iter().for_each(|region| bench.script.refuse_destroy(region.handle(), Errno::IO));
-    // One waits a tenth of a second here, so that each for itself would take most of a minute.
+    // One object waits a tenth of a second here, so one after the other would take most of a
+    // minute.
     let (started, alone) = (Instant::now(), Duration::from_millis(100));
     drop(regions);
     let taken = started.elapsed();
@@ -213,7 +215,7 @@ fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
     assert_eq!(bench.context.leaked(), REGIONS as u64);
 }
 
-/// What DESTROY answers when the device is gone: success for the core's objects. For those of
+/// The result of DESTROY when the device is gone: success for objects of the core. For objects of
 /// drivers, which reach no memory, it may be `EIO`.
 #[test]
 fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
@@ -299,7 +301,7 @@ fn all_is_gone(script: &Script, order: &[usize]) {
     assert_eq!(script.mappings(), 0, "dropped in order {order:?}");
 }
 
-/// The played kernel complains of a DESTROY before that of a dependant, and of a second one.
+/// The scripted kernel complains of a DESTROY before that of a dependant, and of a second one.
 #[test]
 fn everything_may_be_dropped_in_any_order() {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;

@@ -1,6 +1,6 @@
 //! Every request as rxe must find it in its queue, byte for byte.
 //!
-//! What is expected is written down from `rdma/rdma_user_rxe.h` as numbers and offsets, without
+//! The expected bytes are written down from `rdma/rdma_user_rxe.h` as numbers and offsets, without
 //! the structs that the library fills in: one wrong bit in either reading of the header fails.
 
 use super::{Bench, ring, ring_recv};
@@ -65,7 +65,7 @@ impl Golden {
 /// The offset of the payload's description in a send request.
 const DMA: usize = 184;
 
-/// What ends up in a slot that holds another request's remains.
+/// The bytes of a slot that held an older request.
 fn posted(bench: &Bench, qp_type: QpType, wr: SendWr<'_>) -> Vec<u8> {
     posted_to(bench, bench.qp(qp_type), wr)
 }

@@ -131,14 +131,14 @@ fn only_its_own_thread_domain_rings_a_queue() {
     for td in [&mut sibling, &mut stranger] {
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[])).unwrap();
-        // SAFETY: the played kernel touches no memory that a request names.
+        // SAFETY: the scripted kernel touches no memory that a request names.
         let rung = unsafe { batch.ring(td) };
         assert_eq!(rung, Err(PostError::ForeignThreadDomain));
         assert_eq!(pending(&qp), 0, "nothing was sent");
     }
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[])).unwrap();
-    // SAFETY: the played kernel touches no memory that a request names.
+    // SAFETY: the scripted kernel touches no memory that a request names.
     unsafe { batch.ring(&mut own) }.unwrap();
     assert_eq!(pending(&qp), 1);
 }

@@ -1,4 +1,4 @@
-//! Contexts, registers and queue memory of mlx5, on a kernel that the test plays.
+//! Contexts, doorbell registers and queue memory of mlx5, on the scripted kernel.
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
@@ -68,7 +68,7 @@ struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
     boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
-    /// What came back, oldest first.
+    /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
 
@@ -78,8 +78,8 @@ impl Counted {
     }
 }
 
-// SAFETY: the memory is of the size and alignment asked for, and nobody else's until it is freed;
-// no device ever sees it.
+// SAFETY: the memory has the requested size and alignment, and belongs to the caller until it is
+// freed; no device uses it.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Counted {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
@@ -165,7 +165,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     let bench = Bench::new();
     let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
     let lent = || bench.memory.lent.load(Ordering::Relaxed);
-    // Where the kernel has the device write is memory that the allocator did not get back.
+    // The device writes to memory that the allocator did not get back.
     let kept = |cq: &CompletionQueue| {
         let start = bench.script.object(cq.handle()).start as usize;
         bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
@@ -205,7 +205,7 @@ fn the_doorbell_record_is_freed_before_the_queue() {
     cq.destroy().unwrap();
     let both = [record(ResourceType::MLX5_SRQ), record(ResourceType::MLX5_CQ)].concat();
     assert_eq!(back(), both);
-    // Also of what was never made.
+    // Also for an object that was never made.
     for (step, queue) in [(1, ResourceType::MLX5_CQ), (2, ResourceType::MLX5_SRQ), (3, qp)] {
         bench.script.fail_step(step, Errno::NOMEM);
         bench.make().unwrap_err();
@@ -225,7 +225,7 @@ fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
-    // The played kernel lets go of the completion queue only if nothing stands on it.
+    // The scripted kernel lets go of the completion queue only if nothing stands on it.
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
@@ -278,8 +278,8 @@ fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     }
 }
 
-/// An allocator is of the process that made it: whatever another thread was in the middle of when the
-/// child was forked off, nobody there waits for it.
+/// An allocator belongs to the process that made it. Another thread may hold its lock during the
+/// fork, so the child must not wait for it.
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 #[allow(unsafe_code, reason = "memory is given back by hand")]
@@ -310,7 +310,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     assert_eq!(counts(), [0; 5]);
 }
 
-/// How a resize ended that failed is not always known: then the device may be in either memory.
+/// After some errors of a resize it is unknown whether the device uses the old or the new memory.
 #[test]
 fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     let bench = Bench::new();
@@ -334,7 +334,7 @@ fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     assert_eq!(bench.memory.outstanding(), own + 3);
     drop(cq);
     assert_eq!(bench.memory.outstanding(), before);
-    // What the kernel does not destroy keeps it all.
+    // A queue that the kernel does not destroy keeps all of its memory.
     let mut cq = make();
     bench.script.refuse(Op::RESIZE_CQ, Errno::TIMEDOUT);
     cq.resize(100).unwrap_err();
@@ -467,7 +467,7 @@ fn running_out_of_registers_names_their_number() {
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
     assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
     assert!(error.message().contains("no doorbell register left"), "{error}");
-    // What has another reason is not put down to that.
+    // An error with another reason does not mention registers.
     script.fail_step(1, Errno::IO);
     let error = context.alloc_td().unwrap_err();
     let text = "no page of doorbell registers could be had; thread domains of this context have 6";
@@ -571,11 +571,11 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let qp = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(cq.handle()).start, 0x7000);
     assert_eq!(script.object(qp.handle()).start, 0x7000);
-    // Of shared receive queues the kernel takes an address.
+    // For shared receive queues the kernel takes an address.
     drop(at_page.create_srq(10).build().unwrap());
     drop((qp, cq));
     assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
-    // The place in the dma-buf is what has to be aligned.
+    // The offset in the dma-buf has to be aligned.
     let (parts, askew) = domain(0x7008);
     let error = context.create_cq(10).parent_domain(&askew).build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
@@ -590,7 +590,8 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
 }
 
-/// Nobody polls the queue, so only who makes a queue pair can throw away what was told of earlier ones.
+/// The queue is never polled, so updates about earlier queue pairs pile up; creating a queue pair
+/// compacts them.
 #[test]
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
     const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };

@@ -236,7 +236,7 @@ fn the_state_decides_what_may_be_posted() {
     }
 }
 
-/// Requests that the kernel refused to look at stay, and go with the next batch.
+/// Requests whose doorbell call the kernel refused stay in the queue, and go with the next batch.
 #[test]
 fn a_refused_kick_loses_nothing() {
     let bench = Bench::new();

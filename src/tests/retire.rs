@@ -1,4 +1,4 @@
-//! Completions of queue pairs that are gone are nobody's, and all others arrive.
+//! Completions of dropped queue pairs are discarded, and all others arrive.
 
 use super::{Bench, poll_ids, wc};
 use crate::{CompletionQueue, Errno, QpState, QpType, QueuePair};
@@ -42,7 +42,8 @@ fn dropping_between_polls_discards_what_was_not_polled() {
     assert_eq!(poll_ids(&mut bench.cq), [5]);
 }
 
-/// Neither a poll that lasts nor one that was forgotten confuses where the dead one's entries end.
+/// Neither an unfinished poll nor a forgotten one changes where the completions of the dropped
+/// queue pair end.
 #[test]
 fn dropping_during_a_poll_takes_effect_with_the_next() {
     for forget in [false, true] {
@@ -66,7 +67,7 @@ fn dropping_during_a_poll_takes_effect_with_the_next() {
     }
 }
 
-/// The kernel may give the number to the next queue pair before anybody polled.
+/// The kernel may give the number to the next queue pair before the completion queue is polled.
 #[test]
 fn a_number_that_is_used_again_does_not_lose_completions() {
     let mut bench = Bench::new();

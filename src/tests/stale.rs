@@ -1,5 +1,5 @@
-//! A queue pair whose device began anew, and whose queues did not, is not used: the device would come
-//! upon requests of the past, whose memory may be somebody else's.
+//! A queue pair that was reset on the device but not here is not used: the device would carry out
+//! old requests, whose memory may have a new owner.
 
 use super::bring_up;
 use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};

@@ -1,5 +1,4 @@
-//! What a poll shows, to who looks at it in place, of completions that a device of mlx5 wrote; on a
-//! kernel that the test plays.
+//! Visiting completions in place (`poll_each`) on mlx5, on the scripted kernel.
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
@@ -14,7 +13,7 @@ const REQ_ERR: u8 = 13;
 const SYNDROME: u8 = 0x13;
 const VENDOR: u8 = 0x8f;
 
-/// What becomes of the next request.
+/// The outcome of the next request.
 #[derive(Clone, Copy)]
 enum Event {
     Done,
@@ -94,7 +93,7 @@ impl Bench {
         }
     }
 
-    /// What a poll says that it found, and the tags of what it showed.
+    /// The count that a poll returns, and the tags that it visited.
     fn visits(&mut self, most: usize) -> (usize, Vec<u32>) {
         let mut seen = Vec::new();
         let found = self.cq.poll_each(most, |request| seen.push(*request.tag().unwrap()));

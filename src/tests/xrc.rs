@@ -1,4 +1,4 @@
-//! XRC domains, on a played kernel that has them.
+//! XRC domains, on a scripted kernel that has them.
 
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
