@@ -32,7 +32,7 @@ fn a_change_of_state_holds_for_posting_at_once() {
 }
 
 #[test]
-fn what_the_kernel_would_refuse_does_not_reach_it() {
+fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
     let bench = Bench::new();
     let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
@@ -61,14 +61,14 @@ fn a_state_that_the_device_changed_is_learned() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::UD);
     bench.script.set_qp_state(qp.handle(), QpState::SQE.0);
-    // A change that is legal from what was last known needs no question.
+    // A change that is legal from the last known state asks the kernel nothing.
     let before = times(&bench, QUERY);
     qp.modify(&QpAttr::new().qkey(Qkey(2))).unwrap();
     assert_eq!(times(&bench, QUERY), before);
     assert_eq!(qp.query().unwrap().state, QpState::SQE);
     assert_eq!(qp.state(), QpState::SQE);
 
-    // One that is not is checked against what the kernel says.
+    // Any other change is checked against the kernel's state.
     bench.script.set_qp_state(qp.handle(), QpState::RESET.0);
     let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1));
     let error = qp.modify(&init).unwrap_err();
@@ -81,7 +81,8 @@ fn a_state_that_the_device_changed_is_learned() {
     assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
 }
 
-/// The device begins anew when somebody else resets a queue pair, and its queues do not.
+/// When another process resets a queue pair, the device starts at index 0, and the queues here do
+/// not.
 #[test]
 fn a_queue_pair_that_others_reset_works_on_only_after_a_reset_of_its_own() {
     use QpState as S;
@@ -149,7 +150,7 @@ fn reset_forgets_completions_of_the_one_queue_pair_only() {
     assert_eq!(bench.cq.poll().unwrap().next().map(|completion| completion.wr_id()), Some(1));
     qp.reset(&mut [&mut bench.cq]).unwrap();
     assert_eq!(qp.state(), QpState::RESET);
-    // What completes after the reset counts again, although it has the same number.
+    // Completions after the reset count again, although the queue pair number is the same.
     bench.script.complete(cq, wc(own, 6));
     assert_eq!(poll_ids(&mut bench.cq), [2, 4, 6]);
     bench.script.complete(cq, wc(own, 7));
@@ -157,7 +158,7 @@ fn reset_forgets_completions_of_the_one_queue_pair_only() {
 }
 
 #[test]
-fn rings_go_on_where_they_were_after_a_reset() {
+fn ring_indices_continue_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
@@ -170,7 +171,7 @@ fn rings_go_on_where_they_were_after_a_reset() {
             batch.push(Recv { wr_id: 100 + round * 3 + n, sges: &[] }).unwrap();
             ring_recv(batch);
         }
-        // The kernel skips what it has not done, up to our producer index.
+        // The kernel skips requests that it has not carried out, up to the producer index.
         for role in [Role::Send, Role::Recv] {
             let mut ids = Vec::new();
             while let Some(wqe) = bench.script.take(handle, role) {

@@ -32,7 +32,7 @@ fn survives_any_failure<T>(script: &Script, errno: Errno, create: impl Fn() -> R
 }
 
 #[test]
-fn a_context_needs_two_commands_and_closes_its_file_when_either_fails() {
+fn a_context_takes_two_commands_and_closes_its_file_if_either_fails() {
     for step in 1..=2 {
         let script = Script::new();
         script.fail_step(step, Errno::NOMEM);
@@ -77,7 +77,7 @@ fn every_creation_survives_failure_of_every_step() {
 }
 
 #[test]
-fn pure_bookkeeping_needs_no_kernel() {
+fn thread_and_parent_domains_need_no_kernel() {
     let bench = Bench::new();
     let before = bench.script.log().len();
     bench.script.fail_step(1, Errno::NOMEM);
@@ -132,8 +132,8 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
     assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
 }
 
-/// A driver that answers less than it should does not make the library map or take over what
-/// the answer does not name.
+/// After a short response of the driver, the library maps or takes over nothing that the response
+/// does not name.
 #[test]
 fn short_answers_fail_cleanly() {
     let bench = Bench::new();
@@ -157,7 +157,7 @@ fn short_answers_fail_cleanly() {
 }
 
 #[test]
-fn limits_are_named() {
+fn a_request_beyond_a_limit_names_the_limit() {
     let bench = Bench::new();
     let Bench { context, pd, cq, .. } = &bench;
     let refused = [

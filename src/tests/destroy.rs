@@ -1,4 +1,5 @@
-//! Destruction: in any order, refused, of what others destroyed, of a device that is gone.
+//! Destruction: in any order, refused, of objects that another process destroyed, of a device that
+//! is gone.
 
 use super::Bench;
 use crate::memory::region::StableBytes;
@@ -41,7 +42,7 @@ fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
         assert_eq!(Arc::strong_count(&alive), 2, "freed although the device may write it");
         assert_eq!(bench.context.leaked(), 1);
         assert_eq!(bench.script.count(objects::UVERBS_OBJECT_MR), 1);
-        // What the region stood on cannot go either, and is not lost track of.
+        // The objects that the region needs cannot be destroyed either, and are counted.
         let Bench { script, context, pd, cq } = bench;
         drop((pd, cq));
         assert_eq!(context.leaked(), 2);
@@ -90,7 +91,7 @@ macro_rules! destroy_twice {
 }
 
 #[test]
-fn what_could_not_be_destroyed_comes_back_and_can_be_tried_again() {
+fn a_handle_that_could_not_be_destroyed_comes_back_for_another_try() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     destroy_twice!(script, bench.qp(QpType::RC));
@@ -126,7 +127,7 @@ fn a_queue_pair_that_came_back_works() {
 }
 
 #[test]
-fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
+fn handles_in_use_are_busy_without_asking_the_kernel() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
@@ -156,7 +157,7 @@ fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
 }
 
 #[test]
-fn what_somebody_else_destroyed_is_gone_without_a_leak() {
+fn an_object_that_another_process_destroyed_is_no_leak() {
     let bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
@@ -168,8 +169,8 @@ fn what_somebody_else_destroyed_is_gone_without_a_leak() {
     qp.destroy().unwrap();
 }
 
-/// The kernel answers `EIO` before it has destroyed anything, so that says nothing of an object: only
-/// its destruction does.
+/// The kernel answers `EIO` before it has destroyed anything, so `EIO` does not mean that an object
+/// is gone.
 #[test]
 fn a_device_that_is_going_is_not_gone() {
     for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
@@ -197,7 +198,7 @@ fn a_device_that_is_going_is_not_gone() {
 /// All objects of a file wait for the kernel together, however many there are.
 #[test]
 #[cfg_attr(miri, ignore = "it measures time")]
-fn what_goes_with_its_device_waits_no_longer_for_being_many() {
+fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
     const REGIONS: usize = 500;
     let bench = Bench::new();
     let regions: Vec<_> = (0..REGIONS)
@@ -205,7 +206,8 @@ fn what_goes_with_its_device_waits_no_longer_for_being_many() {
         .collect();
     bench.script.begin_to_vanish();
     regions.iter().for_each(|region| bench.script.refuse_destroy(region.handle(), Errno::IO));
-    // One waits a tenth of a second here, so that each for itself would take most of a minute.
+    // One object waits a tenth of a second here, so one after the other would take most of a
+    // minute.
     let (started, alone) = (Instant::now(), Duration::from_millis(100));
     drop(regions);
     let taken = started.elapsed();
@@ -213,7 +215,7 @@ fn what_goes_with_its_device_waits_no_longer_for_being_many() {
     assert_eq!(bench.context.leaked(), REGIONS as u64);
 }
 
-/// What DESTROY answers when the device is gone: success for the core's objects. For those of
+/// The result of DESTROY when the device is gone: success for objects of the core. For objects of
 /// drivers, which reach no memory, it may be `EIO`.
 #[test]
 fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
@@ -299,7 +301,7 @@ fn all_is_gone(script: &Script, order: &[usize]) {
     assert_eq!(script.mappings(), 0, "dropped in order {order:?}");
 }
 
-/// The played kernel complains of a DESTROY before that of a dependant, and of a second one.
+/// The scripted kernel complains of a DESTROY before that of a dependant, and of a second one.
 #[test]
 fn everything_may_be_dropped_in_any_order() {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
@@ -328,7 +330,7 @@ fn everything_may_be_dropped_in_any_order() {
 
 /// All orders of the objects that depend on each other most.
 #[test]
-fn a_queue_pair_and_what_it_stands_on_in_every_order() {
+fn a_queue_pair_and_its_dependencies_drop_in_every_order() {
     fn permute(left: &mut Vec<usize>, order: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
         if left.is_empty() {
             visit(order);

@@ -1,4 +1,5 @@
-//! Asynchronous events and completion channels: who is meant, who is dead, who is gone.
+//! Asynchronous events and completion channels: of live objects, of destroyed ones, of a device
+//! that is gone.
 
 use super::{Bench, poll_ids, wc};
 use crate::uverbs::scripted::Script;
@@ -45,7 +46,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
     let dead = bench.qp(QpType::RC);
     let key = script.object(dead.handle()).user_handle;
     drop(dead);
-    // The next one takes the slot of the dead one, and is not taken for it.
+    // The next object takes the slot of the destroyed one, and gets none of its events.
     let live = bench.qp(QpType::RC);
     script.raise(key, EventType::QP_FATAL.0);
     script.raise(key, EventType::COMM_EST.0);
@@ -58,7 +59,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it waits for a file")]
-fn waiting_for_an_event_ends() {
+fn a_wait_for_an_event_ends_by_timeout_or_event() {
     let bench = Bench::new();
     let started = Instant::now();
     assert_eq!(bench.context.next_event(Some(Duration::from_millis(20))).unwrap(), None);
@@ -86,7 +87,7 @@ fn a_device_that_is_gone_says_so_once_and_is_an_error_then() {
 }
 
 #[test]
-fn after_the_last_event_nobody_waits() {
+fn waiting_after_the_last_event_is_an_error() {
     let bench = Bench::new();
     let (context, fatal) = (&bench.context, EventType::DEVICE_FATAL.0);
     // A device that failed, which is still there.
@@ -164,7 +165,7 @@ fn a_channel_names_the_queue_that_has_completions() {
     });
     channel.set_nonblocking(true).unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
-    // An event of a queue that is gone concerns nobody.
+    // The event of a destroyed queue is dropped.
     script.notify(first.handle());
     let (channel, error) = channel.destroy().unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
@@ -176,7 +177,7 @@ fn a_channel_names_the_queue_that_has_completions() {
 }
 
 #[test]
-fn nobody_would_hear_a_queue_without_channel() {
+fn arming_a_queue_without_channel_is_refused() {
     let mut bench = Bench::new();
     let error = bench.cq.req_notify(Notify::Next).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);

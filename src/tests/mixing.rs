@@ -63,7 +63,7 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
 
 /// Two contexts of one device are two files all the same.
 #[test]
-fn two_contexts_of_one_device_are_two() {
+fn objects_of_two_contexts_of_one_device_do_not_mix() {
     let first = Bench::new();
     let second = Bench::new();
     refused(first.pd.create_qp(&second.cq, &second.cq, QpType::RC).build());
@@ -131,14 +131,14 @@ fn only_its_own_thread_domain_rings_a_queue() {
     for td in [&mut sibling, &mut stranger] {
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[])).unwrap();
-        // SAFETY: the played kernel touches no memory that a request names.
+        // SAFETY: the scripted kernel touches no memory that a request names.
         let rung = unsafe { batch.ring(td) };
         assert_eq!(rung, Err(PostError::ForeignThreadDomain));
         assert_eq!(pending(&qp), 0, "nothing was sent");
     }
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[])).unwrap();
-    // SAFETY: the played kernel touches no memory that a request names.
+    // SAFETY: the scripted kernel touches no memory that a request names.
     unsafe { batch.ring(&mut own) }.unwrap();
     assert_eq!(pending(&qp), 1);
 }

@@ -1,4 +1,4 @@
-//! Contexts, registers and queue memory of mlx5, on a kernel that the test plays.
+//! Contexts, doorbell registers and queue memory of mlx5, on the scripted kernel.
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object as objects;
 
 #[test]
-fn a_context_does_without_what_the_kernel_refuses() {
+fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
     let script = Script::mlx5();
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
     assert_eq!(attr.devx(), Some(true));
@@ -29,7 +29,7 @@ fn a_context_does_without_what_the_kernel_refuses() {
 }
 
 #[test]
-fn what_this_library_does_not_drive_is_refused_by_name() {
+fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut _), _); 3] = [
         (
             |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
@@ -68,7 +68,7 @@ struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
     boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
-    /// What came back, oldest first.
+    /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
 
@@ -78,8 +78,8 @@ impl Counted {
     }
 }
 
-// SAFETY: the memory is of the size and alignment asked for, and nobody else's until it is freed;
-// no device ever sees it.
+// SAFETY: the memory has the requested size and alignment, and belongs to the caller until it is
+// freed; no device uses it.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Counted {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
@@ -165,7 +165,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     let bench = Bench::new();
     let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
     let lent = || bench.memory.lent.load(Ordering::Relaxed);
-    // Where the kernel has the device write is memory that the allocator did not get back.
+    // The device writes to memory that the allocator did not get back.
     let kept = |cq: &CompletionQueue| {
         let start = bench.script.object(cq.handle()).start as usize;
         bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
@@ -185,7 +185,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
 }
 
 #[test]
-fn the_record_comes_back_before_the_queue() {
+fn the_doorbell_record_is_freed_before_the_queue() {
     let bench = Bench::new();
     let back = || std::mem::take(&mut *bench.memory.back.lock().unwrap());
     let record = |queue| [ResourceType::MLX5_DBR, queue];
@@ -205,7 +205,7 @@ fn the_record_comes_back_before_the_queue() {
     cq.destroy().unwrap();
     let both = [record(ResourceType::MLX5_SRQ), record(ResourceType::MLX5_CQ)].concat();
     assert_eq!(back(), both);
-    // Also of what was never made.
+    // Also for an object that was never made.
     for (step, queue) in [(1, ResourceType::MLX5_CQ), (2, ResourceType::MLX5_SRQ), (3, qp)] {
         bench.script.fail_step(step, Errno::NOMEM);
         bench.make().unwrap_err();
@@ -214,7 +214,7 @@ fn the_record_comes_back_before_the_queue() {
 }
 
 #[test]
-fn memory_of_what_the_kernel_keeps_is_never_freed() {
+fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     let bench = Bench::new();
     let ([own, qp], srq, cq) = bench.make().unwrap();
     drop(own);
@@ -225,7 +225,7 @@ fn memory_of_what_the_kernel_keeps_is_never_freed() {
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
-    // The played kernel lets go of the completion queue only if nothing stands on it.
+    // The scripted kernel lets go of the completion queue only if nothing stands on it.
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
@@ -257,7 +257,7 @@ fn a_child_frees_nothing() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_guard_over_a_fork_finds_nothing() {
+fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
     let builder = || ParentDomain::builder(&bench.pd);
@@ -278,8 +278,8 @@ fn a_guard_over_a_fork_finds_nothing() {
     }
 }
 
-/// An allocator is of the process that made it: whatever another thread was in the middle of when the
-/// child was forked off, nobody there waits for it.
+/// An allocator belongs to the process that made it. Another thread may hold its lock during the
+/// fork, so the child must not wait for it.
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 #[allow(unsafe_code, reason = "memory is given back by hand")]
@@ -310,7 +310,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     assert_eq!(counts(), [0; 5]);
 }
 
-/// How a resize ended that failed is not always known: then the device may be in either memory.
+/// After some errors of a resize it is unknown whether the device uses the old or the new memory.
 #[test]
 fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     let bench = Bench::new();
@@ -334,7 +334,7 @@ fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     assert_eq!(bench.memory.outstanding(), own + 3);
     drop(cq);
     assert_eq!(bench.memory.outstanding(), before);
-    // What the kernel does not destroy keeps it all.
+    // A queue that the kernel does not destroy keeps all of its memory.
     let mut cq = make();
     bench.script.refuse(Op::RESIZE_CQ, Errno::TIMEDOUT);
     cq.resize(100).unwrap_err();
@@ -355,7 +355,7 @@ fn a_queue_that_cannot_be_resized_says_so() {
 }
 
 #[test]
-fn doorbells_that_are_not_there_are_named() {
+fn doorbells_outside_the_page_or_unaligned_are_refused() {
     use crate::mlx5::{PageError, Uar, UarKind};
     let bench = Bench::new();
     let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
@@ -370,7 +370,7 @@ fn doorbells_that_are_not_there_are_named() {
 }
 
 #[test]
-fn padding_is_for_long_completions() {
+fn padding_needs_cqes_of_128_bytes() {
     let bench = Bench::new();
     let cq = || bench.context.create_cq(10).pad();
     let error = cq().build().unwrap_err();
@@ -435,7 +435,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
 }
 
 #[test]
-fn what_carries_a_port_is_asked_once() {
+fn the_link_layer_of_a_port_is_queried_once() {
     let bench = Bench::new();
     let asked = |method| {
         let op = Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method };
@@ -456,7 +456,7 @@ fn what_carries_a_port_is_asked_once() {
 }
 
 #[test]
-fn running_out_of_registers_counts_them() {
+fn running_out_of_registers_names_their_number() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.uars = 4);
     let context = script.open("mlx5_0");
@@ -467,7 +467,7 @@ fn running_out_of_registers_counts_them() {
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
     assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
     assert!(error.message().contains("no doorbell register left"), "{error}");
-    // What has another reason is not put down to that.
+    // An error with another reason does not mention registers.
     script.fail_step(1, Errno::IO);
     let error = context.alloc_td().unwrap_err();
     let text = "no page of doorbell registers could be had; thread domains of this context have 6";
@@ -480,7 +480,7 @@ fn running_out_of_registers_counts_them() {
 }
 
 #[test]
-fn without_write_combining_everybody_rings_the_page_that_is_not_cached() {
+fn without_write_combining_every_queue_rings_the_non_cached_page() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.context.bf_reg_size = 0);
     let context = script.open("mlx5_0");
@@ -571,11 +571,11 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let qp = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(cq.handle()).start, 0x7000);
     assert_eq!(script.object(qp.handle()).start, 0x7000);
-    // Of shared receive queues the kernel takes an address.
+    // For shared receive queues the kernel takes an address.
     drop(at_page.create_srq(10).build().unwrap());
     drop((qp, cq));
     assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
-    // The place in the dma-buf is what has to be aligned.
+    // The offset in the dma-buf has to be aligned.
     let (parts, askew) = domain(0x7008);
     let error = context.create_cq(10).parent_domain(&askew).build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
@@ -590,7 +590,8 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
 }
 
-/// Nobody polls the queue, so only who makes a queue pair can throw away what was told of earlier ones.
+/// The queue is never polled, so updates about earlier queue pairs pile up; creating a queue pair
+/// compacts them.
 #[test]
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
     const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
@@ -608,7 +609,7 @@ fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
 }
 
 #[test]
-fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
+fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
     let bench = Bench::new();
     let cq = bench.context.create_cq(10).build().unwrap();
     let mut resized = bench.context.create_cq(10).build().unwrap();
@@ -631,7 +632,7 @@ fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
 }
 
 #[test]
-fn the_kernel_is_told_of_as_many_completions_as_were_laid_out() {
+fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
     let bench = Bench::new();
     for asked in [1, 3, 4, 63, 64, 1000] {
         let cq = bench.context.create_cq(asked).build().unwrap();

@@ -1,4 +1,4 @@
-//! What the library promises where no device is needed, on a kernel that the test plays.
+//! Tests of the library that need no device, on the scripted kernel.
 
 mod abandon;
 mod addresses;
@@ -6,6 +6,7 @@ mod control;
 mod creation;
 mod destroy;
 mod events;
+mod fast_path;
 mod fork;
 pub(crate) mod futures;
 mod golden;
@@ -18,7 +19,6 @@ mod room;
 mod scope;
 mod sharing;
 mod stale;
-mod usual;
 mod visits;
 mod wakers;
 mod windows;
@@ -64,7 +64,7 @@ impl Bench {
     }
 }
 
-/// Makes a queue pair ready to send, here and in the played kernel.
+/// Makes a queue pair ready to send, here and in the scripted kernel.
 pub(crate) fn bring_up<S: crate::Sharing>(script: &Script, qp: &QueuePair<S>) {
     qp.qp.set_state(QpState::RTS);
     script.set_qp_state(qp.handle(), QpState::RTS.0);
@@ -78,14 +78,14 @@ pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
 /// Rings a batch that no device will ever execute.
 #[allow(unsafe_code)]
 pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), crate::PostError> {
-    // SAFETY: the played kernel reads requests and touches no memory that they name.
+    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() }
 }
 
 /// As [`ring`], for receives.
 #[allow(unsafe_code)]
 pub(crate) fn ring_recv(batch: RecvBatch<'_>) {
-    // SAFETY: the played kernel reads requests and touches no memory that they name.
+    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() };
 }
 

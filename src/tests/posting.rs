@@ -40,7 +40,7 @@ fn a_ring_wraps_and_keeps_order() {
 }
 
 #[test]
-fn a_full_queue_says_so_until_the_device_takes_something() {
+fn a_full_queue_refuses_until_the_device_takes_a_request() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
@@ -217,7 +217,7 @@ fn operations_that_a_transport_lacks_are_refused() {
 }
 
 #[test]
-fn states_say_what_may_be_posted() {
+fn the_state_decides_what_may_be_posted() {
     let bench = Bench::new();
     let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let states = [
@@ -236,7 +236,7 @@ fn states_say_what_may_be_posted() {
     }
 }
 
-/// Requests that the kernel refused to look at stay, and go with the next batch.
+/// Requests whose doorbell call the kernel refused stay in the queue, and go with the next batch.
 #[test]
 fn a_refused_kick_loses_nothing() {
     let bench = Bench::new();
@@ -365,7 +365,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
 
 /// UidxAllocator lie in memory that the kernel writes, and that a forked child has, too.
 #[test]
-fn whatever_indices_say_no_ring_is_left() {
+fn rings_stay_in_bounds_whatever_the_indices_say() {
     let mut bench = Bench::new();
     let (cq, capacity) = (bench.cq.handle(), 31);
     let mut qp = bench.qp(QpType::UD);

@@ -20,12 +20,12 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
     }
 }
 
-/// Who posts while a poll goes on, in place of what it has taken out, finds no queue that overflows,
-/// however exactly it is sized.
+/// A program that posts during a poll, one request for each completion, overflows no completion
+/// queue, however tightly it is sized.
 #[test]
 fn posting_during_a_poll_overflows_nothing() {
     const POSTS: u32 = if cfg!(miri) { 30 } else { 1000 };
-    /// How the program looks at what is over, and may post in between.
+    /// The ways to visit completions and post in between.
     type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
     let looks: [Look; 4] = [
         |cq, post| cq.poll().unwrap().for_each(|_| post()),
@@ -70,7 +70,7 @@ fn posting_during_a_poll_overflows_nothing() {
             let handle = cq.queue().handle();
             assert_eq!(cq.queue().capacity() - all, spare, "room to spare");
             fill(script, &mut qp, handle);
-            // What else may be there, last.
+            // Other completions come last.
             for _ in 7..all {
                 assert!(script.complete(handle, wc(0xff_ffff, 0)));
             }
@@ -86,16 +86,16 @@ fn posting_during_a_poll_overflows_nothing() {
     }
 }
 
-/// What a reset discards lies in the completion queue as anything else does.
+/// Completions that a reset discards still occupy the completion queue.
 #[test]
-fn what_a_reset_discards_makes_room() {
+fn completions_that_a_reset_discards_make_room() {
     let bench = Bench::new();
     let script = &bench.script;
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
     let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
     let handle = cq.queue().handle();
     let (theirs, qpn) = (script.clone(), qp.qpn().0);
-    // It completes while it is being reset: too late to be found, and as soon as it can.
+    // The request completes during the reset: too late for the reset to find the completion.
     script.before(Op::MODIFY_QP, move || {
         (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
     });
@@ -108,9 +108,9 @@ fn what_a_reset_discards_makes_room() {
     }
 }
 
-/// What a forgotten poll consumed is given back before anybody counts on the room.
+/// CQEs that a forgotten poll consumed are given back before a queue pair counts on the room.
 #[test]
-fn a_forgotten_poll_is_remembered_when_others_come() {
+fn a_forgotten_poll_counts_when_a_queue_pair_is_adopted() {
     let bench = Bench::new();
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
     let handle = cq.queue().handle();

@@ -21,13 +21,13 @@ fn shared() -> (Bench, Context) {
 /// Takes over what was imported.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
 pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
-    // SAFETY: the played kernel uses no handle again.
+    // SAFETY: the scripted kernel uses no handle again.
     unsafe { imported.into_owner() }
 }
 
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
 pub(super) fn destroy(object: ForeignObject) -> Result<(), (ForeignObject, Error)> {
-    // SAFETY: the played kernel uses no handle again.
+    // SAFETY: the scripted kernel uses no handle again.
     unsafe { object.destroy() }
 }
 
@@ -36,13 +36,13 @@ fn destroyed(script: &Script, object: u16) -> usize {
 }
 
 #[test]
-fn an_import_knows_what_the_exporter_knows() {
+fn an_import_has_the_exporters_attributes() {
     let (bench, importer) = shared();
     assert_eq!(importer.completion_vectors(), bench.context.completion_vectors());
     assert_eq!(importer.completion_vectors(), 2);
     assert!(importer.file.optional_access);
     assert_eq!(importer.file.origin, bench.context.file.origin);
-    // It is not told of a context that nobody asked for.
+    // The importer does not create a context of its own.
     assert_eq!(bench.script.log().iter().filter(|op| **op == Op::GET_CONTEXT).count(), 1);
     let untold = bench.script.import("rxe0", None).unwrap();
     assert_eq!(untold.completion_vectors(), 1);
@@ -66,7 +66,7 @@ fn an_envelope_of_something_else_imports_no_context() {
     let other = Script::new();
     let context = other.open("rxe0");
     let told = Bench::new().context.export();
-    // The played devices differ in nothing but their files, of which a bare file does not tell.
+    // The scripted devices differ in nothing but their files, of which a bare file does not tell.
     assert!(other.import("rxe0", Some(&told)).is_ok());
     drop(context);
 }
@@ -109,7 +109,7 @@ fn an_imported_domain_is_like_any_other() {
     let (pd, error) = pd.unimport().unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(pd);
-    // What the importer made, the importer destroys, whatever it imported before.
+    // The importer destroys the objects that it made, whatever it imported before.
     drop((qp, region));
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_QP), 1);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
@@ -174,7 +174,7 @@ fn a_bound_region_is_not_released() {
 }
 
 #[test]
-fn what_is_gone_is_not_imported() {
+fn a_destroyed_object_is_not_imported() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = bench.context.alloc_pd().unwrap();
@@ -188,7 +188,7 @@ fn what_is_gone_is_not_imported() {
 }
 
 #[test]
-fn what_vanishes_after_the_import_is_not_taken_over() {
+fn an_object_destroyed_after_its_import_is_not_taken_over() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let gone = bench.context.alloc_pd().unwrap();
@@ -215,7 +215,7 @@ fn a_region_of_other_keys_is_stale() {
     let error = pd.import_mr(&sent).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     assert_eq!(own(imported).unwrap_err().1.errno(), Errno::STALE);
-    // Whoever cleans up does not destroy a stranger's.
+    // Cleaning up does not destroy an object of another owner.
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
     destroy(importer.foreign(&region.export().unwrap()).unwrap()).unwrap();
@@ -223,7 +223,7 @@ fn a_region_of_other_keys_is_stale() {
 }
 
 #[test]
-fn a_region_of_another_place_is_stale() {
+fn a_region_of_another_range_is_stale() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
@@ -245,7 +245,7 @@ fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     let (bench, importer) = shared();
     let cq = bench.context.create_cq(4).build().unwrap();
     let found = importer.foreign(&cq.export().unwrap()).unwrap();
-    // Whatever is asked before, the kernel may find nothing at the very end.
+    // The kernel may report at the end that the object is gone, although all checks passed.
     bench.script.steal(cq.handle());
     let asked = bench.script.log().len();
     let (found, error) = destroy(found).unwrap_err();
@@ -334,7 +334,7 @@ fn foreign_queues_are_asked_about_and_destroyed() {
     assert_eq!(found.query_srq().unwrap_err().errno(), Errno::INVAL);
     let shared_queue = importer.foreign(&srq.export().unwrap()).unwrap();
     assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
-    // Something stands on it.
+    // Another object depends on it.
     let cq = importer.foreign(&bench.cq.export().unwrap()).unwrap();
     let (cq, error) = destroy(cq).unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
@@ -343,13 +343,13 @@ fn foreign_queues_are_asked_about_and_destroyed() {
     let again = importer.foreign(&qp.export().unwrap()).unwrap();
     destroy(found).unwrap();
     assert_eq!(destroy(again).unwrap_err().1.errno(), Errno::NOENT);
-    // The owner finds it gone and is content.
+    // For the owner, destroying the object that is gone succeeds.
     drop((qp, srq));
     assert_eq!(bench.context.leaked(), 0);
 }
 
 #[test]
-fn events_go_to_whoever_made_the_object() {
+fn events_go_to_the_process_that_made_the_object() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let cq = importer.create_cq(4).build().unwrap();
@@ -366,9 +366,9 @@ fn events_go_to_whoever_made_the_object() {
     assert_ne!(fd(&importer), fd(&bench.context));
 }
 
-/// Of a region that is addressed from 0 the kernel may tell another beginning.
+/// For a zero-based region the kernel may report another start address.
 #[test]
-fn a_region_that_counts_from_nothing_is_taken_over() {
+fn a_zero_based_region_is_taken_over() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);

@@ -1,5 +1,5 @@
-//! A queue pair whose device began anew, and whose queues did not, is not used: the device would come
-//! upon requests of the past, whose memory may be somebody else's.
+//! A queue pair that was reset on the device but not here is not used: the device would carry out
+//! old requests, whose memory may have a new owner.
 
 use super::bring_up;
 use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
@@ -83,7 +83,7 @@ fn a_reset_that_cannot_be_finished_is_not_begun() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
-fn what_was_revoked_is_used_only_after_a_reset() {
+fn a_revoked_queue_pair_is_used_only_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     bench.read(&mut qp).unwrap();
@@ -103,7 +103,7 @@ fn what_was_revoked_is_used_only_after_a_reset() {
 }
 
 #[test]
-fn what_was_revoked_is_not_adopted() {
+fn a_revoked_queue_pair_is_not_adopted() {
     let mut bench = Bench::new();
     let qp = bench.make();
     assert!(qp.revoke());
@@ -113,7 +113,7 @@ fn what_was_revoked_is_not_adopted() {
 
 /// As a change does that was under way when the queue pair was reset.
 #[test]
-fn a_change_that_comes_late_hides_nothing() {
+fn a_late_state_change_does_not_hide_the_revocation() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     assert!(qp.revoke());

@@ -1,5 +1,4 @@
-//! What a poll shows, to who looks at it in place, of completions that a device of mlx5 wrote; on a
-//! kernel that the test plays.
+//! Visiting completions in place (`poll_each`) on mlx5, on the scripted kernel.
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
@@ -14,7 +13,7 @@ const REQ_ERR: u8 = 13;
 const SYNDROME: u8 = 0x13;
 const VENDOR: u8 = 0x8f;
 
-/// What becomes of the next request.
+/// The outcome of the next request.
 #[derive(Clone, Copy)]
 enum Event {
     Done,
@@ -94,7 +93,7 @@ impl Bench {
         }
     }
 
-    /// What a poll says that it found, and the tags of what it showed.
+    /// The count that a poll returns, and the tags that it visited.
     fn visits(&mut self, most: usize) -> (usize, Vec<u32>) {
         let mut seen = Vec::new();
         let found = self.cq.poll_each(most, |request| seen.push(*request.tag().unwrap()));
@@ -113,7 +112,7 @@ impl Bench {
 }
 
 #[test]
-fn strays_take_nobody_s_turn() {
+fn a_stray_completion_does_not_count_towards_the_limit() {
     let mut bench = Bench::new(63, 0);
     assert_eq!(bench.visits(3), (0, vec![]));
     bench.complete([Done, Stray, Done, Stray, Done]);
@@ -123,7 +122,7 @@ fn strays_take_nobody_s_turn() {
 
 /// Whatever there is to spare, and no more than that is held back meanwhile.
 #[test]
-fn a_poll_ends_with_the_last_that_was_asked_for() {
+fn a_poll_ends_at_its_limit() {
     for (capacity, others, slack) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
         let mut bench = Bench::new(capacity, others);
         assert_eq!(bench.slack, slack, "entries to spare");
@@ -159,7 +158,7 @@ fn failures_are_shown_as_what_they_are() {
 }
 
 #[test]
-fn a_poll_goes_on_behind_what_a_visitor_panicked_at() {
+fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     let mut bench = Bench::new(63, 0);
     bench.complete([Done, Stray, Done, Done]);
     let mut seen = Vec::new();

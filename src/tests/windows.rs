@@ -1,4 +1,4 @@
-//! What memory windows hold, for how long, and how they are reallocated.
+//! Memory windows: the objects that they hold, for how long, and their reallocation.
 
 use super::Bench;
 use super::destroy::{Witness, witness};
@@ -16,7 +16,7 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_ALLOC_MW;
 const ALLOC_MW: Op = Op::Write(IB_USER_VERBS_CMD_ALLOC_MW);
 const DEALLOC_MW: Op = Op::destroy(UVERBS_OBJECT_MW);
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
-/// What a window holds at most, of regions and of queue pairs.
+/// The most regions and queue pairs that a window holds.
 const MOST: usize = 16;
 
 type Witnessed = MemoryRegion<u8, Witness>;
@@ -75,7 +75,7 @@ fn window_holds_every_region_it_was_bound_to_until_dealloc() {
 }
 
 #[test]
-fn no_word_of_the_program_releases_a_region() {
+fn nothing_that_the_program_claims_releases_a_region() {
     let words: [fn(&mut MemoryWindow, &QpControl); 5] = [
         |window, _| window.settle(WcStatus::WR_FLUSH_ERR),
         |window, _| window.settle(WcStatus::MW_BIND_ERR),
@@ -109,7 +109,7 @@ fn no_word_of_the_program_releases_a_region() {
 }
 
 #[test]
-fn what_a_leaked_window_holds_is_leaked_with_it() {
+fn regions_that_a_leaked_window_holds_are_leaked() {
     for errno in [Errno::BUSY, Errno::IO, Errno::NOMEM, Errno::INVAL] {
         for region_first in [true, false] {
             let bench = Bench::new();
@@ -369,7 +369,7 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
     assert_eq!((live(&bench.script, UVERBS_OBJECT_MR), bench.context.leaked()), (0, 0));
 }
 
-/// An envelope of the region that claims these rights, as anybody can make one up.
+/// A forged envelope of the region that claims these rights.
 fn forged<T, M>(bench: &Bench, region: &MemoryRegion<T, M>, access: Access) -> Envelope {
     let [keys, length, iova, _] = region.export().unwrap().proof();
     let claimed = [keys, length, iova, access.bits().into()];
@@ -377,7 +377,8 @@ fn forged<T, M>(bench: &Bench, region: &MemoryRegion<T, M>, access: Access) -> E
     Envelope::from_bytes(&forged.to_bytes()).unwrap()
 }
 
-/// Nothing here keeps the exporter from deregistering its region, and its rights are a claim.
+/// The exporter may deregister its region at any time, and the rights in an envelope are only a
+/// claim.
 #[test]
 fn imported_region_is_not_bound() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! XRC domains, on a played kernel that has them.
+//! XRC domains, on a scripted kernel that has them.
 
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
@@ -66,7 +66,7 @@ fn files_name_domains() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it looks into /proc")]
-fn what_cannot_be_opened_says_why() {
+fn a_refused_open_names_the_reason() {
     let (script, context) = device();
     let path = rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     let error = context.open_xrcd().file(&path).create().open().unwrap_err();

@@ -9,25 +9,25 @@ use std::time::Duration;
 use uverbs::{Errno, Notify, SendWr, WcOpcode};
 
 trials![
-    holds_what_was_asked,
+    holds_at_least_the_cqes_asked_for,
     empty_queue_has_no_completion,
-    zero_entries_are_refused,
-    every_vector_exists_and_no_more,
+    zero_cqes_are_refused,
+    every_completion_vector_exists_and_no_more,
     resize_grows_and_shrinks,
-    resize_to_nothing_is_refused,
-    resize_keeps_what_is_there,
-    resize_to_the_same_size_moves_nothing,
-    resize_below_what_is_there_is_refused,
+    resize_to_zero_is_refused,
+    resize_keeps_unpolled_completions,
+    resize_to_the_same_size_keeps_unpolled_completions,
+    resize_below_the_unpolled_completions_is_refused,
     notify_needs_a_channel,
     armed_queue_is_silent_without_traffic,
-    moderated_queue_announces_several_at_once,
-    moderation_knows_its_limits,
-    channel_waits_for_its_queues,
-    channel_does_not_block,
+    moderated_queue_raises_one_event_for_several_completions,
+    moderation_beyond_the_limits_is_refused,
+    channel_is_busy_until_its_queues_are_destroyed,
+    channel_without_events_does_not_block,
     outlives_its_context_handle,
 ];
 
-fn holds_what_was_asked() -> Verdict {
+fn holds_at_least_the_cqes_asked_for() -> Verdict {
     let context = env::open()?;
     for cqe in [1, 2, 3, 63, 64, 65, 1000, 4095] {
         let cq = context.create_cq(cqe).build()?;
@@ -45,7 +45,7 @@ fn empty_queue_has_no_completion() -> Verdict {
     Ok(())
 }
 
-fn zero_entries_are_refused() -> Verdict {
+fn zero_cqes_are_refused() -> Verdict {
     let context = env::open()?;
     let error = context.create_cq(0).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
@@ -53,7 +53,7 @@ fn zero_entries_are_refused() -> Verdict {
     Ok(())
 }
 
-fn every_vector_exists_and_no_more() -> Verdict {
+fn every_completion_vector_exists_and_no_more() -> Verdict {
     let context = env::open()?;
     let vectors = context.completion_vectors();
     for vector in 0..vectors.min(64) {
@@ -78,7 +78,7 @@ fn resize_grows_and_shrinks() -> Verdict {
     Ok(())
 }
 
-fn resize_to_nothing_is_refused() -> Verdict {
+fn resize_to_zero_is_refused() -> Verdict {
     let context = env::open()?;
     let mut cq = context.create_cq(4).build()?;
     let capacity = cq.capacity();
@@ -114,7 +114,7 @@ fn complete(pair: &mut Pair, wr_id: u64) -> Verdict {
     Ok(())
 }
 
-fn moderated_queue_announces_several_at_once() -> Verdict {
+fn moderated_queue_raises_one_event_for_several_completions() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     supported(pair.b.cq.moderate(4, 0), Capability::CqModeration)?;
     let key = pair.b.cq.key();
@@ -142,7 +142,7 @@ fn moderated_queue_announces_several_at_once() -> Verdict {
     Ok(())
 }
 
-fn moderation_knows_its_limits() -> Verdict {
+fn moderation_beyond_the_limits_is_refused() -> Verdict {
     let context = env::open()?;
     let cq = context.create_cq(4).build()?;
     let Some(caps) = context.query_device()?.moderation_caps else {
@@ -160,7 +160,7 @@ fn moderation_knows_its_limits() -> Verdict {
     Ok(())
 }
 
-fn channel_waits_for_its_queues() -> Verdict {
+fn channel_is_busy_until_its_queues_are_destroyed() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq(1).channel(&channel).build()?;
@@ -171,7 +171,7 @@ fn channel_waits_for_its_queues() -> Verdict {
     Ok(())
 }
 
-fn channel_does_not_block() -> Verdict {
+fn channel_without_events_does_not_block() -> Verdict {
     let channel = env::open()?.create_comp_channel()?;
     assert_eq!(channel.try_next()?, None);
     let flags = rustix::io::fcntl_getfd(channel.as_fd())?;
@@ -187,7 +187,7 @@ fn outlives_its_context_handle() -> Verdict {
     Ok(())
 }
 
-/// A pair of which b has this many completions of receives that nobody has looked at.
+/// A pair in which b's completion queue holds this many unpolled completions of receives.
 fn pending(count: u64) -> Verdict<Pair> {
     let mut pair = Pair::new(Config { cqe: 10, ..Config::rc() })?;
     for wr_id in 0..count {
@@ -198,7 +198,7 @@ fn pending(count: u64) -> Verdict<Pair> {
     Ok(pair)
 }
 
-fn resize_keeps_what_is_there() -> Verdict {
+fn resize_keeps_unpolled_completions() -> Verdict {
     // At several places of the ring, and with some of it polled before.
     for (before, cqe) in [(0, 100), (1, 6), (3, 1000), (5, 7)] {
         let mut pair = pending(6 + before)?;
@@ -215,13 +215,13 @@ fn resize_keeps_what_is_there() -> Verdict {
     Ok(())
 }
 
-fn resize_to_the_same_size_moves_nothing() -> Verdict {
+fn resize_to_the_same_size_keeps_unpolled_completions() -> Verdict {
     let mut pair = pending(4)?;
     stay(&mut pair, 4)
 }
 
-/// Resizes a queue with `there` completions to what it is, in several ways of saying so, and looks
-/// for these completions and for some that come later.
+/// Resizes a queue with `there` completions to the size that it has, named in several ways, and
+/// expects these completions and later ones.
 pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     let cqe = pair.b.cq.capacity() - 1;
     for cqe in [cqe, cqe - 1, cqe] {
@@ -239,7 +239,7 @@ pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     Ok(())
 }
 
-fn resize_below_what_is_there_is_refused() -> Verdict {
+fn resize_below_the_unpolled_completions_is_refused() -> Verdict {
     let mut pair = pending(9)?;
     let capacity = pair.b.cq.capacity();
     match pair.b.cq.resize(2) {

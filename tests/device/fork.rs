@@ -15,10 +15,10 @@ trials![
     calls_in_the_child_are_refused,
     dropping_in_the_child_destroys_nothing,
     destroying_in_the_child_is_refused,
-    child_can_start_afresh,
+    child_reimports_the_context_and_works,
     parent_cannot_reimport,
     file_stays_open_for_the_child,
-    grandchildren_are_children,
+    grandchild_is_refused_like_a_child,
     child_imports_what_the_parent_exported,
 ];
 
@@ -129,7 +129,7 @@ fn destroying_in_the_child_is_refused() -> Verdict {
     pair.message(1, 100)
 }
 
-fn child_can_start_afresh() -> Verdict {
+fn child_reimports_the_context_and_works() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
@@ -146,7 +146,7 @@ fn child_can_start_afresh() -> Verdict {
         assert!(mixed.is_err());
         Ok(())
     })?;
-    // What the child made, the child destroyed.
+    // The child destroyed the objects that it made.
     assert_eq!(counted(&pair.b.context)?, before);
     pair.message(1, 100)
 }
@@ -174,7 +174,7 @@ fn file_stays_open_for_the_child() -> Verdict {
     Ok(())
 }
 
-fn grandchildren_are_children() -> Verdict {
+fn grandchild_is_refused_like_a_child() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let mut pair = in_child(pair, |pair| {
         let own = pair.b.context.reimport()?;
@@ -189,7 +189,7 @@ fn grandchildren_are_children() -> Verdict {
     pair.message(1, 100)
 }
 
-/// What was exported before the fork is imported in the child, which has the file but none of the
+/// The child imports objects that were exported before the fork. It has the file but none of the
 /// parent's objects, and reaches the parent's memory by its keys.
 fn child_imports_what_the_parent_exported() -> Verdict {
     const BYTES: usize = 4096;

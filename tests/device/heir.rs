@@ -2,8 +2,8 @@
 
 use uverbs::{Error, ForeignObject, Importable, Imported};
 
-/// Makes an import one's own: of what was released, or of what its owner left behind when it ended.
-/// Where a test has two owners of one thing, it makes nothing else until both are done with it.
+/// Takes ownership of an import whose owner released it, or left it behind when it ended. Where a
+/// test has two owners of one thing, it makes nothing else until both are done with it.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
 pub(crate) fn take_over<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
     // SAFETY: there is no other owner, or nothing is made on the file as long as there is.

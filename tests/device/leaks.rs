@@ -1,5 +1,5 @@
-//! What is made and destroyed again and again leaves nothing behind: counted by kind in the file
-//! while the context is open, and on the device when it is closed.
+//! Objects that are made and destroyed again and again leave nothing behind. Open contexts are
+//! counted by kind of object in the file, closed ones on the device.
 
 use crate::capability::Capability;
 use crate::env;
@@ -10,18 +10,18 @@ use uverbs::device::DriverId;
 use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
 
 trials![
-    handles_are_listed,
-    unknown_kinds_are_not_there,
-    contexts,
-    protection_domains,
-    parent_domains,
-    address_handles,
-    completion_channels,
-    completion_queues,
-    shared_receive_queues,
-    queue_pairs,
-    xrc_objects,
-    imports,
+    every_live_handle_is_listed,
+    listing_an_unknown_kind_is_refused,
+    contexts_leave_nothing,
+    protection_domains_leave_nothing,
+    parent_domains_leave_nothing,
+    address_handles_leave_nothing,
+    completion_channels_leave_nothing,
+    completion_queues_leave_nothing,
+    shared_receive_queues_leave_nothing,
+    queue_pairs_leave_nothing,
+    xrc_objects_leave_nothing,
+    imports_leave_nothing,
 ];
 
 /// Rounds of making and destroying each kind of object: what leaks once a round shows in few, what
@@ -38,7 +38,7 @@ pub(crate) fn rounds(
     rounds_of(many(), kinds, prepare)
 }
 
-/// The same `many` times.
+/// The same in `many` rounds.
 pub(crate) fn rounds_of(
     many: u64,
     kinds: &[ObjectKind],
@@ -68,7 +68,7 @@ pub(crate) fn rounds_of(
     Ok(())
 }
 
-fn handles_are_listed() -> Verdict {
+fn every_live_handle_is_listed() -> Verdict {
     let context = env::open()?;
     let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
     assert_eq!(count(ObjectKind::PD)?, [0u32; 0]);
@@ -87,7 +87,7 @@ fn handles_are_listed() -> Verdict {
     Ok(())
 }
 
-fn unknown_kinds_are_not_there() -> Verdict {
+fn listing_an_unknown_kind_is_refused() -> Verdict {
     let context = env::open()?;
     supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
     let error = context.handles(ObjectKind(0x0abc)).unwrap_err();
@@ -96,7 +96,7 @@ fn unknown_kinds_are_not_there() -> Verdict {
     Ok(())
 }
 
-fn contexts() -> Verdict {
+fn contexts_leave_nothing() -> Verdict {
     let device = env::device();
     let idle = device.resources()?;
     for _ in 0..env::rounds(100, 1000) {
@@ -106,7 +106,7 @@ fn contexts() -> Verdict {
     Ok(())
 }
 
-fn protection_domains() -> Verdict {
+fn protection_domains_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
@@ -117,7 +117,7 @@ fn protection_domains() -> Verdict {
     })
 }
 
-fn parent_domains() -> Verdict {
+fn parent_domains_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
@@ -130,7 +130,7 @@ fn parent_domains() -> Verdict {
     })
 }
 
-fn address_handles() -> Verdict {
+fn address_handles_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
@@ -143,7 +143,7 @@ fn address_handles() -> Verdict {
     })
 }
 
-fn completion_channels() -> Verdict {
+fn completion_channels_leave_nothing() -> Verdict {
     // Channels are files, which the kernel does not list among a context's objects.
     let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let context = env::open()?;
@@ -159,7 +159,7 @@ fn completion_channels() -> Verdict {
     Ok(())
 }
 
-fn completion_queues() -> Verdict {
+fn completion_queues_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::CQ], |context| {
         let context = context.clone();
         let channel = context.create_comp_channel()?;
@@ -171,7 +171,7 @@ fn completion_queues() -> Verdict {
     })
 }
 
-fn shared_receive_queues() -> Verdict {
+fn shared_receive_queues_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::SRQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
@@ -184,7 +184,7 @@ fn shared_receive_queues() -> Verdict {
     })
 }
 
-fn queue_pairs() -> Verdict {
+fn queue_pairs_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(16).build()?;
@@ -198,7 +198,7 @@ fn queue_pairs() -> Verdict {
 }
 
 /// A domain, a queue in it, and both ends of a connection.
-fn xrc_objects() -> Verdict {
+fn xrc_objects_leave_nothing() -> Verdict {
     const KINDS: [ObjectKind; 5] =
         [ObjectKind::XRCD, ObjectKind::SRQ, ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD];
     rounds(&KINDS, |context| {
@@ -216,8 +216,8 @@ fn xrc_objects() -> Verdict {
     })
 }
 
-/// What is imported is named anew, and nothing is made or destroyed by that.
-fn imports() -> Verdict {
+/// An import names an object anew; the kernel makes and destroys nothing.
+fn imports_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;

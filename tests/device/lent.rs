@@ -1,5 +1,5 @@
-//! Two connected queue pairs, in this process or one in another, that take the memory of their
-//! requests, and what they work on.
+//! Two connected queue pairs that own the memory of their requests; both in this process, or one in
+//! another.
 
 use crate::capability::Capability;
 use crate::env;
@@ -71,7 +71,7 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
     pair_of(Half::new()?, Half::new()?)
 }
 
-/// The same of two that are there.
+/// Connects two halves that exist.
 pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
     let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(PORT, gid(&half.context)?.index)?));
     let [here, there]: [Verdict<_>; 2] = ends;

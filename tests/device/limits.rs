@@ -1,4 +1,4 @@
-//! What the device says that it can do at most is what it does, and not one more.
+//! The limits that the device advertises: they are granted, and one more is refused.
 
 use crate::capability::Capability;
 use crate::env;
@@ -7,22 +7,22 @@ use crate::verdict::{Verdict, require, supported, trials};
 use uverbs::{Errno, QpType, SendWr, WcOpcode};
 
 trials![
-    limits_are_there,
-    completion_queue_entries,
-    completion_queue_resize,
-    queue_pair_requests,
-    queue_pair_entries,
-    shared_receive_queue_requests,
-    shared_receive_queue_entries,
-    inline_data,
-    longest_requests,
-    shared_receive_queue_resize,
+    no_advertised_limit_is_zero,
+    cq_holds_cqes_up_to_the_limit,
+    cq_resize_works_up_to_the_limit,
+    qp_holds_wqes_up_to_the_limit,
+    qp_holds_sges_up_to_the_limit,
+    srq_holds_wqes_up_to_the_limit,
+    srq_holds_sges_up_to_the_limit,
+    qp_takes_inline_data_up_to_the_limit,
+    longest_inline_wqes_arrive_whole,
+    srq_resize_works_up_to_the_limit,
 ];
 
 /// Completions, as many as soft-RoCE can have.
 const MANY: u32 = 32767;
 
-fn limits_are_there() -> Verdict {
+fn no_advertised_limit_is_zero() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     for (name, value) in [
@@ -41,7 +41,7 @@ fn limits_are_there() -> Verdict {
     Ok(())
 }
 
-fn completion_queue_entries() -> Verdict {
+fn cq_holds_cqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
@@ -57,7 +57,7 @@ fn completion_queue_entries() -> Verdict {
     Ok(())
 }
 
-fn completion_queue_resize() -> Verdict {
+fn cq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
     let mut cq = context.create_cq(10).build()?;
@@ -70,7 +70,7 @@ fn completion_queue_resize() -> Verdict {
     Ok(())
 }
 
-fn queue_pair_requests() -> Verdict {
+fn qp_holds_wqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
     let max = context.query_device()?.max_qp_wr;
@@ -82,7 +82,7 @@ fn queue_pair_requests() -> Verdict {
                     assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for requests of any size, and these are small.
+                // The advertised limit holds for WQEs of any size, and these are small.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_wr.max(caps.max_recv_wr) >= beyond, "{caps:?}");
@@ -98,7 +98,7 @@ fn queue_pair_requests() -> Verdict {
     Ok(())
 }
 
-fn queue_pair_entries() -> Verdict {
+fn qp_holds_sges_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
     let max = context.query_device()?.max_sge;
@@ -111,7 +111,7 @@ fn queue_pair_entries() -> Verdict {
                     assert_eq!(error.errno(), Errno::INVAL);
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for all queues of all types.
+                // The advertised limit holds for all queues of all types.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_sge.max(caps.max_recv_sge) >= beyond, "{caps:?}");
@@ -125,7 +125,7 @@ fn queue_pair_entries() -> Verdict {
     Ok(())
 }
 
-fn inline_data() -> Verdict {
+fn qp_takes_inline_data_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
     for beyond in [100_000, u32::MAX] {
@@ -136,7 +136,7 @@ fn inline_data() -> Verdict {
 }
 
 /// With as much data inside as any queue of its type has room for, and with a little less.
-fn longest_requests() -> Verdict {
+fn longest_inline_wqes_arrive_whole() -> Verdict {
     /// The global route header of a datagram.
     const HEADER: usize = 40;
     let context = env::open()?;
@@ -177,7 +177,7 @@ fn longest_requests() -> Verdict {
     Ok(())
 }
 
-fn shared_receive_queue_requests() -> Verdict {
+fn srq_holds_wqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
@@ -192,7 +192,7 @@ fn shared_receive_queue_requests() -> Verdict {
     Ok(())
 }
 
-fn shared_receive_queue_entries() -> Verdict {
+fn srq_holds_sges_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
@@ -204,7 +204,7 @@ fn shared_receive_queue_entries() -> Verdict {
     Ok(())
 }
 
-fn shared_receive_queue_resize() -> Verdict {
+fn srq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;

@@ -10,9 +10,9 @@ use uverbs::{Errno, Gid, McastMembership, ObjectKind, QpType};
 
 trials![
     second_attachment_is_refused,
-    memberships_of_one_group_are_apart,
-    memberships_outlive_their_queue_pair_s_handle,
-    limit_of_members_is_told,
+    memberships_of_one_group_end_separately,
+    memberships_outlive_the_dropped_queue_pair,
+    member_beyond_the_limit_is_refused,
     memberships_leave_nothing,
 ];
 
@@ -42,7 +42,7 @@ fn second_attachment_is_refused() -> Verdict {
     Ok(())
 }
 
-fn memberships_of_one_group_are_apart() -> Verdict {
+fn memberships_of_one_group_end_separately() -> Verdict {
     let Pair { a, b, .. } = Pair::new(Config::ud())?;
     let gid = groups()[0];
     let (one, other) = (attach(&a, gid)?, attach(&b, gid)?);
@@ -55,7 +55,7 @@ fn memberships_of_one_group_are_apart() -> Verdict {
     Ok(())
 }
 
-fn memberships_outlive_their_queue_pair_s_handle() -> Verdict {
+fn memberships_outlive_the_dropped_queue_pair() -> Verdict {
     let Pair { a, .. } = Pair::new(Config::ud())?;
     let memberships = groups().map(|gid| attach(&a, gid));
     drop(a.qp);
@@ -65,7 +65,7 @@ fn memberships_outlive_their_queue_pair_s_handle() -> Verdict {
     Ok(())
 }
 
-fn limit_of_members_is_told() -> Verdict {
+fn member_beyond_the_limit_is_refused() -> Verdict {
     let pair = Pair::new(Config::ud())?;
     let Side { pd, cq, context, .. } = &pair.a;
     let limit = context.query_device()?.max_mcast_qp_attach;

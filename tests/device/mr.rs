@@ -1,4 +1,4 @@
-//! Memory regions: every way to register memory, what is refused, and that memory comes back.
+//! Memory regions: every way to register memory, refusals, and that memory comes back.
 
 #![allow(unsafe_code, reason = "raw and borrowed registrations are unsafe")]
 
@@ -19,37 +19,37 @@ use uverbs::{
 };
 
 trials![
-    allocation_is_zeroed_aligned_and_for_everything,
+    allocation_is_zeroed_aligned_and_grants_all_access,
     allocation_of_nothing_panics,
     allocation_beyond_memory_is_an_error,
-    owned_memory_comes_back,
+    destroy_gives_owned_memory_back,
     own_types_can_be_registered,
-    borrowed_and_raw_memory,
+    borrowed_and_raw_memory_can_be_registered,
     failed_registration_gives_memory_back,
-    values_bytes_and_atomics,
+    region_reads_as_values_bytes_and_atomics,
     ranges_are_checked,
     contradictory_rights_are_refused,
     rights_are_granted_one_by_one,
     relaxed_ordering_is_a_hint,
-    addresses_count_from_where_they_are_told,
-    low_bits_of_addresses_must_agree,
-    zero_based,
+    addresses_count_from_the_given_iova,
+    iova_must_share_the_page_offset_of_the_memory,
+    zero_based_region_counts_from_zero_or_is_refused,
     unmapped_memory_is_refused,
-    read_only_memory_is_for_reading,
+    read_only_mapping_can_be_registered_for_reading_only,
     limit_of_locked_memory_is_explained,
-    parent_domain_allocates,
-    domain_waits_for_its_regions,
-    any_order_of_dropping,
-    dmabuf,
-    on_demand,
-    address_space,
-    advice,
+    parent_domain_registers_memory,
+    domain_is_busy_until_its_regions_are_destroyed,
+    handles_may_be_dropped_in_any_order,
+    what_is_no_dma_buf_is_refused,
+    on_demand_region_locks_no_memory,
+    whole_address_space_can_be_registered,
+    advice_on_paged_memory_is_taken,
     advice_on_pinned_memory_is_refused,
-    rereg_access,
-    rereg_domain,
+    rereg_changes_the_access_flags,
+    rereg_changes_the_protection_domain,
     rereg_of_nothing_or_elsewhere_is_refused,
-    exchange,
-    many_regions,
+    exchange_swaps_the_memory_or_gives_both_back,
+    two_hundred_regions_have_keys_of_their_own,
     regions_leave_nothing,
 ];
 
@@ -65,7 +65,7 @@ fn is_rxe() -> bool {
     env::device().driver() == Some(DriverId::RXE)
 }
 
-fn allocation_is_zeroed_aligned_and_for_everything() -> Verdict {
+fn allocation_is_zeroed_aligned_and_grants_all_access() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u64>(1000)?;
@@ -102,7 +102,7 @@ fn allocation_beyond_memory_is_an_error() -> Verdict {
     Ok(())
 }
 
-fn owned_memory_comes_back() -> Verdict {
+fn destroy_gives_owned_memory_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let access = Access::ALL_REMOTE;
@@ -164,7 +164,7 @@ fn own_types_can_be_registered() -> Verdict {
     Ok(())
 }
 
-fn borrowed_and_raw_memory() -> Verdict {
+fn borrowed_and_raw_memory_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut numbers = [1u64, 2, 3, 4];
     // SAFETY: the region is destroyed below, and that is looked at.
@@ -203,7 +203,7 @@ fn failed_registration_gives_memory_back() -> Verdict {
     Ok(())
 }
 
-fn values_bytes_and_atomics() -> Verdict {
+fn region_reads_as_values_bytes_and_atomics() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut region = pd.allocate::<u64>(16)?;
     region.write_at(15, u64::MAX)?;
@@ -227,7 +227,7 @@ fn values_bytes_and_atomics() -> Verdict {
         }
     });
     assert_eq!(region.read_at(3), Some(2000));
-    // SAFETY: nobody knows the keys.
+    // SAFETY: the keys are told to no peer.
     assert_eq!(unsafe { region.as_slice() }[3], 2000);
     // SAFETY: as above.
     let slice = unsafe { region.as_mut_slice() };
@@ -289,7 +289,7 @@ fn relaxed_ordering_is_a_hint() -> Verdict {
     Ok(())
 }
 
-fn addresses_count_from_where_they_are_told() -> Verdict {
+fn addresses_count_from_the_given_iova() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     for iova in [0, 0x7000_0000_0000, 1 << 63] {
         let region = pd.registration().access(Access::ALL_REMOTE).iova(iova).allocate::<u8>(64)?;
@@ -300,7 +300,7 @@ fn addresses_count_from_where_they_are_told() -> Verdict {
     Ok(())
 }
 
-fn low_bits_of_addresses_must_agree() -> Verdict {
+fn iova_must_share_the_page_offset_of_the_memory() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let error = pd.registration().iova(8).allocate::<u8>(64).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
@@ -310,7 +310,7 @@ fn low_bits_of_addresses_must_agree() -> Verdict {
     Ok(())
 }
 
-fn zero_based() -> Verdict {
+fn zero_based_region_counts_from_zero_or_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     match pd.registration().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
         // rxe of Linux 6.1 takes any right, later ones know zero-based windows only.
@@ -328,21 +328,21 @@ fn unmapped_memory_is_refused() -> Verdict {
     let map = MmapOptions::new().len(1 << 16).map_anon()?;
     let hole = map.as_ptr().cast_mut();
     drop(map);
-    // SAFETY: what is there now is not mapped, so there is nothing that the device could write.
+    // SAFETY: nothing is mapped there, so the device has nothing to write.
     let error = unsafe { pd.register_raw(hole, 1 << 16, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     assert!(error.message().contains("65536"), "{error}");
     Ok(())
 }
 
-fn read_only_memory_is_for_reading() -> Verdict {
+fn read_only_mapping_can_be_registered_for_reading_only() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let map = MmapOptions::new().len(4096).map_anon()?.make_read_only()?;
     let start = map.as_ptr().cast_mut();
     // SAFETY: the device may only read, and the mapping outlives the region.
     let region = unsafe { pd.register_raw(start, 4096, Access::REMOTE_READ) }?;
     gone(region.destroy())?;
-    // SAFETY: it is refused, or else the device could do to the mapping what nobody sees.
+    // SAFETY: the registration is refused, and no request names it otherwise.
     let error = unsafe { pd.register_raw(start, 4096, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     Ok(())
@@ -367,7 +367,7 @@ fn limit_of_locked_memory_is_explained() -> Verdict {
     Ok(())
 }
 
-fn parent_domain_allocates() -> Verdict {
+fn parent_domain_registers_memory() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
@@ -379,7 +379,7 @@ fn parent_domain_allocates() -> Verdict {
     gone(domain.destroy())
 }
 
-fn domain_waits_for_its_regions() -> Verdict {
+fn domain_is_busy_until_its_regions_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u32>(4)?;
@@ -389,7 +389,7 @@ fn domain_waits_for_its_regions() -> Verdict {
     gone(pd.destroy())
 }
 
-fn any_order_of_dropping() -> Verdict {
+fn handles_may_be_dropped_in_any_order() -> Verdict {
     let idle = env::device().resources()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
@@ -405,7 +405,7 @@ fn any_order_of_dropping() -> Verdict {
     Ok(())
 }
 
-fn dmabuf() -> Verdict {
+fn what_is_no_dma_buf_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let file = memfd_create("not a dma-buf", MemfdFlags::CLOEXEC)?;
     let access = Access::ALL_REMOTE;
@@ -424,7 +424,7 @@ fn dmabuf() -> Verdict {
     Ok(())
 }
 
-fn on_demand() -> Verdict {
+fn on_demand_region_locks_no_memory() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
     let mut region = supported(builder.allocate::<u64>(1 << 20), Capability::Odp)?;
@@ -436,10 +436,10 @@ fn on_demand() -> Verdict {
     Ok(())
 }
 
-fn address_space() -> Verdict {
+fn whole_address_space_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let builder = pd.registration().access(Access::LOCAL_WRITE);
-    // SAFETY: nobody learns the keys.
+    // SAFETY: the keys are told to no peer.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
     assert_eq!((region.addr(), region.byte_len()), (0, usize::MAX));
@@ -450,7 +450,7 @@ fn address_space() -> Verdict {
     Ok(())
 }
 
-fn advice() -> Verdict {
+fn advice_on_paged_memory_is_taken() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
@@ -484,7 +484,7 @@ fn advice_on_pinned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-fn rereg_access() -> Verdict {
+fn rereg_changes_the_access_flags() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut region = pd.allocate::<u64>(8)?;
     region.write_at(0, 1)?;
@@ -503,7 +503,7 @@ fn rereg_access() -> Verdict {
     Ok(())
 }
 
-fn rereg_domain() -> Verdict {
+fn rereg_changes_the_protection_domain() -> Verdict {
     let context = env::open()?;
     let (one, other) = (context.alloc_pd()?, context.alloc_pd()?);
     let mut region = one.allocate::<u64>(8)?;
@@ -528,7 +528,7 @@ fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
     Ok(())
 }
 
-fn exchange() -> Verdict {
+fn exchange_swaps_the_memory_or_gives_both_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.register(vec![1u64, 2], Access::ALL_REMOTE)?;
@@ -551,7 +551,7 @@ fn exchange() -> Verdict {
     Ok(())
 }
 
-fn many_regions() -> Verdict {
+fn two_hundred_regions_have_keys_of_their_own() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let regions = (0..200)

@@ -7,18 +7,18 @@ use crate::verdict::{Verdict, supported, trials};
 use uverbs::{Access, Errno, MemoryRegion, Remote, Rereg, SendWr, WcOpcode, WcStatus};
 
 trials![
-    addresses_count_from_where_they_are_told,
-    right_is_lost_by_rereg,
+    addresses_count_from_the_given_iova,
+    rereg_takes_the_right_away,
     pages_are_faulted_in,
     boxed_slice_can_be_reached,
     mapping_can_be_reached,
     raw_memory_can_be_reached,
     borrowed_memory_can_be_reached,
-    elements_arrive_as_values,
-    domain_changes,
-    memory_is_exchanged,
-    whole_address_space,
-    invalidation_of_what_is_no_window
+    written_bytes_read_as_values,
+    region_works_in_its_new_protection_domain,
+    exchanged_memory_can_be_reached,
+    whole_address_space_can_be_reached,
+    invalidating_the_rkey_of_a_region_fails,
 ];
 
 /// Lets `a` write to a region of `b`'s; how that ended.
@@ -35,7 +35,7 @@ fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
     pattern::check(&bytes, seed);
 }
 
-fn addresses_count_from_where_they_are_told() -> Verdict {
+fn addresses_count_from_the_given_iova() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for iova in [0, 0x1234_5000, 1 << 62] {
         let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).iova(iova);
@@ -55,7 +55,7 @@ fn addresses_count_from_where_they_are_told() -> Verdict {
     Ok(())
 }
 
-fn right_is_lost_by_rereg() -> Verdict {
+fn rereg_takes_the_right_away() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut region = pair.b.pd.allocate::<u8>(4096)?;
     assert_eq!(write(&mut pair, region.remote(0)?, 5, 100)?, WcStatus::SUCCESS);
@@ -150,7 +150,7 @@ fn borrowed_memory_can_be_reached() -> Verdict {
     Ok(())
 }
 
-fn elements_arrive_as_values() -> Verdict {
+fn written_bytes_read_as_values() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut from = pair.a.pd.allocate::<u64>(100)?;
     let to = pair.b.pd.allocate::<u64>(100)?;
@@ -166,7 +166,7 @@ fn elements_arrive_as_values() -> Verdict {
     Ok(())
 }
 
-fn domain_changes() -> Verdict {
+fn region_works_in_its_new_protection_domain() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
     let mut region = other.allocate::<u8>(4096)?;
@@ -180,7 +180,7 @@ fn domain_changes() -> Verdict {
     Ok(())
 }
 
-fn memory_is_exchanged() -> Verdict {
+fn exchanged_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.register(vec![1u8; 8192], Access::ALL_REMOTE)?;
     let (region, old) = match region.exchange(vec![2u8; 4096]) {
@@ -195,7 +195,7 @@ fn memory_is_exchanged() -> Verdict {
 }
 
 #[allow(unsafe_code, reason = "all memory is exposed")]
-fn whole_address_space() -> Verdict {
+fn whole_address_space_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
     // SAFETY: the only one who learns the key is this test.
@@ -205,7 +205,7 @@ fn whole_address_space() -> Verdict {
     reaches(&mut pair, remote, 4096)
 }
 
-fn invalidation_of_what_is_no_window() -> Verdict {
+fn invalidating_the_rkey_of_a_region_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.b.recv(1, 0..50)?;
     let sges = [pair.a.sge(0..50)];

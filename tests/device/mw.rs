@@ -1,5 +1,5 @@
-//! Memory windows: keys of their own, that work while they are bound and not after, and what they
-//! refuse. [`mw_holds`](crate::mw_holds) has what they hold.
+//! Memory windows: their keys work while they are bound and not after, and bad bindings are
+//! refused. [`mw_holds`](crate::mw_holds) tests which objects they hold.
 
 use crate::capability::Capability;
 use crate::env;
@@ -19,13 +19,13 @@ trials![
     type_2_counts_from_zero,
     type_2_ends_with_a_local_invalidate,
     type_2_ends_with_the_peer_s_invalidate,
-    type_2_is_for_the_peer_of_its_queue_pair,
-    type_1_moves_and_is_unbound,
-    key_is_told_in_the_same_batch,
-    write_needs_the_right_to,
-    what_does_not_fit_is_refused,
+    type_2_opens_only_to_the_peer_of_its_queue_pair,
+    type_1_rebinds_and_unbinds,
+    bind_and_its_rkey_go_in_one_batch,
+    window_grants_only_its_own_access,
+    bindings_that_do_not_fit_are_refused,
     other_domains_and_contexts_are_refused,
-    one_binding_at_a_time,
+    second_binding_before_the_first_settles_is_refused,
     windows_leave_nothing,
 ];
 
@@ -184,7 +184,7 @@ fn type_2_ends_with_the_peer_s_invalidate() -> Verdict {
     Ok(())
 }
 
-fn type_2_is_for_the_peer_of_its_queue_pair() -> Verdict {
+fn type_2_opens_only_to_the_peer_of_its_queue_pair() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     bind(&mut pair.b, &mut window, &region, read_write())?;
@@ -196,7 +196,7 @@ fn type_2_is_for_the_peer_of_its_queue_pair() -> Verdict {
     Ok(())
 }
 
-fn type_1_moves_and_is_unbound() -> Verdict {
+fn type_1_rebinds_and_unbinds() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::One)?;
     bind(&mut pair.b, &mut window, &region, read_write())?;
@@ -224,7 +224,7 @@ fn type_1_moves_and_is_unbound() -> Verdict {
     Ok(())
 }
 
-fn key_is_told_in_the_same_batch() -> Verdict {
+fn bind_and_its_rkey_go_in_one_batch() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let binding = window.bind(&pair.b.qp, &region, 4096..8192, read_write())?;
@@ -246,7 +246,7 @@ fn key_is_told_in_the_same_batch() -> Verdict {
     Ok(())
 }
 
-fn write_needs_the_right_to() -> Verdict {
+fn window_grants_only_its_own_access() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     bind(&mut pair.b, &mut window, &region, Access::REMOTE_READ)?;
@@ -256,7 +256,7 @@ fn write_needs_the_right_to() -> Verdict {
     Ok(())
 }
 
-fn what_does_not_fit_is_refused() -> Verdict {
+fn bindings_that_do_not_fit_are_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let qp = &pair.b.qp;
     let (region, mut one) = allocate(&pair.b, WindowType::One)?;
@@ -303,7 +303,7 @@ fn other_domains_and_contexts_are_refused() -> Verdict {
     Ok(())
 }
 
-fn one_binding_at_a_time() -> Verdict {
+fn second_binding_before_the_first_settles_is_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let before = window.rkey();

@@ -1,4 +1,5 @@
-//! What memory windows hold, whatever the program says of them, and what ends their keys.
+//! Memory windows hold their regions whatever the program claims; and the calls that end their
+//! keys.
 
 use crate::capability::Capability;
 use crate::env;
@@ -16,8 +17,8 @@ use uverbs::{
 trials![
     failed_binding_is_followed_by_a_fresh_key,
     flushed_binding_holds_its_region,
-    untrue_word_opens_no_other_region,
-    claimed_rights_of_an_imported_region_decide_nothing,
+    false_claim_opens_no_other_region,
+    imported_region_is_not_bound_whatever_its_envelope_claims,
     reallocation_ends_every_key,
     hundreds_of_bindings_hold_few_regions,
     forgotten_window_holds_its_region,
@@ -125,8 +126,9 @@ impl Slices {
     }
 }
 
-/// Whatever the program says of a window, it goes on to hold what it may open to the peer.
-fn untrue_word_opens_no_other_region() -> Verdict {
+/// Whatever the program claims of a window, the window holds every region that it may open to the
+/// peer.
+fn false_claim_opens_no_other_region() -> Verdict {
     let words: [fn(&mut MemoryWindow, &Side) -> Verdict; 3] = [
         |window, _| {
             window.invalidated();
@@ -166,7 +168,7 @@ fn untrue_word_opens_no_other_region() -> Verdict {
     Ok(())
 }
 
-/// An envelope with another proof of the region's rights, as somebody makes one up.
+/// An envelope with a forged proof of the region's rights.
 fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
     const RIGHTS: std::ops::Range<usize> = 72..80;
     const CHECK: std::ops::Range<usize> = 84..88;
@@ -180,8 +182,8 @@ fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
     Ok(Envelope::from_bytes(&bytes)?)
 }
 
-/// It is not bound, neither with the rights that it has nor with some that somebody claims.
-fn claimed_rights_of_an_imported_region_decide_nothing() -> Verdict {
+/// An imported region is not bound, neither with its own rights nor with claimed ones.
+fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let private = pair.b.pd.register(vec![0u8; 4096], Access::LOCAL_WRITE)?;

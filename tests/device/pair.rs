@@ -26,7 +26,7 @@ pub(crate) const PORT: u8 = 1;
 /// The key of all datagram queue pairs here.
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 
-/// What a pair is like.
+/// The configuration of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     pub(crate) qp_type: QpType,
@@ -251,7 +251,7 @@ impl Path {
     }
 }
 
-/// What the other side needs to know.
+/// The address that the other side needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) qpn: Qpn,

@@ -227,12 +227,13 @@ impl Loop {
     fn post(&mut self, from: Sge, to: Remote) -> Verdict {
         let mut batch = self.left.send_batch()?;
         batch.push(SendWr::write(to, &[from]).signaled())?;
-        // SAFETY: the memory is registered, and nobody looks at it before the completion.
+        // SAFETY: the memory is registered, and this process does not read it before the
+        // completion.
         unsafe { batch.ring() }?;
         Ok(())
     }
 
-    /// Posts a receive that nobody will answer.
+    /// Posts a receive that no message arrives for.
     #[allow(unsafe_code, reason = "ringing is")]
     fn receive(&mut self, into: Sge) -> Verdict {
         let mut batch = self.right.recv_batch()?;
@@ -243,7 +244,7 @@ impl Loop {
     }
 }
 
-/// Is the partner, if that is what this program was started for.
+/// Runs as the partner, if this program was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     if std::env::args().nth(1).as_deref() != Some(PARTNER) {
         return None;
@@ -275,7 +276,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     }
 }
 
-/// What a partner has. Fields are dropped in this order.
+/// A partner's objects. Fields are dropped in this order.
 #[derive(Debug, Default)]
 struct Desk {
     var: VarDesk,
@@ -289,7 +290,7 @@ struct Desk {
     xrc: crate::xrc_processes::Half,
 }
 
-/// What a partner has of VARs.
+/// A partner's VARs.
 #[derive(Debug, Default)]
 struct VarDesk {
     imported: Option<ImportedVar>,
@@ -527,7 +528,7 @@ impl Desk {
         }
     }
 
-    /// Takes over what was imported.
+    /// Takes ownership of the imported objects.
     fn own(&mut self) -> Verdict<String> {
         self.path = None;
         if let Some(region) = self.imported.take() {

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use uverbs::{Allocation, DomainView, Errno, ParentDomain, QpType, QueueAllocator, ResourceType};
 
 trials![
-    destroy_waits_for_dependants,
-    parent_domain_is_its_domain,
-    parent_domain_flattens,
+    domain_is_busy_until_its_dependants_are_destroyed,
+    parent_domain_holds_its_protection_domain,
+    parent_domain_of_a_parent_domain_holds_the_protection_domain,
     thread_domain_is_held_by_its_dependants,
     foreign_thread_domain_is_refused,
     allocator_is_not_asked_on_rxe,
-    two_contexts_do_not_mix,
+    objects_of_two_contexts_do_not_mix,
 ];
 
-fn destroy_waits_for_dependants() -> Verdict {
+fn domain_is_busy_until_its_dependants_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(1).build()?;
@@ -32,7 +32,7 @@ fn destroy_waits_for_dependants() -> Verdict {
     Ok(())
 }
 
-fn parent_domain_is_its_domain() -> Verdict {
+fn parent_domain_holds_its_protection_domain() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let domain = ParentDomain::builder(&pd).build()?;
@@ -49,7 +49,7 @@ fn parent_domain_is_its_domain() -> Verdict {
     Ok(())
 }
 
-fn parent_domain_flattens() -> Verdict {
+fn parent_domain_of_a_parent_domain_holds_the_protection_domain() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
@@ -119,7 +119,7 @@ fn allocator_is_not_asked_on_rxe() -> Verdict {
     Ok(())
 }
 
-fn two_contexts_do_not_mix() -> Verdict {
+fn objects_of_two_contexts_do_not_mix() -> Verdict {
     let (one, other) = (env::open()?, env::open()?);
     let pd = one.alloc_pd()?;
     let own = one.create_cq(1).build()?;

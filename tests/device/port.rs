@@ -6,16 +6,16 @@ use crate::verdict::{Verdict, trials};
 use uverbs::{AtomicCap, DeviceCaps, Errno, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType};
 
 trials![
-    port_is_active_and_sane,
-    ports_that_do_not_exist,
-    table_and_entries_agree,
-    default_identifier_is_routable_where_one_is,
-    partition_keys,
-    limits_are_those_that_hold,
+    port_is_active_and_plausible,
+    ports_that_do_not_exist_are_refused,
+    gid_table_and_single_gids_agree,
+    default_gid_is_routable_where_one_is,
+    default_partition_key_has_full_membership,
+    advertised_limits_hold,
     device_and_discovery_agree,
 ];
 
-fn port_is_active_and_sane() -> Verdict {
+fn port_is_active_and_plausible() -> Verdict {
     let attr = env::open()?.query_port(PORT)?;
     assert!(attr.state == PortState::ACTIVE, "{attr:?}");
     assert!(attr.active_mtu >= Mtu::MTU_256 && attr.active_mtu <= attr.max_mtu, "{attr:?}");
@@ -27,7 +27,7 @@ fn port_is_active_and_sane() -> Verdict {
     Ok(())
 }
 
-fn ports_that_do_not_exist() -> Verdict {
+fn ports_that_do_not_exist_are_refused() -> Verdict {
     let context = env::open()?;
     let count = context.device().port_count();
     for port in [0, 255] {
@@ -46,7 +46,7 @@ fn ports_that_do_not_exist() -> Verdict {
     Ok(())
 }
 
-fn table_and_entries_agree() -> Verdict {
+fn gid_table_and_single_gids_agree() -> Verdict {
     let context = env::open()?;
     let table = context.gid_table()?;
     assert!(!table.is_empty());
@@ -66,7 +66,7 @@ fn table_and_entries_agree() -> Verdict {
     Ok(())
 }
 
-fn default_identifier_is_routable_where_one_is() -> Verdict {
+fn default_gid_is_routable_where_one_is() -> Verdict {
     let context = env::open()?;
     let chosen = context.default_gid(PORT)?;
     if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
@@ -84,7 +84,7 @@ fn default_identifier_is_routable_where_one_is() -> Verdict {
     Ok(())
 }
 
-fn partition_keys() -> Verdict {
+fn default_partition_key_has_full_membership() -> Verdict {
     let context = env::open()?;
     let length = context.query_port(PORT)?.pkey_table_len;
     // The default partition, with full membership.
@@ -94,7 +94,7 @@ fn partition_keys() -> Verdict {
     Ok(())
 }
 
-fn limits_are_those_that_hold() -> Verdict {
+fn advertised_limits_hold() -> Verdict {
     let context = env::open()?;
     let limits = context.query_device()?;
     let pd = context.alloc_pd()?;

@@ -9,18 +9,18 @@ use uverbs::{
 
 trials![
     grants_at_least_what_was_asked,
-    starts_in_reset,
-    numbers_are_unique,
+    queue_pair_starts_in_reset,
+    queue_pair_numbers_are_unique,
     missing_attribute_is_named,
     superfluous_attribute_is_named,
     impossible_transition_is_refused,
     refused_transition_changes_nothing,
-    query_tells_what_was_set,
-    reset_and_again,
-    posting_in_the_wrong_state,
-    split_and_join,
+    query_returns_what_was_set,
+    queue_pair_works_again_after_reset,
+    posting_in_the_wrong_state_is_refused,
+    split_parts_join_again,
     parts_of_different_pairs_do_not_join,
-    destroy_with_parts_alive,
+    last_part_destroys_the_queue_pair,
     unknown_type_is_refused,
 ];
 
@@ -66,7 +66,7 @@ fn grants_at_least_what_was_asked() -> Verdict {
     Ok(())
 }
 
-fn starts_in_reset() -> Verdict {
+fn queue_pair_starts_in_reset() -> Verdict {
     for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
         let qp = lone(qp_type)?;
         assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
@@ -75,7 +75,7 @@ fn starts_in_reset() -> Verdict {
     Ok(())
 }
 
-fn numbers_are_unique() -> Verdict {
+fn queue_pair_numbers_are_unique() -> Verdict {
     let (one, other) = (lone(QpType::RC)?, lone(QpType::RC)?);
     assert_ne!(one.qpn(), other.qpn());
     assert_ne!(one.qpn().0, 0);
@@ -127,7 +127,7 @@ fn refused_transition_changes_nothing() -> Verdict {
     Ok(())
 }
 
-fn query_tells_what_was_set() -> Verdict {
+fn query_returns_what_was_set() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     for (side, peer) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
         let info = side.qp.query()?;
@@ -151,7 +151,7 @@ fn query_tells_what_was_set() -> Verdict {
     Ok(())
 }
 
-fn reset_and_again() -> Verdict {
+fn queue_pair_works_again_after_reset() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for round in 0..3 {
         pair.message(round, 1000)?;
@@ -164,7 +164,7 @@ fn reset_and_again() -> Verdict {
     pair.message(9, 1000)
 }
 
-fn posting_in_the_wrong_state() -> Verdict {
+fn posting_in_the_wrong_state_is_refused() -> Verdict {
     let mut qp = lone(QpType::RC)?;
     assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::RESET));
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
@@ -178,7 +178,7 @@ fn posting_in_the_wrong_state() -> Verdict {
     Ok(())
 }
 
-fn split_and_join() -> Verdict {
+fn split_parts_join_again() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.message(1, 64)?;
     let parts = pair.a.qp.split();
@@ -197,7 +197,7 @@ fn parts_of_different_pairs_do_not_join() -> Verdict {
     Ok(())
 }
 
-fn destroy_with_parts_alive() -> Verdict {
+fn last_part_destroys_the_queue_pair() -> Verdict {
     let device = env::device();
     let before = device.resources()?;
     let parts = lone(QpType::UD)?.split();

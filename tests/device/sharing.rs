@@ -17,15 +17,15 @@ use uverbs::{
 };
 
 trials![
-    files_that_are_no_context,
-    context_crosses_over_a_socket,
-    bare_file_is_enough,
-    file_is_taken_out_of_a_process,
+    files_without_a_context_are_refused,
+    context_is_passed_over_a_socket,
+    context_file_without_envelope_is_imported,
+    context_file_is_taken_from_a_process_by_pidfd,
     memory_of_the_exporter_is_reached,
     eight_importers_at_once,
-    ownership_crosses,
-    both_destroy,
-    use_after_destroy,
+    ownership_moves_to_the_importer,
+    region_destroyed_by_both_frees_its_memory_once,
+    keys_end_with_the_destroyed_region,
     stale_envelopes_are_refused,
     envelopes_of_other_contexts_are_refused,
     envelopes_of_other_devices_are_refused,
@@ -77,13 +77,13 @@ fn refusal(errno: Errno) -> String {
     errno.raw_os_error().to_string()
 }
 
-fn files_that_are_no_context() -> Verdict {
+fn files_without_a_context_are_refused() -> Verdict {
     let errno = |fd: OwnedFd| Context::import(fd).unwrap_err().errno();
     let (reader, _writer) = rustix::pipe::pipe()?;
     assert_eq!(errno(reader), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/proc/self/exe")?.into()), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/dev/null")?.into()), Errno::NODEV);
-    // A device node on which nobody established a context.
+    // A device node without an established context.
     let name = env::device().uverbs_name().expect("a device that was opened").to_owned();
     let node =
         std::fs::File::options().read(true).write(true).open(format!("/dev/infiniband/{name}"))?;
@@ -92,19 +92,19 @@ fn files_that_are_no_context() -> Verdict {
     Ok(())
 }
 
-fn context_crosses_over_a_socket() -> Verdict {
+fn context_is_passed_over_a_socket() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     let vectors = partner.import(&exporter.context)?;
     assert_eq!(vectors, exporter.context.completion_vectors().to_string());
-    // The file is the same: what is there is there for both.
+    // The file is the same, so both see the same objects.
     assert_eq!(partner.ask("census", "census")?, "1 1");
     let _second = exporter.context.alloc_pd()?;
     assert_eq!(partner.ask("census", "census")?, "2 1");
     partner.dismiss()
 }
 
-fn bare_file_is_enough() -> Verdict {
+fn context_file_without_envelope_is_imported() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     partner.tell_with("bare", &exporter.context.share()?)?;
@@ -117,7 +117,7 @@ fn bare_file_is_enough() -> Verdict {
 }
 
 /// The other way round: the partner has the context, and the test takes it.
-fn file_is_taken_out_of_a_process() -> Verdict {
+fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     let mut partner = Partner::start()?;
     let device = env::device();
     partner.tell(&format!("export {BYTES} {}", device.name()))?;
@@ -160,7 +160,7 @@ fn memory_of_the_exporter_is_reached() -> Verdict {
     }
     partner.ask("unimport", "unimported")?;
     assert_eq!(census(&exporter.context)?, before);
-    // What was forgotten there is still there.
+    // Objects that the partner only forgot are still there.
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [exporter.region.handle()]);
     partner.dismiss()?;
     // Nor did it leave what it rang.
@@ -210,7 +210,7 @@ fn eight_importers_at_once() -> Verdict {
     Ok(())
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let exporter = Exporter::new()?;
     let Exporter { region, pd, context } = exporter;
     let mut partner = Partner::start()?;
@@ -232,7 +232,7 @@ fn ownership_crosses() -> Verdict {
 
 /// Both believe that the region is theirs to destroy: the second finds it gone, and frees its memory
 /// nevertheless.
-fn both_destroy() -> Verdict {
+fn region_destroyed_by_both_frees_its_memory_once() -> Verdict {
     let exporter = Exporter::new()?;
     let mut one = exporter.partner()?;
     let mut two = exporter.partner()?;
@@ -246,7 +246,7 @@ fn both_destroy() -> Verdict {
     Ok(())
 }
 
-fn use_after_destroy() -> Verdict {
+fn keys_end_with_the_destroyed_region() -> Verdict {
     let mut exporter = Exporter::new()?;
     let mut partner = exporter.partner()?;
     exporter.fill(0, BYTES, 1)?;
@@ -376,7 +376,8 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     partner.ask("flood", "flooding")?;
     std::thread::sleep(SILENCE);
     partner.kill()?;
-    // Nobody closed the file, so its queues are still there; the exporter can tidy up after it.
+    // The file is still open, so the partner's queues are still there; the exporter can destroy
+    // them.
     let left = census(&exporter.context)?;
     assert_eq!(left[2..4], [1, 2], "{left:?}");
     for kind in [ObjectKind::QP, ObjectKind::CQ] {
@@ -395,18 +396,18 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
-    // What was its own was no harm to.
+    // The exporter's own objects still work.
     let mut again = exporter.partner()?;
     exporter.fill(0, 4096, 7)?;
     assert_eq!(again.ask("copy 0 8192 4096", "copied")?, "0");
     exporter.check(8192, 4096, 7)?;
     again.kill()?;
-    // This time nobody tidies up but the kernel, when the file is closed.
+    // This time only the kernel destroys them, when the file is closed.
     drop(exporter);
     env::settles(&idle)
 }
 
-/// What a partner exported.
+/// The objects that a partner exported.
 type Import = (Context, Imported<ProtectionDomain>, Imported<MemoryRegion<u8, Foreign>>);
 
 /// Lets a partner export, and imports what it has.

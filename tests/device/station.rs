@@ -1,5 +1,5 @@
-//! A raw packet queue pair with memory, on a port whose hardware address is known. Rules decide what
-//! it hears.
+//! A raw packet queue pair with memory, on a port whose hardware address is known. Rules decide
+//! which packets it receives.
 
 use crate::capability::Capability;
 use crate::env;
@@ -23,7 +23,7 @@ pub(crate) const PLACES: usize = 8;
 /// Requests of each queue.
 pub(crate) const DEPTH: u32 = 16;
 
-/// What was received, and what its completion says.
+/// A received frame, and its completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) bytes: Vec<u8>,
@@ -67,7 +67,7 @@ impl Station {
         Ok(station)
     }
 
-    /// As it is made.
+    /// In state RESET.
     pub(crate) fn raw(
         device: &Device,
         refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
@@ -154,7 +154,7 @@ impl Station {
         Ok(())
     }
 
-    /// What was received, if anything was.
+    /// The received frame, if one arrived.
     #[track_caller]
     pub(crate) fn poll(&mut self) -> Verdict<Option<Heard>> {
         let mut completions = self.cq.poll()?;
@@ -231,7 +231,7 @@ fn mac(device: &Device) -> Verdict<Mac> {
     Ok(mac)
 }
 
-/// Runs `act` in a thread that may not touch raw packets, whoever the user is.
+/// Runs `act` in a thread without `CAP_NET_RAW`, whoever the user is.
 pub(crate) fn unprivileged<T: Send>(act: impl FnOnce() -> T + Send) -> Verdict<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| -> rustix::io::Result<T> {

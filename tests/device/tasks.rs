@@ -1,5 +1,4 @@
-//! What tests of futures have in common: a runtime, two connected halves, and what they say to each
-//! other.
+//! Shared by tests of futures: a runtime, two connected halves, and the messages between them.
 
 use crate::capability::Capability;
 use crate::env;

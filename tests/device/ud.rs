@@ -13,23 +13,23 @@ use uverbs::{
 trials![
     datagrams_of_every_size,
     datagrams_in_both_directions,
-    header_names_both_ends,
-    immediate_data,
-    inline_data,
-    sender_is_known,
+    header_names_both_gids,
+    immediate_data_arrives,
+    inline_data_arrives,
+    completion_names_the_sender,
     wrong_qkey_is_dropped,
     unknown_queue_pair_is_dropped,
     datagram_needs_a_destination,
     connection_takes_no_destination,
     one_sided_operations_are_refused,
-    address_handle_errors,
+    bad_address_vectors_are_refused,
     address_handles_come_and_go,
     dropped_address_handle_stays_while_its_datagram_waits,
     address_handles_are_dropped_while_datagrams_are_sent,
     multicast_reaches_every_member,
     multicast_ends_with_the_membership,
     multicast_membership_holds_the_queue_pair,
-    multicast_group_must_be_one,
+    multicast_needs_a_multicast_gid,
 ];
 
 /// Bytes before the payload.
@@ -53,7 +53,7 @@ fn datagrams_in_both_directions() -> Verdict {
     Ok(())
 }
 
-fn header_names_both_ends() -> Verdict {
+fn header_names_both_gids() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     pair.b.poison(0..GRH + 64);
     pair.b.recv(1, 0..GRH + 64)?;
@@ -77,7 +77,7 @@ fn header_names_both_ends() -> Verdict {
     Ok(())
 }
 
-fn immediate_data() -> Verdict {
+fn immediate_data_arrives() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     pair.b.recv(1, 0..GRH + 8)?;
     pair.a.fill(0..8, 5);
@@ -91,7 +91,7 @@ fn immediate_data() -> Verdict {
     Ok(())
 }
 
-fn inline_data() -> Verdict {
+fn inline_data_arrives() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     let bytes = crate::pattern::bytes(6, 50);
     pair.b.recv(1, 0..GRH + 50)?;
@@ -102,7 +102,7 @@ fn inline_data() -> Verdict {
     Ok(())
 }
 
-fn sender_is_known() -> Verdict {
+fn completion_names_the_sender() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     pair.b.recv(1, 0..GRH + 8)?;
     let sges = [pair.a.sge(0..8)];
@@ -168,7 +168,7 @@ fn one_sided_operations_are_refused() -> Verdict {
     pair.message(1, 8)
 }
 
-fn address_handle_errors() -> Verdict {
+fn bad_address_vectors_are_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let own = gid(&context)?;
@@ -187,7 +187,7 @@ fn address_handle_errors() -> Verdict {
         assert!(matches!(error.errno(), Errno::INVAL | Errno::NODATA), "{error:?} for {bad:?}");
         assert!(error.message().contains("port"), "{error}");
     }
-    // Nobody has this address (a documentation prefix), and nothing leads there.
+    // No host has this address (a documentation prefix), and no route leads there.
     let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
     assert!(pd.create_ah(&AddressVector::global(PORT, index, nobody)).is_err());
     Ok(())
@@ -368,7 +368,7 @@ fn multicast_membership_holds_the_queue_pair() -> Verdict {
     Ok(())
 }
 
-fn multicast_group_must_be_one() -> Verdict {
+fn multicast_needs_a_multicast_gid() -> Verdict {
     let pair = Pair::new(Config::ud())?;
     let error = pair.b.qp.attach_mcast(pair.b.gid.gid, 0).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);

@@ -27,10 +27,10 @@ use uverbs::{
 /// The first argument of a program whose device is taken away; the second one names the device.
 const UNPLUG: &str = "--unplug";
 
-/// How long everybody has to begin; who is not at it then fails by itself.
+/// How long the workers have to begin. One that has not begun by then fails by itself.
 const START: Duration = Duration::from_secs(30);
 
-/// Is that program, if it was started for it.
+/// Runs as that program, if it was started for it.
 pub(crate) fn run() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(UNPLUG) {
@@ -49,7 +49,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
-/// Somebody who has yet to begin. Dropped when they are at it, or have failed before.
+/// A worker that has yet to begin. It drops this once it works, or when it fails before.
 struct Awaited(Arc<AtomicUsize>);
 
 impl Awaited {
@@ -113,7 +113,7 @@ fn work(name: &str) -> Verdict {
     Ok(())
 }
 
-/// What is lent on any driver's device, to requests, to scopes and to futures, while `remove` takes the
+/// Lends memory to requests, scopes and futures of a device of any driver, while `remove` takes the
 /// device away.
 pub(crate) fn lent_meanwhile(device: &Device, remove: impl FnOnce() -> Verdict) -> Verdict {
     let awaited = Arc::new(AtomicUsize::new(0));
@@ -145,7 +145,7 @@ fn begun(awaited: &AtomicUsize) {
     }
 }
 
-/// What came of them all.
+/// The results of all workers.
 fn joined<'s>(
     threads: impl IntoIterator<Item = (&'static str, ScopedJoinHandle<'s, Verdict>)>,
 ) -> Verdict {

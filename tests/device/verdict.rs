@@ -15,7 +15,7 @@ pub(crate) enum Stop {
     Fail(String),
 }
 
-/// What a test and the steps of it answer.
+/// The result of a test, and of each of its steps.
 pub(crate) type Verdict<T = ()> = Result<T, Stop>;
 
 impl<E: std::error::Error> From<E> for Stop {
@@ -71,7 +71,7 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
     })
 }
 
-/// Lists the tests of a module: whoever forgets one is told by the compiler that it is unused.
+/// Lists the tests of a module. The compiler reports a test that is not listed as unused.
 macro_rules! trials {
     ($($test:ident),+ $(,)?) => {
         pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {

@@ -18,23 +18,23 @@ use uverbs::{
 };
 
 trials![
-    devices_without_say_so,
-    private_domains,
-    files_that_have_no_domain,
-    files_that_have_a_domain,
-    files_that_are_none,
-    any_file_will_do,
-    unlinked_files,
-    two_devices_and_one_file,
-    what_does_not_go_together,
-    messages_to_a_queue_by_its_number,
-    reads_writes_and_atomics,
+    devices_without_xrc_say_so,
+    domains_without_a_file_are_private,
+    opening_the_domain_of_a_new_file_needs_create,
+    file_names_one_domain_in_every_context,
+    path_descriptors_are_refused,
+    pipes_and_devices_name_domains_too,
+    unlinked_file_keeps_its_domain,
+    one_file_names_a_domain_of_each_device,
+    contradictory_requests_are_refused,
+    messages_reach_a_queue_by_its_number,
+    reads_writes_and_atomics_complete,
     queues_of_another_domain_are_not_reached,
     targets_are_opened_by_their_number,
     events_go_to_who_created_a_target,
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
-    nothing_is_left,
+    rounds_leave_nothing,
 ];
 
 const BYTES: usize = 1 << 16;
@@ -169,7 +169,7 @@ fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
     Ok(())
 }
 
-fn devices_without_say_so() -> Verdict {
+fn devices_without_xrc_say_so() -> Verdict {
     let context = env::open()?;
     match context.open_xrcd().open() {
         Ok(domain) => domain.destroy().map_err(|(_, error)| error.into()),
@@ -182,7 +182,7 @@ fn devices_without_say_so() -> Verdict {
 }
 
 /// Without a file the flags mean nothing.
-fn private_domains() -> Verdict {
+fn domains_without_a_file_are_private() -> Verdict {
     let context = context()?;
     let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
     let domains = flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open());
@@ -195,7 +195,7 @@ fn private_domains() -> Verdict {
     Ok(())
 }
 
-fn files_that_have_no_domain() -> Verdict {
+fn opening_the_domain_of_a_new_file_needs_create() -> Verdict {
     let context = context()?;
     let name = Name::new("none");
     let file = name.create()?;
@@ -214,7 +214,7 @@ fn files_that_have_no_domain() -> Verdict {
     Ok(())
 }
 
-fn files_that_have_a_domain() -> Verdict {
+fn file_names_one_domain_in_every_context() -> Verdict {
     let context = context()?;
     // The file's domain is the device's, whichever context opens it.
     let other = env::open()?;
@@ -231,7 +231,7 @@ fn files_that_have_a_domain() -> Verdict {
     let again = File::open(&name.0)?;
     let second = context.open_xrcd().file(&again).open()?;
     let third = other.open_xrcd().file(&file).create().open()?;
-    // The file may be closed; the domain lives as long as anybody has it open.
+    // The file may be closed; the domain lives as long as any context has it open.
     drop((file, again));
     first.destroy().map_err(|(_, error)| error)?;
     second.destroy().map_err(|(_, error)| error)?;
@@ -244,7 +244,7 @@ fn files_that_have_a_domain() -> Verdict {
     Ok(())
 }
 
-fn files_that_are_none() -> Verdict {
+fn path_descriptors_are_refused() -> Verdict {
     let context = context()?;
     let path = rustix::fs::open("/", OFlags::PATH, Mode::empty())?;
     let error = context.open_xrcd().file(&path).create().open().unwrap_err();
@@ -253,7 +253,7 @@ fn files_that_are_none() -> Verdict {
     Ok(())
 }
 
-fn any_file_will_do() -> Verdict {
+fn pipes_and_devices_name_domains_too() -> Verdict {
     let context = context()?;
     let (reader, writer) = rustix::pipe::pipe()?;
     let pipe = context.open_xrcd().file(&reader).create_new().open()?;
@@ -266,13 +266,13 @@ fn any_file_will_do() -> Verdict {
     Ok(())
 }
 
-fn unlinked_files() -> Verdict {
+fn unlinked_file_keeps_its_domain() -> Verdict {
     let context = context()?;
     let name = Name::new("unlinked");
     let old = name.create()?;
     let first = context.open_xrcd().file(&old).create_new().open()?;
     std::fs::remove_file(&name.0)?;
-    // Whoever has the file open still finds the domain; by its path there is another file.
+    // The open file still finds the domain; its path now leads to another file.
     let second = context.open_xrcd().file(&old).open()?;
     let new = name.create()?;
     let error = context.open_xrcd().file(&new).open().unwrap_err();
@@ -287,7 +287,7 @@ fn unlinked_files() -> Verdict {
     Ok(())
 }
 
-fn two_devices_and_one_file() -> Verdict {
+fn one_file_names_a_domain_of_each_device() -> Verdict {
     let here = context()?;
     let there = Context::open(&env::second()?)?;
     let name = Name::new("devices");
@@ -303,7 +303,7 @@ fn two_devices_and_one_file() -> Verdict {
     Ok(())
 }
 
-fn what_does_not_go_together() -> Verdict {
+fn contradictory_requests_are_refused() -> Verdict {
     let context = context()?;
     let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -345,7 +345,7 @@ fn what_does_not_go_together() -> Verdict {
     Ok(())
 }
 
-fn messages_to_a_queue_by_its_number() -> Verdict {
+fn messages_reach_a_queue_by_its_number() -> Verdict {
     let context = context()?;
     let mut one = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -387,7 +387,7 @@ fn messages_to_a_queue_by_its_number() -> Verdict {
     Ok(())
 }
 
-fn reads_writes_and_atomics() -> Verdict {
+fn reads_writes_and_atomics_complete() -> Verdict {
     let context = context()?;
     let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
     let mut sender = Sender::new(&context)?;
@@ -463,7 +463,7 @@ fn targets_are_opened_by_their_number() -> Verdict {
     }
     let private = elsewhere.open_xrcd().open()?;
     assert_eq!(private.open_target(opened.qpn()).unwrap_err().errno(), Errno::INVAL);
-    // It outlives who made it, and goes on delivering.
+    // It outlives the context that made it, and goes on delivering.
     let fresh = receiver.xrcd.create_target()?;
     let old = std::mem::replace(&mut receiver.target, fresh);
     old.destroy().map_err(|(_, error)| error)?;
@@ -483,7 +483,7 @@ fn events_go_to_who_created_a_target() -> Verdict {
     let file = name.create()?;
     let xrcd = context.open_xrcd().file(&file).create_new().open()?;
     let receiver = Receiver::new(&context, xrcd)?;
-    // Of a context of its own: events of the sender are no concern here.
+    // It has a context of its own, so that events of the sender do not arrive here.
     let far = env::open()?;
     let mut sender = Sender::new(&far)?;
     connect(&context, &sender, &receiver)?;
@@ -504,7 +504,7 @@ fn events_go_to_who_created_a_target() -> Verdict {
     while let Some(event) = context.try_next_event()? {
         assert_eq!((event.kind, event.source), (EventType::QP_LAST_WQE_REACHED, source));
     }
-    // The kernel has dealt with all who have it open by now.
+    // By now the kernel has raised the events of all contexts that have it open.
     assert_eq!(elsewhere.try_next_event()?, None);
     assert_eq!(opened.query()?.state, QpState::ERR);
     Ok(())
@@ -553,7 +553,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
     for round in 0..20 {
         receiver.recv(1, 4096, 100)?;
         sender.message(receiver.number(), round, 100)?;
-        // What it completed is there: the acknowledgement came after.
+        // Its completion has been written: the acknowledgement came after it.
         let fresh =
             receiver.pd.create_srq(32).max_sge(2).xrc(&receiver.xrcd, &receiver.cq).build()?;
         let old = std::mem::replace(&mut receiver.srq, fresh);
@@ -570,7 +570,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
     Ok(())
 }
 
-fn nothing_is_left() -> Verdict {
+fn rounds_leave_nothing() -> Verdict {
     let context = context()?;
     let device = env::device();
     let idle = device.resources()?;

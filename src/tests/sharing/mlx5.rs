@@ -1,4 +1,4 @@
-//! What sharing asks mlx5's driver, and what it leaves there.
+//! The calls that sharing makes to mlx5's driver, and the objects that it leaves there.
 
 use super::destroyed;
 use crate::mlx5::{ImportedVar, Uar, UarKind, Var, VarKind};
@@ -15,7 +15,7 @@ use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 fn shared() -> (Script, Context, Context) {
     let script = Script::mlx5();
     let exporter = script.open("mlx5_0");
-    // What the importer would be given.
+    // The envelope for the importer.
     exporter.as_fd();
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     (script, exporter, importer)
@@ -33,12 +33,12 @@ fn use_registers(context: &Context) {
 
 #[allow(unsafe_code, reason = "envelopes of VARs are taken on trust")]
 fn import_var(context: &Context, envelope: &Envelope) -> crate::Result<ImportedVar> {
-    // SAFETY: on a played file nothing but what the test put there is mapped.
+    // SAFETY: the scripted kernel maps nothing but pages of this test.
     unsafe { Var::import(context, envelope) }
 }
 
 #[test]
-fn registers_leave_with_the_context_that_used_them() {
+fn registers_are_freed_with_the_context_that_used_them() {
     let (script, exporter, importer) = shared();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     assert_eq!(before, 2, "a page of each that is not cached");
@@ -46,7 +46,7 @@ fn registers_leave_with_the_context_that_used_them() {
     assert!(script.count(MLX5_IB_OBJECT_UAR) > before + 2);
     drop(importer);
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1, "the exporter's");
-    // Others may stay behind as well.
+    // The importer may be the last one as well.
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     use_registers(&exporter);
     drop(exporter);
@@ -57,9 +57,9 @@ fn registers_leave_with_the_context_that_used_them() {
     assert_eq!(script.mappings(), 0);
 }
 
-/// Registers cost a call each to give back, which only others who stay behind on the file are worth.
+/// Giving a register back costs a call, which pays only if another process keeps the file.
 #[test]
-fn registers_that_nobody_shares_are_left_to_the_kernel() {
+fn registers_of_an_unshared_context_are_left_to_the_kernel() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     use_registers(&context);
@@ -101,7 +101,7 @@ fn registers_of_a_forked_parent_are_left_alone() {
         assert!(script.count(MLX5_IB_OBJECT_UAR) > held + 1);
         drop(inherited);
         drop(own);
-        // As far as the child can see nobody has the file open any more.
+        // The child cannot see that the file is still open elsewhere.
         let left = script.left_at_close().unwrap();
         assert_eq!(left.iter().filter(|(kind, _)| *kind == MLX5_IB_OBJECT_UAR).count(), held);
     });
@@ -123,16 +123,16 @@ fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
 }
 
 #[test]
-fn an_import_knows_what_the_kernel_says() {
+fn an_import_trusts_the_kernel_over_the_envelope() {
     let (script, exporter, importer) = shared();
     assert_eq!(importer.completion_vectors(), 2);
     assert_eq!(importer.file.origin, exporter.file.origin);
-    // A witness that says otherwise is not heard where the kernel answers.
+    // The kernel's answer wins over a different envelope.
     let lie = Envelope::seal(&exporter.file, ObjectKind::CONTEXT, 0, [7, 0, 0, 0]);
     let misled = script.import("mlx5_0", Some(&lie)).unwrap();
     assert_eq!(misled.completion_vectors(), 2);
     assert!(misled.file.optional_access);
-    // Without any witness it knows the same.
+    // Without an envelope it knows the same.
     let untold = script.import("mlx5_0", None).unwrap();
     assert_eq!((untold.completion_vectors(), untold.file.origin), (2, 0));
 }
@@ -176,7 +176,7 @@ fn a_domain_of_another_number_is_stale() {
     let error = importer.import_pd(&sent).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
     assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
-    // What was imported before must be the same when it is taken over.
+    // An imported object must still be the same when it is taken over.
     let (imported, error) = super::own(imported).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
@@ -287,7 +287,7 @@ fn a_region_of_device_memory_is_not_changed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn device_memory_says_that_it_is_the_parents() {
+fn device_memory_of_the_parent_is_refused_in_a_child() {
     let (_script, exporter, _importer) = shared();
     let memory = exporter.alloc_dm(64, 8).unwrap();
     memory.copy_from(0, &[7u8; 8]).unwrap();

@@ -1,4 +1,4 @@
-//! Queue memory of a program's own.
+//! Queue memory from the program's own allocator.
 
 use crate::capability::Capability;
 use crate::env;
@@ -14,13 +14,13 @@ use uverbs::{
 };
 
 trials![
-    every_buffer_is_asked_for,
+    allocator_is_asked_for_every_buffer,
     queues_work_in_memory_that_was_not_zeroed,
     each_buffer_can_be_left_to_the_library,
-    failures_unwind,
+    failed_allocation_frees_the_earlier_ones,
     misaligned_memory_is_refused,
-    panics_are_survived,
-    resizing_asks_again,
+    panicking_allocator_leaves_nothing,
+    resize_asks_the_allocator_again,
     memory_is_freed_after_its_object,
     pages_carry_traffic,
     memory_of_a_node_carries_traffic,
@@ -34,7 +34,7 @@ const PAGE: usize = 4096;
 const KINDS: [ResourceType; 4] =
     [ResourceType::MLX5_QP, ResourceType::MLX5_DBR, ResourceType::MLX5_SRQ, ResourceType::MLX5_CQ];
 
-/// What an allocator does when it is asked.
+/// How the allocator answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mood {
     /// Answers memory full of garbage.
@@ -62,7 +62,7 @@ struct Log {
     context: Option<Context>,
 }
 
-/// An allocator that notes everything.
+/// An allocator that records every call.
 #[derive(Debug, Default)]
 struct Watched {
     pages: Pages,
@@ -172,7 +172,7 @@ fn make_all(context: &Context, domain: &ParentDomain) -> uverbs::Result<()> {
     Ok(())
 }
 
-fn every_buffer_is_asked_for() -> Verdict {
+fn allocator_is_asked_for_every_buffer() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -240,7 +240,7 @@ fn each_buffer_can_be_left_to_the_library() -> Verdict {
     Ok(())
 }
 
-fn failures_unwind() -> Verdict {
+fn failed_allocation_frees_the_earlier_ones() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -257,7 +257,7 @@ fn failures_unwind() -> Verdict {
             assert_eq!(context.handles(kind)?, [0u32; 0], "{kind}");
         }
     }
-    // What came back is of use again.
+    // Freed memory can be used again.
     watched.set(Mood::Give);
     make_all(&context, &domain)?;
     assert_eq!(context.leaked(), 0);
@@ -280,7 +280,7 @@ fn misaligned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-fn panics_are_survived() -> Verdict {
+fn panicking_allocator_leaves_nothing() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -294,7 +294,7 @@ fn panics_are_survived() -> Verdict {
         watched.settle();
     }
     assert_eq!((context.handles(ObjectKind::QP)?, context.leaked()), (vec![], 0));
-    // In `free` there is nobody to hear of it: it is counted.
+    // A panic in `free` reaches no caller, so it is counted.
     watched.set(Mood::PanicInFree);
     let made = make_all(&context, &domain);
     std::panic::set_hook(hook);
@@ -304,7 +304,7 @@ fn panics_are_survived() -> Verdict {
     Ok(())
 }
 
-fn resizing_asks_again() -> Verdict {
+fn resize_asks_the_allocator_again() -> Verdict {
     super::open()?;
     let watched = Arc::new(Watched::default());
     let mut pair = Pair::within(Config::rc(), &|pd| domain(pd, &watched))?;
@@ -350,7 +350,7 @@ fn memory_is_freed_after_its_object() -> Verdict {
     let cq = context.create_cq(100).parent_domain(&domain).build()?;
     let srq = domain.create_srq(50).build()?;
     let qp = domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
-    // What stands on the domain keeps it.
+    // Objects made in the domain keep it.
     let (domain, error) = domain.destroy().unwrap_err();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((domain, pd));
@@ -443,7 +443,7 @@ fn shared_memory_carries_traffic() -> Verdict {
     let pair = carries(&shared)?;
     let buffers = shared.buffers()?;
     assert_eq!(buffers.len(), 2 * 6);
-    // Somebody who has a file sees what is in the queue: completions that the device wrote.
+    // The file of shared memory shows the CQEs that the device wrote.
     let cq = buffers.iter().find(|buffer| buffer.resource == ResourceType::MLX5_CQ);
     let cq = cq.expect("the memory of a completion queue");
     let mut bytes = vec![0u8; cq.length];
@@ -469,7 +469,7 @@ fn dma_bufs_carry_traffic() -> Verdict {
     match context.create_cq(10).parent_domain(&domain).build() {
         Ok(cq) => drop(cq),
         Err(error) => {
-            // Who does not take them must say so, in words, and leave nothing behind.
+            // A kernel without dma-buf queues must refuse with a reason, and leave nothing behind.
             assert!(error.message().contains("dma-bufs"), "{error}");
             assert_eq!(made.buffers()?.len(), 0);
             let cq = context.create_cq(10).build()?;

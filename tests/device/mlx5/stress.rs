@@ -1,10 +1,10 @@
 //! Many threads that ring at the same time: registers that queue pairs share, and registers of
 //! thread domains.
 //!
-//! What is seen here is that every request is carried out, once and with its own data. That no
-//! doorbell was torn, early or different from its queue is the emulated device's to tell: the lab
-//! compares its counts before and after the suite, and again with locks and records taken out of a
-//! copy of the library, whose effect these tests have to show there.
+//! The tests check that every request is carried out, once and with its own data. The emulated
+//! device checks that no doorbell is torn, early or different from its queue: the lab compares its
+//! counts before and after the suite. The lab's `mutants::` remove locks and doorbell records from
+//! a copy of the library, and these tests have to make the counts rise.
 
 use crate::env;
 use crate::pair::{PATIENCE, PORT, gid};
@@ -18,7 +18,7 @@ use uverbs::{
     Shared, Sharing, ThreadDomain, WcStatus,
 };
 
-trials![threads_share_registers, threads_have_registers_of_their_own];
+trials![threads_ring_shared_registers, threads_ring_registers_of_their_own];
 
 /// Threads without a domain; more than there are processors.
 const THREADS: usize = 4;
@@ -28,7 +28,7 @@ const QUEUES: usize = 16;
 const DOMAINS: usize = 3;
 /// Queue pairs under each domain.
 const QUEUES_OF_DOMAIN: usize = 4;
-/// Words that a message may have: with five it takes two blocks of the queue.
+/// Words that a message may have: with five it takes two WQEBBs.
 const WORDS: usize = 5;
 /// Pages of registers that queue pairs of one context have at most: two registers each, the first
 /// four for one queue pair alone and twelve to be shared.
@@ -39,7 +39,7 @@ fn rounds() -> u64 {
     env::rounds(25, 2000)
 }
 
-/// What one thread works with: queue pairs that send to themselves.
+/// The objects of one thread: queue pairs that send to themselves.
 pub(crate) struct Worker<S: Sharing> {
     queues: Vec<QueuePair<S>>,
     pub(crate) cq: CompletionQueue,
@@ -118,7 +118,7 @@ impl<S: Sharing> Worker<S> {
         Ok(ring(batch)?)
     }
 
-    /// Waits for one completion of each queue pair, and looks at what was written.
+    /// Waits for one completion of each queue pair, and checks the memory that it wrote.
     fn settle(&mut self, round: u64) -> Verdict {
         let mut missing: Vec<bool> = self.queues.iter().map(|_| true).collect();
         let mut left = missing.len();
@@ -210,7 +210,7 @@ fn together(workers: &mut [Worker<Shared>], owners: &mut [Owner]) -> Verdict {
     })
 }
 
-fn threads_share_registers() -> Verdict {
+fn threads_ring_shared_registers() -> Verdict {
     let context = super::open()?;
     let combines = query_device(&context)?.blueflame_bytes() > 0;
     let pages = || context.handles(ObjectKind::MLX5_UAR).map(|handles| handles.len());
@@ -225,14 +225,14 @@ fn threads_share_registers() -> Verdict {
     together(&mut workers, &mut [])
 }
 
-fn threads_have_registers_of_their_own() -> Verdict {
+fn threads_ring_registers_of_their_own() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let mut owners = Vec::new();
     for _ in 0..DOMAINS {
         owners.push(Owner::new(&context, &pd)?);
     }
-    // Beside somebody who has none.
+    // Beside a thread without a domain.
     let mut workers = [Worker::new(&context, &pd, QUEUES)?];
     together(&mut workers, &mut owners)
 }

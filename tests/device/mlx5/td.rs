@@ -8,8 +8,8 @@ use uverbs::{Errno, ObjectKind, ParentDomain, QpType};
 
 trials![
     registers_are_recycled,
-    a_domain_in_use_stays,
-    exhaustion_is_counted,
+    a_domain_in_use_is_busy,
+    exhaustion_names_the_number_of_domains,
     domains_leave_nothing,
 ];
 
@@ -33,7 +33,7 @@ fn registers_are_recycled() -> Verdict {
     Ok(())
 }
 
-fn a_domain_in_use_stays() -> Verdict {
+fn a_domain_in_use_is_busy() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
@@ -45,7 +45,7 @@ fn a_domain_in_use_stays() -> Verdict {
     Ok(())
 }
 
-fn exhaustion_is_counted() -> Verdict {
+fn exhaustion_names_the_number_of_domains() -> Verdict {
     /// More than any device of the lab has, and few enough to try.
     const MANY: usize = 1 << 14;
     let context = super::open()?;
@@ -68,7 +68,7 @@ fn exhaustion_is_counted() -> Verdict {
     };
     let count = format!("have {}", domains.len());
     assert!(error.message().contains(&count), "{error}: {}", domains.len());
-    // What was lent comes back, and then there is one again.
+    // A dropped domain returns its register to the next one.
     domains.pop();
     context.alloc_td()?;
     Ok(())

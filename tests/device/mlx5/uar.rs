@@ -1,4 +1,4 @@
-//! UARs of one's own.
+//! UARs that the program allocates itself.
 
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
@@ -6,13 +6,13 @@ use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
 use uverbs::{Errno, ObjectKind};
 
 trials![
-    pages_differ_and_come_back,
-    pages_are_mapped_and_rung,
+    pages_are_distinct_and_reused,
+    mapped_pages_can_be_rung,
     without_combining_there_is_no_blueflame,
     pages_leave_nothing,
 ];
 
-fn pages_differ_and_come_back() -> Verdict {
+fn pages_are_distinct_and_reused() -> Verdict {
     let context = super::open()?;
     let before = context.handles(ObjectKind::MLX5_UAR)?;
     for _ in 0..3 {
@@ -29,19 +29,19 @@ fn pages_differ_and_come_back() -> Verdict {
     Ok(())
 }
 
-fn pages_are_mapped_and_rung() -> Verdict {
+fn mapped_pages_can_be_rung() -> Verdict {
     let context = super::open()?;
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let (page, again) = (uar.map()?, uar.map()?);
     assert_eq!(page.len(), uar.len());
-    // A doorbell of queue pair 0, which is nobody's.
+    // A doorbell of queue pair 0, which does not exist.
     page.ring_be64(0x800, 0)?;
     again.ring_be64(0x800, 0)?;
     let outside = PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 };
     assert_eq!(page.ring_be64(4096, 0), Err(outside));
     assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned { offset: 0x804, width: 8 }));
     uar.destroy().map_err(|(_, error)| error)?;
-    // Nobody else gets the page while it is mapped.
+    // The page goes to no other UAR while it is mapped.
     page.ring_be64(0x800, 0)?;
     Ok(())
 }

@@ -7,10 +7,10 @@ use uverbs::mlx5::{PageError, Var, VarKind};
 use uverbs::{Errno, ObjectKind};
 
 trials![
-    pages_differ_and_come_back,
+    pages_are_distinct_and_reused,
     doorbells_are_stores,
     mappings_outlive_the_object,
-    slots_run_out,
+    exhausted_slots_are_free_again_after_a_drop,
     tlp_pages_are_of_another_kind,
     slots_leave_nothing,
 ];
@@ -19,7 +19,7 @@ fn alloc(context: &uverbs::Context) -> Verdict<Var> {
     supported(Var::alloc(context, VarKind::Virtio), Capability::Var)
 }
 
-fn pages_differ_and_come_back() -> Verdict {
+fn pages_are_distinct_and_reused() -> Verdict {
     let context = super::open()?;
     let (one, other) = (alloc(&context)?, alloc(&context)?);
     assert_ne!(one.page_id(), other.page_id());
@@ -70,7 +70,7 @@ fn mappings_outlive_the_object() -> Verdict {
     Ok(())
 }
 
-fn slots_run_out() -> Verdict {
+fn exhausted_slots_are_free_again_after_a_drop() -> Verdict {
     /// More than any device has.
     const MANY: usize = 1 << 16;
     let context = super::open()?;

@@ -89,7 +89,7 @@ fn layer_of(layers: &[Layer], file: &str) -> Option<usize> {
     layers.iter().enumerate().filter_map(of).max().map(|(_, at)| at)
 }
 
-/// What breaks the layers, a line each.
+/// The imports that break the layers, one per line.
 fn breaches(layers: &[Layer], source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for arrow in source.arrows().into_iter().chain(source.method_arrows()) {

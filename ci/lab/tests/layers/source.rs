@@ -201,7 +201,7 @@ impl Source {
     }
 }
 
-/// Tests look anywhere, and so does what only they use.
+/// Tests may import anything, and so may items that only tests use.
 fn is_test(file: &str) -> bool {
     let mut parts = file.split('/').rev();
     let last = parts.next().unwrap_or_default();

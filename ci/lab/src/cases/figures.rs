@@ -1,10 +1,10 @@
-//! What the emulated device promises in figures: how soon it is there, how quick it is, and what it
-//! costs while nothing happens. Each is printed.
+//! Measurements of the emulated device: time to boot, latency of a ping-pong, and processor time
+//! while idle. Each is printed.
 //!
-//! Times mean something only on a machine that has nothing else to do, so that one beyond its limit
-//! fails only where the figures were asked for by name.
+//! Times mean something only on an idle machine, so a time beyond its limit fails only if a filter
+//! names the figures.
 
-use super::{Proof, case, failed};
+use super::{CaseContext, case, failed};
 use crate::device::Emulation;
 use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
@@ -16,22 +16,21 @@ use std::time::Duration;
 
 /// Seconds from QEMU's start to a device that can be opened.
 const BOOT: f64 = 15.0;
-/// Microseconds for there and back, polling.
+/// Microseconds of a round trip, polling.
 const PINGPONG: f64 = 120.0;
 /// Share of a processor that the emulator takes while the guest is idle, in percent.
 const IDLE: f64 = 2.0;
 
-/// Runs that the ping-pong may take to show what it can: the median counts where it is printed, the
-/// best where it is judged.
+/// Runs of the ping-pong: the median is printed, the best is compared with the limit.
 const RUNS: usize = 5;
 /// For how long the idle guest is watched.
 const WATCHED: Duration = Duration::from_secs(15);
 
-/// What was measured, in words, and why that is too much.
+/// A measurement in words, and the reason if it is too high.
 struct Measured {
     text: String,
     beyond: Option<String>,
-    /// Whether the load of the machine has a part in it.
+    /// Whether it depends on the load of the host.
     is_time: bool,
 }
 
@@ -40,11 +39,11 @@ type Figure = fn(&mut Vm) -> Result<Measured>;
 const FIGURES: &[(&str, Figure)] =
     &[("figures::boot", boot), ("figures::idle", idle), ("figures::pingpong", pingpong)];
 
-/// Takes the figures that are asked for, in one machine.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+/// Takes the requested measurements in one guest.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<_> = FIGURES
         .iter()
-        .filter(|(name, _)| match proof.scope.filter {
+        .filter(|(name, _)| match context.scope.filter {
             None => true,
             Some(filter) => name.contains(filter),
         })
@@ -52,9 +51,9 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return Vec::new();
     }
-    say!("\nfigures on {} mlx5", proof.kernel.label());
-    let machine: Machine<'_> = proof.machine(Emulation::default());
-    let mut vm = match proof.session.boot(&machine) {
+    say!("\nfigures on {} mlx5", context.kernel.label());
+    let machine: Machine<'_> = context.machine(Emulation::default());
+    let mut vm = match context.session.boot(&machine) {
         Ok(vm) => vm,
         Err(error) => return vec![failed("figures::boot", &error)],
     };
@@ -62,7 +61,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     for (name, figure) in wanted {
         let measured =
             figure(&mut vm).and_then(|Measured { text, beyond, is_time }| match beyond {
-                Some(limit) if is_time && proof.scope.filter.is_none() => {
+                Some(limit) if is_time && context.scope.filter.is_none() => {
                     Ok(format!("{text}; {limit}, but this machine may be busy"))
                 }
                 Some(limit) => bail!("{text}; {limit}"),
@@ -89,7 +88,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     reports
 }
 
-/// The guest says that it is ready when both functions can be opened.
+/// The guest is ready when both functions can be opened.
 fn boot(vm: &mut Vm) -> Result<Measured> {
     let seconds = vm.boot_time.as_secs_f64();
     Ok(Measured {
@@ -99,7 +98,7 @@ fn boot(vm: &mut Vm) -> Result<Measured> {
     })
 }
 
-/// The emulator's own processor time, which the machine's other load does not change.
+/// The emulator's own processor time, which other load of the host does not change.
 fn idle(vm: &mut Vm) -> Result<Measured> {
     let emulator = vm.companion().context("an emulator")?;
     thread::sleep(Duration::from_secs(2));
@@ -160,7 +159,7 @@ mod tests {
     use super::microseconds;
 
     #[test]
-    fn the_last_time_is_read() {
+    fn the_last_latency_is_parsed() {
         let text = "1000 iters in 0.37 seconds = 368.78 usec/iter\n\
                     8192000 bytes\n1000 iters in 0.09 seconds = 94.32 usec/iter\n";
         assert_eq!(microseconds(text), Some(94.32));

@@ -1,8 +1,8 @@
-//! What the emulated device says about whoever used it: what it saw at doorbells, and what was left
-//! on it.
+//! Checks the emulated device after a suite: the faults that it saw at doorbells, and the objects
+//! that are left on it.
 //!
 //! Pairs with the control socket of the emulator. A suite can show that its messages arrived, but
-//! neither that none came by luck nor that the device has forgotten all of it.
+//! neither that each doorbell was right nor that nothing is left on the device.
 
 use super::case::run_script;
 use super::failed;
@@ -13,22 +13,22 @@ use connectx::control::{Reply, Request};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Counts of what a correct driver does not do.
+/// Counts of faults at doorbells, which a correct driver does not cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Doorbells {
-    /// Copies cut short.
+    /// BlueFlame copies that were cut short.
     pub(crate) torn: u64,
-    /// Records that lag behind their doorbell.
+    /// Doorbell records that lag behind their doorbell.
     pub(crate) record_behind: u64,
-    /// Copies and doorbells that are not what the ring holds.
+    /// Copies and doorbells that differ from the WQE in the queue.
     pub(crate) differs: u64,
-    /// Doorbells of nothing.
+    /// Doorbells of queues that do not exist.
     pub(crate) stray: u64,
 }
 
 impl Doorbells {
-    /// Of both functions. The driver's own test of write combining differs on purpose, so counts are
-    /// to be compared with earlier ones.
+    /// The counts of both functions. The driver's test of write combining makes differing copies on
+    /// purpose, so compare counts with earlier ones.
     pub(crate) fn of(vm: &Vm) -> Result<Self> {
         let mut control = vm.control()?;
         let mut sum = Self::default();
@@ -74,7 +74,7 @@ pub(crate) fn living(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     Ok([of(0)?, of(1)?])
 }
 
-/// The same but for memory keys: the driver keeps those for later.
+/// The same without memory keys: the driver caches those.
 pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     Ok(living(vm)?.map(|mut counts| {
         counts.remove("mkey");
@@ -82,19 +82,19 @@ pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     }))
 }
 
-/// What there was before a suite ran.
-pub(crate) struct Witness {
+/// The counts before a suite ran.
+pub(crate) struct EmulatorCheck {
     doorbells: Doorbells,
     objects: [BTreeMap<String, usize>; 2],
 }
 
-/// Uses both devices: the driver makes some things for its own use when it first needs them, and
-/// tries its registers.
+/// Uses both devices once: the driver makes some objects of its own, and tests write combining,
+/// when a device is first used.
 const FIRST_USE: &str = "pair 'tcp 18515' 'uverbs pingpong srq -n 10 -d mlx5_1' \
                          'uverbs pingpong srq -n 10 -d mlx5_0 127.0.0.1'";
 
-impl Witness {
-    /// Looks at a machine that has the program `uverbs`.
+impl EmulatorCheck {
+    /// Reads the counts of a guest that has the program `uverbs`.
     pub(crate) fn new(vm: &mut Vm) -> Result<Self> {
         if let Err(why) = run_script(vm, FIRST_USE, false)? {
             bail!("the first use of the devices: {why}");
@@ -102,26 +102,26 @@ impl Witness {
         Ok(Self { doorbells: Doorbells::of(vm)?, objects: objects(vm)? })
     }
 
-    /// Two reports on what has happened since.
+    /// Two reports on the changes since then.
     pub(crate) fn reports(&self, vm: &Vm) -> Vec<Report> {
         let report = |name: &str, outcome: Result<()>| match outcome {
             Ok(()) => Report { name: name.to_owned(), outcome: Outcome::Passed },
             Err(error) => failed(name, &error),
         };
         vec![
-            report("witness::doorbells", self.doorbells(vm)),
-            report("witness::objects", self.nothing_left(vm)),
+            report("emulator::doorbells", self.doorbells(vm)),
+            report("emulator::objects", self.nothing_left(vm)),
         ]
     }
 
-    /// A suite may ring pages of its own behind which there is nothing, so strays do not count.
+    /// A suite may ring pages of its own without a queue, so strays do not count.
     fn doorbells(&self, vm: &Vm) -> Result<()> {
         let stray = self.doorbells.stray;
         (Doorbells { stray, ..Doorbells::of(vm)? }).none_since(self.doorbells)
     }
 
     fn nothing_left(&self, vm: &Vm) -> Result<()> {
-        // What a process left behind goes when its file is closed for good, a little later.
+        // The objects of a process go when the kernel releases its file, a little later.
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let after = objects(vm)?;

@@ -1,6 +1,6 @@
-//! Two machines with one function each, at one switch: nothing but the emulated cable joins them.
+//! Two guests with one function each, at one switch: only the emulated cable joins them.
 
-use super::{Proof, case, failed};
+use super::{CaseContext, case, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -10,8 +10,8 @@ use crate::vm::Vm;
 use anyhow::{Result, bail};
 use std::time::Instant;
 
-/// What the far machine starts in the background, the word that shows that it listens, what the near
-/// one runs against it, and what must hold in the far one afterwards.
+/// The program that the far guest starts in the background, the word that shows that it listens,
+/// the program of the near guest, and the check in the far guest afterwards.
 struct Exchange {
     name: &'static str,
     server: &'static str,
@@ -20,7 +20,7 @@ struct Exchange {
     check: &'static str,
 }
 
-/// The same bytes on both sides, without sending them another way.
+/// Both sides make the same bytes, so that they need not be sent another way.
 const FILE: &str = "seq 300000";
 
 const EXCHANGES: &[Exchange] = &[
@@ -61,16 +61,16 @@ const EXCHANGES: &[Exchange] = &[
     },
 ];
 
-/// Boots two machines and runs the exchanges that are wanted.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+/// Boots two guests and runs the requested exchanges.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<&Exchange> =
-        EXCHANGES.iter().filter(|exchange| proof.wanted(exchange.name)).collect();
+        EXCHANGES.iter().filter(|exchange| context.wanted(exchange.name)).collect();
     if wanted.is_empty() {
         return Vec::new();
     }
-    say!("\nmachines on {} mlx5", proof.kernel.label());
+    say!("\nmachines on {} mlx5", context.kernel.label());
     let mut reports = Vec::new();
-    if let Err(error) = exchanges(proof, &wanted, &mut reports) {
+    if let Err(error) = exchanges(context, &wanted, &mut reports) {
         for exchange in &wanted[reports.len()..] {
             reports.push(failed(exchange.name, &error));
         }
@@ -78,12 +78,16 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     reports
 }
 
-fn exchanges(proof: &Proof<'_>, wanted: &[&Exchange], reports: &mut Vec<Report>) -> Result<()> {
-    let machine = proof.machine(Emulation::default());
-    let mut near = proof.session.boot(&Machine { functions: &[0], ..machine })?;
+fn exchanges(
+    context: &CaseContext<'_>,
+    wanted: &[&Exchange],
+    reports: &mut Vec<Report>,
+) -> Result<()> {
+    let machine = context.machine(Emulation::default());
+    let mut near = context.session.boot(&Machine { functions: &[0], ..machine })?;
     let emulator = near.companion();
     let beside = Machine { functions: &[1], companion: emulator.as_ref(), ..machine };
-    let mut far = proof.session.boot(&beside)?;
+    let mut far = context.session.boot(&beside)?;
     let move_address = "/usr/bin/ip address flush dev eth0 && \
                         /usr/bin/ip address add 10.0.0.2/24 dev eth0 && \
                         until_true \"grep -q 0a00:0002 /sys/class/infiniband/mlx5_0/ports/1/gids/3\"";

@@ -1,14 +1,15 @@
-//! What shows that the emulated ConnectX is one: rdma-core's own programs, which know nothing of
-//! this project, on the kernel's own drivers.
+//! Cases that show that the emulated ConnectX behaves like one: rdma-core's own programs, which
+//! know nothing of this project, run on the kernel's own drivers.
 //!
-//! `test.rs` runs this after the suites. Cases that suit one machine share it; a machine that is lost takes
-//! its remaining cases along as failures.
+//! `test.rs` runs them after the suites. Cases that suit one guest share it. When a guest is lost,
+//! its remaining cases fail.
 
 pub(crate) mod case;
-mod conversation;
+mod emulator_check;
 mod ethernet;
 mod faults;
 mod figures;
+mod guest_processes;
 mod machines;
 pub(crate) mod mutants;
 mod ours;
@@ -17,7 +18,6 @@ mod pyverbs;
 mod rdmacm;
 mod soak;
 mod verbs;
-mod witness;
 
 use crate::clock;
 use crate::device::{DeviceName, Emulation};
@@ -30,46 +30,46 @@ use crate::suite::Scope;
 use crate::workspace::Profile;
 use anyhow::{Context, Result, ensure};
 use case::Case;
+use emulator_check::Doorbells;
+pub(crate) use emulator_check::EmulatorCheck;
 use std::fs;
 use std::path::{Path, PathBuf};
 use verbs::Addressing;
-use witness::Doorbells;
-pub(crate) use witness::Witness;
 
 /// Cases that are run together.
 pub(crate) struct Group {
-    /// What their names begin with.
+    /// The prefix of their names.
     pub(crate) name: &'static str,
-    /// Lanes that it takes: two machines take two, and what measures time takes them all.
+    /// Lanes that it takes: two guests take two, and a measurement of time takes all.
     pub(crate) lanes: usize,
-    /// Whether each kernel has a part in it; otherwise the newest will do, unless it is asked for by name.
+    /// Whether it runs on each kernel; otherwise it runs on the newest, unless a filter names it.
     every_kernel: bool,
-    /// Whether a full run has it; what is not in a full run is in `cargo ci soak`.
+    /// Whether a full run has it; the others are in `cargo ci soak`.
     full: bool,
-    run: fn(&Proof<'_>) -> Vec<Report>,
+    run: fn(&CaseContext<'_>) -> Vec<Report>,
 }
 
 impl Group {
-    const fn new(name: &'static str, run: fn(&Proof<'_>) -> Vec<Report>) -> Self {
+    const fn new(name: &'static str, run: fn(&CaseContext<'_>) -> Vec<Report>) -> Self {
         Self { name, lanes: 1, every_kernel: false, full: true, run }
     }
 
     /// Runs its cases, as one stage. A filter that names no group may leave it without any.
-    pub(crate) fn run(&self, proof: &Proof<'_>) -> Vec<Report> {
-        let whole = proof.scope.filter.is_none_or(suffices);
-        let stage = || clock::stage(format!("{} mlx5 {}", proof.kernel.label(), self.name));
+    pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
+        let whole = context.scope.filter.is_none_or(suffices);
+        let stage = || clock::stage(format!("{} mlx5 {}", context.kernel.label(), self.name));
         let _stage = whole.then(stage);
-        (self.run)(proof)
+        (self.run)(context)
     }
 }
 
-/// The longest ones first, so that none is left alone at the end.
+/// The longest ones first, so that no long one runs alone at the end.
 const GROUPS: &[Group] = &[
     Group::new("pyverbs", pyverbs::run),
     Group::new("faults", faults::run),
     Group::new("soak", soak::run),
     Group { every_kernel: true, ..Group::new("programs", programs) },
-    // What differs in these is the device and not the driver.
+    // These vary the device, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
@@ -78,7 +78,7 @@ const GROUPS: &[Group] = &[
     Group { lanes: usize::MAX, ..Group::new("figures", figures::run) },
 ];
 
-/// Whether a filter asks for nothing but what is here, so that no suite need be built.
+/// Whether a filter names a group, so that no suite need be built.
 pub(crate) fn suffices(filter: &str) -> bool {
     GROUPS.iter().any(|group| filter.split("::").next() == Some(group.name))
 }
@@ -88,59 +88,59 @@ pub(crate) fn group(name: &str) -> Option<&'static Group> {
     GROUPS.iter().find(|group| group.name == name)
 }
 
-/// The groups that a run of a kernel has: those of a full run, or those that may have cases that fit
-/// a filter. Which cases fit, the group says.
+/// The groups of a run on a kernel: those of a full run, or those that may have cases for a filter.
+/// The group itself filters its cases.
 pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static Group> {
     let newest = kernel == KernelName::Newest;
     let wanted = |group: &&Group| match filter {
         None => group.full && (newest || group.every_kernel),
-        // Whole groups are asked for by name; of the others a kernel that is not the newest has few.
+        // Whole groups are requested by name. On other kernels than the newest few groups run.
         Some(filter) if suffices(filter) => filter.split("::").next() == Some(group.name),
         Some(_) => group.name != "pyverbs",
     };
     GROUPS.iter().filter(wanted).collect()
 }
 
-/// Where the cases run.
-pub(crate) struct Proof<'a> {
+/// Everything that a case needs to run.
+pub(crate) struct CaseContext<'a> {
     pub(crate) session: &'a Session,
     pub(crate) kernel: KernelName,
     pub(crate) scope: &'a Scope<'a>,
     pub(crate) logs: &'a Path,
 }
 
-fn programs(proof: &Proof<'_>) -> Vec<Report> {
+fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = vec![verbs::devinfo(Addressing::Gid)];
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
     cases.extend(rdmacm::programs());
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
-    proof.group("programs", Emulation::default(), cases)
+    context.group("programs", Emulation::default(), cases)
 }
 
-fn infiniband(proof: &Proof<'_>) -> Vec<Report> {
+fn infiniband(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = vec![verbs::devinfo(Addressing::Lid)];
     cases.extend(verbs::pingpongs(Addressing::Lid));
     cases.extend(ours::over_infiniband());
     let infiniband = Emulation { infiniband: true, ..Emulation::default() };
-    proof.group("infiniband", infiniband, cases)
+    context.group("infiniband", infiniband, cases)
 }
 
-fn no_wc(proof: &Proof<'_>) -> Vec<Report> {
+fn no_wc(context: &CaseContext<'_>) -> Vec<Report> {
     let no_wc = Emulation { no_wc: true, ..Emulation::default() };
     let mut cases = verbs::pingpongs(Addressing::Gid);
     cases.extend(ours::without_combining());
-    proof.group("no_wc", no_wc, cases)
+    context.group("no_wc", no_wc, cases)
 }
 
-fn minimal(proof: &Proof<'_>) -> Vec<Report> {
+fn minimal(context: &CaseContext<'_>) -> Vec<Report> {
     let minimal = Emulation { minimal: true, ..Emulation::default() };
-    proof.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
+    context.group("minimal", minimal, verbs::pingpongs(Addressing::Gid))
 }
 
-impl Proof<'_> {
-    /// A machine with rdma-core's programs.
+impl CaseContext<'_> {
+    /// A guest with rdma-core's programs.
     fn machine(&self, emulation: Emulation) -> Machine<'static> {
         Machine { peers: true, emulation, ..Machine::new(self.kernel, DeviceName::Mlx5) }
     }
@@ -154,13 +154,13 @@ impl Proof<'_> {
         self.scope.filter.is_none_or(|filter| name.contains(filter))
     }
 
-    /// Keeps what a group printed.
+    /// Keeps the output of a group.
     fn keep(&self, group: &str, log: &str) -> Result<()> {
         let path = self.logs.join(format!("{}-mlx5-{group}.log", self.kernel.label()));
         fs::write(&path, log).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Runs cases in one machine.
+    /// Runs cases in one guest.
     fn group(&self, group: &str, emulation: Emulation, cases: Vec<Case>) -> Vec<Report> {
         let cases: Vec<Case> = cases
             .into_iter()
@@ -180,7 +180,7 @@ impl Proof<'_> {
             };
             let machine = Machine { programs: &ours, ..self.machine(emulation) };
             let mut vm = self.session.boot(&machine)?;
-            // The driver tests write combining when somebody first opens a device.
+            // The driver tests write combining when a device is first opened.
             let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
             let before = Doorbells::of(&vm)?;
             ensure!(opened.is_ok(), "{opened:?}");
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_has_no_part_in_runs_on_the_newest() {
+    fn groups_about_the_device_run_on_the_newest_kernel() {
         let names = |kernel, filter| -> Vec<&str> {
             groups(kernel, filter).iter().map(|group| group.name).collect()
         };

@@ -1,4 +1,4 @@
-//! rdma-core's verbs examples: they connect by a TCP socket of their own.
+//! rdma-core's verbs examples, which connect by a TCP socket of their own.
 
 use super::case::Case;
 
@@ -26,7 +26,7 @@ impl Addressing {
     }
 }
 
-/// `ibv_devinfo -v` tells what the device is.
+/// `ibv_devinfo -v` describes the device.
 pub(crate) fn devinfo(addressing: Addressing) -> Case {
     let link = match addressing {
         Addressing::Gid => "Ethernet",
@@ -53,7 +53,7 @@ pub(crate) fn pingpong(kind: &str, name: &str, addressing: Addressing, options: 
     )
 }
 
-/// Every ping-pong, polling and by events, with what arrives compared.
+/// Every ping-pong, polling and by events. The data is compared.
 pub(crate) fn pingpongs(addressing: Addressing) -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in PINGPONGS {

@@ -1,14 +1,14 @@
-//! What the usual ways through mlx5's queues do not look at, because it was looked at when the queues were
-//! made; on a kernel that the test plays.
+//! What mlx5's fast path does not check, because it was checked when the queue was created; on the
+//! scripted kernel.
 
 use crate::uverbs::scripted::Script;
 use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, SendWr, Sge};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Whether a queue takes pieces of memory at all is looked at when it is made.
+/// Whether a queue takes SGEs at all is decided when it is created.
 #[test]
-fn a_queue_that_takes_no_pieces_refuses_one() {
+fn a_queue_without_sges_refuses_one() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
@@ -40,20 +40,20 @@ fn only_a_queue_with_a_channel_is_armed() {
     let mut alone = context.create_cq(4).build().unwrap();
     let mut heard = context.create_cq(4).channel(&channel).build().unwrap();
     for _ in 0..2 {
-        // Where the control path has something to tell first, and where it has not.
+        // First with updates from the control path, then without.
         assert_eq!(alone.req_notify(Notify::Next).unwrap_err().errno(), Errno::INVAL);
         heard.req_notify(Notify::Next).unwrap();
         assert!(alone.poll().unwrap().next().is_none() && heard.poll().unwrap().next().is_none());
     }
 }
 
-/// The fence of each request in a queue's memory, two blocks for a change of keys and one for a send.
+/// The fence of each WQE in a queue's memory: two WQEBBs for a key change and one for a send.
 fn fences(script: &Script, handle: u32) -> Vec<(u8, u8)> {
     let mut memory = [0; 16 * 64];
     let start = script.object(handle).start;
     File::open("/proc/self/mem").unwrap().read_exact_at(&mut memory, start).unwrap();
     let control = |block: &[u8]| (block[3], block[11] & 0xe0);
-    // Of all blocks those that begin with an opcode of ours.
+    // Only WQEBBs that begin with an opcode of this test.
     memory.chunks(64).map(control).filter(|(code, _)| matches!(code, 0x25 | 0x0a)).collect()
 }
 
@@ -63,11 +63,11 @@ fn post(qp: &mut QueuePair, wrs: &[SendWr<'_>]) {
     super::ring(batch).unwrap();
 }
 
-/// Nothing takes the short way before a change of keys was waited for, in whatever batch that is, and after
-/// the queue came back from a destruction that failed.
+/// No request skips the fence after a key change: neither in a later batch, nor after a failed
+/// destroy gave the queue back.
 #[test]
 #[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
-fn a_change_of_keys_is_waited_for() {
+fn the_first_request_after_a_key_change_is_fenced() {
     const CHANGE: (u8, u8) = (0x25, 0);
     const WAITS: (u8, u8) = (0x0a, 0x20);
     const PLAIN: (u8, u8) = (0x0a, 0);
@@ -85,7 +85,7 @@ fn a_change_of_keys_is_waited_for() {
     post(&mut qp, &[change]);
     script.refuse_destroy(handle, Errno::BUSY);
     let (mut qp, _) = qp.destroy().unwrap_err();
-    // Of one that is dropped nothing is remembered.
+    // A dropped batch leaves no pending fence.
     qp.send_batch().unwrap().push(send).unwrap();
     post(&mut qp, &[send]);
     post(&mut qp, &[send]);

@@ -1,11 +1,11 @@
-//! Faults of the device, made while a program of rdma-core's runs on it: the driver and libmlx5
-//! have to notice, say so, and work again.
+//! Faults of the device, injected while a program of rdma-core's runs on it: the driver and libmlx5
+//! have to notice, report, and recover.
 //!
 //! Pairs with the control socket of the emulated ConnectX.
 
-use super::conversation::{Conversation, Speaker};
-use super::witness::{Doorbells, objects};
-use super::{Proof, failed};
+use super::emulator_check::{Doorbells, objects};
+use super::guest_processes::{GuestProcess, GuestProcesses};
+use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -23,23 +23,23 @@ const CREATE_CQ: u16 = 0x400;
 const CREATE_QP: u16 = 0x500;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Seconds for anything that happens soon, even on a machine that has much else to do.
+/// Seconds that a prompt event may take on a busy machine.
 const PATIENCE: u64 = 150;
 
-/// The driver gives a device up.
+/// The event with which the driver gives the device up.
 const FATAL: &str = "IBV_EVENT_DEVICE_FATAL";
-/// The kernel takes it away from those who have it open: of no port.
+/// The event with which the kernel takes it away from processes that have it open: it names no port.
 const FATAL_OF_FILE: &str = "IBV_EVENT_DEVICE_FATAL (8), port 0";
 
-/// What a test works with.
+/// The guest and the device of a test.
 struct Bench<'a> {
-    guest: Conversation<'a>,
+    guest: GuestProcesses<'a>,
     device: Client,
 }
 
 type Test = fn(&mut Bench<'_>) -> Result<()>;
 
-/// In their order: the last ones make a function anew.
+/// The tests in their order: the last ones reset or replug a function.
 const TESTS: &[(&str, Test)] = &[
     ("doorbells_in_order", doorbells_in_order),
     ("a_command_that_fails", a_command_that_fails),
@@ -54,35 +54,37 @@ const TESTS: &[(&str, Test)] = &[
     ("our_program_and_removal", our_program_and_removal),
 ];
 
-/// Those that wait for the driver's patience with a command to end, which is a minute.
+/// The tests that wait for the driver's command timeout, which is a minute.
 const SLOW: &[(&str, Test)] = &[
     ("a_command_without_answer", a_command_without_answer),
     ("a_lost_interrupt", a_lost_interrupt),
 ];
 
-/// Runs what the scope asks for in one machine.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+/// Runs the requested tests in one guest.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let name = |test: &str| format!("{GROUP}::{test}");
-    let tests: Vec<_> = TESTS.iter().chain(SLOW).filter(|(n, _)| proof.wanted(&name(n))).collect();
+    let tests: Vec<_> =
+        TESTS.iter().chain(SLOW).filter(|(n, _)| context.wanted(&name(n))).collect();
     if tests.is_empty() {
         return Vec::new();
     }
-    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
+    say!("\n{GROUP} on {} mlx5", context.kernel.label());
     let mut reports = Vec::new();
     let mut log = String::new();
     let outcome = (|| {
         let ours = match tests.iter().any(|(name, _)| name.starts_with("our_")) {
-            true => proof.ours()?,
+            true => context.ours()?,
             false => Vec::new(),
         };
         let mut left = tests.iter();
         while left.len() > 0 {
-            let machine = proof.machine(Emulation::default());
-            let mut vm = proof.session.boot(&Machine { programs: &ours, ..machine })?;
+            let machine = context.machine(Emulation::default());
+            let mut vm = context.session.boot(&Machine { programs: &ours, ..machine })?;
             for (test, body) in left.by_ref() {
                 let device = vm.control()?;
                 reports.push(one(&name(test), *body, &mut vm, device, &mut log));
-                // A fault that was not mended would fail the next test, too: that one gets a new machine.
+                // A fault that is still there would fail the next test, too, so that test gets a
+                // new guest.
                 if reports.last().is_some_and(|report| report.outcome != Outcome::Passed) {
                     break;
                 }
@@ -93,7 +95,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         }
         Ok(())
     })();
-    if let Err(error) = outcome.and_then(|()| proof.keep(GROUP, &log)) {
+    if let Err(error) = outcome.and_then(|()| context.keep(GROUP, &log)) {
         reports.push(failed(&name("machine"), &error));
     }
     for (test, _) in &tests[reports.len().min(tests.len())..] {
@@ -104,11 +106,11 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
 
 fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) -> Report {
     let start = Instant::now();
-    let mut bench = Bench { guest: Conversation::new(vm), device };
+    let mut bench = Bench { guest: GuestProcesses::new(vm), device };
     let result = bench.around(body);
     let word = if result.is_ok() { "ok" } else { "FAILED" };
     if result.is_err() {
-        // For the log; the machine may be lost.
+        // For the log; the guest may be lost.
         let _kernel = bench.guest.run("dmesg | tail -n 100", PATIENCE);
     }
     clock::case(name, start.elapsed());
@@ -144,7 +146,7 @@ fn perftest(program: &str) -> String {
 }
 
 impl Bench<'_> {
-    /// Runs a test; afterwards a ping-pong must work, and what the device has must be as before.
+    /// Runs a test; afterwards a ping-pong must work, and the device's objects must be as before.
     fn around(&mut self, body: Test) -> Result<()> {
         self.guest.run(&ping_pong("-n 10"), PATIENCE).context("before")?;
         let before = objects(self.guest.vm())?;
@@ -162,7 +164,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Runs a pair of programs of which the client must fail, and answers what both printed.
+    /// Runs a pair of programs of which the client must fail, and returns the output of both.
     fn fails(&mut self, script: &str) -> Result<String> {
         let who = self.guest.start(script)?;
         let status = self.guest.end(who, PATIENCE)?;
@@ -172,20 +174,19 @@ impl Bench<'_> {
     }
 
     /// Waits for asynchronous events of the first function until it is told to end.
-    fn events(&mut self) -> Result<Speaker> {
+    fn events(&mut self) -> Result<GuestProcess> {
         let who = self.guest.start("exec timeout 150 ibv_asyncwatch -d mlx5_0")?;
         self.guest.until(who, "async event FD", PATIENCE)?;
         Ok(who)
     }
 
-    fn no_more_events(&mut self, events: Speaker) -> Result<()> {
+    fn no_more_events(&mut self, events: GuestProcess) -> Result<()> {
         self.guest.run("killall ibv_asyncwatch", PATIENCE)?;
         self.guest.end(events, PATIENCE)?;
         Ok(())
     }
 
-    /// Gives the first function's new interface what the lab gave the old one, and waits for the
-    /// port.
+    /// Configures the first function's new interface like the old one, and waits for the port.
     fn restore(&mut self) -> Result<()> {
         let script = "until_long() { for turn in 1 2 3 4 5 6; do until_true \"$1\" && return; done; exit 1; }\n\
              until_long 'ls /sys/class/infiniband/mlx5_0/device/net/*/address'\n\
@@ -202,10 +203,9 @@ impl Bench<'_> {
     }
 }
 
-/// The device finds nothing to object to in how libmlx5 rings, so what it counts elsewhere means
-/// something.
+/// The device counts no fault at the doorbells of libmlx5, so counts elsewhere are no false alarms.
 fn doorbells_in_order(bench: &mut Bench<'_>) -> Result<()> {
-    // The driver tries its registers with copies that differ on purpose, before anybody else.
+    // The driver tests write combining with differing copies first.
     let before = Doorbells::of(bench.guest.vm())?;
     let programs = ["ib_send_lat -s 32 -n 300", "ib_send_bw -s 64 -n 400 -l 4 -t 16 -q 2"];
     for script in programs.map(perftest).into_iter().chain([ping_pong("-n 300 -e")]) {
@@ -250,7 +250,7 @@ fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
         (0x15, 12),
         (0x16, 13),
         (0x22, 16),
-        // One that nobody knows is a general error.
+        // An unknown syndrome is a general error.
         (0x7b, 21),
     ];
     let fail = |syndrome, vendor| Request::FailRequest {
@@ -302,7 +302,7 @@ fn lost_messages(bench: &mut Bench<'_>) -> Result<()> {
     bench.ask(Request::LoseMessages { function: 0, count: 0 })
 }
 
-/// A message that comes late comes.
+/// A delayed message arrives.
 fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
     for (by, least) in [(Delay::Time(700 * MILLISECOND), 0.7), (Delay::Messages(3), 1.0)] {
         bench.ask(Request::DelayMessages { function: 0, count: 1, by })?;
@@ -311,7 +311,7 @@ fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
             .lines()
             .find_map(|line| line.split_once(" iters in ")?.1.split(' ').next()?.parse().ok())
             .unwrap_or(0.0);
-        // The second has nobody to let pass, and goes on after a second.
+        // The second message has none to let pass, and goes on after a second.
         ensure!(seconds >= least, "{by:?}: {seconds} s\n{text}");
     }
     // Four queue pairs, of which some overtake others.
@@ -339,8 +339,8 @@ fn a_link_that_flaps(bench: &mut Bench<'_>) -> Result<()> {
     bench.no_more_events(events)
 }
 
-/// The driver sees that firmware asks for a reset, tells whoever has the device open, resets it and
-/// begins anew.
+/// The driver sees that firmware asks for a reset, raises an event in each process that has the
+/// device open, resets it and initialises it again.
 fn sickness(bench: &mut Bench<'_>) -> Result<()> {
     const INTERNAL_ERROR: u8 = 1;
     let events = bench.events()?;
@@ -353,8 +353,8 @@ fn sickness(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A function that is pulled out: who waits for it is told, its open files end, and it works again
-/// after it was put back.
+/// A function that is pulled out: waiting processes get an event, its open files end, and it works
+/// again after it was put back.
 fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
     let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
     let events = bench.events()?;
@@ -364,7 +364,7 @@ fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
     bench.guest.pause(Duration::from_millis(1500))?;
     bench.ask(Request::Remove { function: 0 })?;
     bench.guest.until(events, FATAL, PATIENCE)?;
-    // What a slot does that notices. QEMU's own way to unplug such a function ends QEMU.
+    // The events of a hot-plug slot. QEMU's own way to unplug such a function crashes QEMU.
     bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
     bench.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
     bench.no_more_events(events)?;
@@ -380,8 +380,8 @@ fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
     bench.restore()
 }
 
-/// A program of this project's that does everything at once while its device goes: each call answers
-/// that it is gone, nothing hangs, and nothing is left in the device.
+/// A program of this project that does everything at once while its device is removed: each call
+/// returns that the device is gone, none hangs, and nothing is left in the device.
 fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
     let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
     let ours = bench.guest.start(
@@ -392,7 +392,7 @@ fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
     bench.guest.until(ours, "at work", PATIENCE)?;
     if surprise {
         bench.ask(Request::Remove { function: 0 })?;
-        // Nobody knows yet; then the driver notices, and nobody takes the device away yet.
+        // First no process notices; then the driver does, before the device is removed.
         bench.guest.pause(Duration::from_secs(4))?;
     }
     bench.guest.run(&format!("echo 1 >{}/remove; touch /tmp/gone", place.trim()), PATIENCE)?;
@@ -414,7 +414,7 @@ fn our_program_and_removal(bench: &mut Bench<'_>) -> Result<()> {
     our_program(bench, false)
 }
 
-/// The driver gives up on a command after a minute, and whoever wanted it hears of that.
+/// The driver gives up on a command after a minute, and its caller gets an error.
 fn a_command_without_answer(bench: &mut Bench<'_>) -> Result<()> {
     bench.ask(Request::SilenceCommand { function: 0, opcode: CREATE_CQ, after: 0 })?;
     let who = bench.guest.start("exec timeout 100 ibv_rc_pingpong -d mlx5_0 -g 3")?;

@@ -1,4 +1,5 @@
-//! perftest: latency and bandwidth of every operation, in the forms that use the device otherwise.
+//! perftest: latency and bandwidth of every operation, in the forms that use the device in
+//! different ways.
 
 use super::case::Case;
 

@@ -5,8 +5,8 @@ use super::case::Case;
 /// Ready when the server listens.
 const LISTENS: &str = "cm";
 
-/// All of them, from the first device to the second; but for udpong, whose server never ends and whose
-/// client finds no way to another address of its own machine.
+/// All of them, from the first device to the second, except udpong: its server never ends, and its
+/// client finds no route to another address of its own machine.
 pub(crate) fn programs() -> Vec<Case> {
     let pair = |name: &str, server: &str, client: &str| {
         Case::pair(format!("rdmacm::{name}"), LISTENS, server, client)
@@ -29,7 +29,7 @@ pub(crate) fn programs() -> Vec<Case> {
             .then("grep -q \"return status 0\" client"),
         pair("rdma_server", "rdma_server", "rdma_client -s 10.0.0.2"),
         pair("rdma_xserver", "rdma_xserver -c x", "rdma_xclient -c x -s 10.0.0.2"),
-        // It names numbers of queue pairs that there are not: on one machine each side needs its own.
+        // It invents queue pair numbers: on one machine each side needs its own.
         pair("cmtime", "cmtime -b 10.0.0.2 -c 10 -q 20000", "cmtime -s 10.0.0.2 -c 10 -q 40000"),
         pair("rstream", "rstream -b 10.0.0.2 -C 100 -S 4096", "rstream -s 10.0.0.2 -C 100 -S 4096"),
     ]

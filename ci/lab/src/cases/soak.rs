@@ -1,9 +1,9 @@
-//! What wears a device down: the driver going and coming, resets, plugging, reboots, and many
-//! short-lived clients. Nothing may pile up in the device or in the kernel.
+//! Long use of a device: reloading of drivers, resets, hot-plugging, reboots, and many short-lived
+//! clients. Nothing may pile up in the device or in the kernel.
 //!
-//! Living objects and lent pages are the emulator's to tell, over its control socket.
+//! The emulator counts live objects and lent pages, and reports them over its control socket.
 
-use super::{Proof, case, failed, witness};
+use super::{CaseContext, case, emulator_check, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -43,7 +43,7 @@ cd /tmp
 "#;
 
 /// A soak by its name.
-type Soak = fn(&Proof<'_>, &mut Vm) -> Result<()>;
+type Soak = fn(&CaseContext<'_>, &mut Vm) -> Result<()>;
 
 const SOAKS: &[(&str, Soak)] = &[
     ("soak::clients", clients),
@@ -55,11 +55,11 @@ const SOAKS: &[(&str, Soak)] = &[
     ("soak::reload", reload),
 ];
 
-/// Runs the soaks that are asked for, in one machine.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+/// Runs the requested soaks in one guest.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let wanted: Vec<_> = SOAKS
         .iter()
-        .filter(|(name, _)| match proof.scope.filter {
+        .filter(|(name, _)| match context.scope.filter {
             None => true,
             Some(filter) => name.contains(filter),
         })
@@ -68,17 +68,17 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return reports;
     }
-    say!("\nsoak on {} mlx5", proof.kernel.label());
-    let machine = machine(proof);
+    say!("\nsoak on {} mlx5", context.kernel.label());
+    let machine = machine(context);
     let mut vm = None;
     for (name, soak) in wanted {
         let start = Instant::now();
         let result = (|| {
             let running = match &mut vm {
                 Some(vm) => vm,
-                none => none.insert(proof.session.boot(&machine)?),
+                none => none.insert(context.session.boot(&machine)?),
             };
-            soak(proof, running)
+            soak(context, running)
         })();
         let seconds = start.elapsed().as_secs_f64();
         clock::case(name, start.elapsed());
@@ -87,7 +87,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
         reports.push(match result {
             Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
             Err(error) => {
-                // The next one gets a machine that is in order.
+                // The next one gets a new guest.
                 vm = None;
                 failed(name, &error)
             }
@@ -99,11 +99,11 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     reports
 }
 
-fn machine(proof: &Proof<'_>) -> Machine<'static> {
-    Machine { python: true, ..proof.machine(Emulation::default()) }
+fn machine(context: &CaseContext<'_>) -> Machine<'static> {
+    Machine { python: true, ..context.machine(Emulation::default()) }
 }
 
-/// Runs a script as root that must succeed, and answers what it printed.
+/// Runs a script as root that must succeed, and returns its output.
 fn script(vm: &mut Vm, text: &str) -> Result<String> {
     match case::run_script(vm, &format!("{WORKS}\n{text}"), true)? {
         Ok(printed) => Ok(printed),
@@ -111,28 +111,28 @@ fn script(vm: &mut Vm, text: &str) -> Result<String> {
     }
 }
 
-/// Living objects of both functions, and lent pages.
+/// Live objects of both functions, and pages that the driver gave to the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Census {
+struct DeviceUsage {
     objects: [BTreeMap<String, usize>; 2],
     pages: [usize; 2],
 }
 
-impl Census {
+impl DeviceUsage {
     fn of(vm: &Vm) -> Result<Self> {
-        let mut census = Self { objects: witness::living(vm)?, pages: [0; 2] };
+        let mut usage = Self { objects: emulator_check::living(vm)?, pages: [0; 2] };
         let mut control = vm.control()?;
         for function in 0..2 {
             match control.ask(&Request::Pages { function })? {
-                Reply::Pages { held } => census.pages[function] = held,
+                Reply::Pages { held } => usage.pages[function] = held,
                 other => bail!("pages of function {function}: {other:?}"),
             }
         }
-        Ok(census)
+        Ok(usage)
     }
 
-    /// Whether there is no more of anything than before. There may be less: the driver keeps keys for
-    /// a while, for whoever asks next.
+    /// Whether no count is higher than before. Counts may be lower: the driver caches keys for a
+    /// while.
     fn is_within(&self, before: &Self) -> bool {
         (0..2).all(|function| {
             let known = &before.objects[function];
@@ -143,7 +143,7 @@ impl Census {
         })
     }
 
-    /// Nothing may live and nothing may be lent without a driver.
+    /// Whether the device has no objects and no pages, as it must be without a driver.
     fn is_empty(&self) -> bool {
         (0..2).all(|function| self.is_empty_of(function))
     }
@@ -160,12 +160,12 @@ fn resources(vm: &mut Vm) -> Result<String> {
     script(vm, "/usr/bin/rdma resource show | sed 's/^[0-9]*: //' | sort")
 }
 
-/// Waits until device and kernel count no more than they counted before: what a process left behind goes when
-/// its file is closed for good, a little later.
-fn settle(vm: &mut Vm, before: &(Census, String)) -> Result<()> {
+/// Waits until device and kernel count no more than before: the objects of a process go when the
+/// kernel releases its file, a little later.
+fn settle(vm: &mut Vm, before: &(DeviceUsage, String)) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
-        let after = (Census::of(vm)?, resources(vm)?);
+        let after = (DeviceUsage::of(vm)?, resources(vm)?);
         if after.0.is_within(&before.0) && after.1 == before.1 {
             return Ok(());
         }
@@ -174,8 +174,9 @@ fn settle(vm: &mut Vm, before: &(Census, String)) -> Result<()> {
     }
 }
 
-/// A thousand processes, or a few in an ordinary run, that open a device, use some of it, and end with or without cleaning up.
-fn clients(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+/// A thousand processes, or 150 in an ordinary run, open a device, use it, and end with or without
+/// destroying their objects.
+fn clients(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     const PROGRAM: &str = include_str!("client.py");
     let round = |vm: &mut Vm, rounds: u32| {
         let program = PROGRAM.replace('\'', "\"");
@@ -186,18 +187,18 @@ fn clients(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     };
     // The first ones fill the driver's caches of keys and registers.
     round(vm, 50)?;
-    let before = (Census::of(vm)?, resources(vm)?);
-    round(vm, if proof.scope.offer.soak { 1000 } else { 150 })?;
+    let before = (DeviceUsage::of(vm)?, resources(vm)?);
+    round(vm, if context.scope.options.soak { 1000 } else { 150 })?;
     settle(vm, &before)
 }
 
-/// Takes the driver away while clients send: the one that waits for events must notice and end, the
-/// one that polls goes on polling memory. Without the driver nothing of theirs lives in the device,
-/// and afterwards there is as much as before.
-fn unbind_under_traffic(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+/// Unbinds the driver while clients send: the client that waits for events must notice and end, the
+/// one that polls goes on polling memory. Without the driver the device has no objects of theirs,
+/// and afterwards as many as before.
+fn unbind_under_traffic(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     // Its first turn fills the driver's cache of keys.
     let mut before = None;
-    for turn in 1..=if proof.scope.offer.soak { 3 } else { 2 } {
+    for turn in 1..=if context.scope.options.soak { 3 } else { 2 } {
         let device = script(
             vm,
             r#"
@@ -223,8 +224,8 @@ wait
 echo ${device##*/}
 "#,
         )?;
-        let census = Census::of(vm)?;
-        ensure!(census.is_empty_of(0), "left behind in turn {turn}: {census:#?}");
+        let usage = DeviceUsage::of(vm)?;
+        ensure!(usage.is_empty_of(0), "left behind in turn {turn}: {usage:#?}");
         let device = device.lines().next_back().unwrap_or_default();
         script(
             vm,
@@ -234,18 +235,18 @@ echo ${device##*/}
             ),
         )?;
         match &before {
-            None => before = Some((Census::of(vm)?, resources(vm)?)),
+            None => before = Some((DeviceUsage::of(vm)?, resources(vm)?)),
             Some(before) => settle(vm, before)?,
         }
     }
     Ok(())
 }
 
-/// Resets a function without a driver, and one with: the driver's health check finds out. Nothing of
-/// the time before may live on.
-fn function_reset(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+/// Resets a function without a driver, and one with: the driver's health check notices. No object
+/// from before may remain.
+fn function_reset(_: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     script(vm, "up; works")?;
-    let before = (Census::of(vm)?, resources(vm)?);
+    let before = (DeviceUsage::of(vm)?, resources(vm)?);
     let printed = script(
         vm,
         r#"
@@ -256,8 +257,8 @@ echo 1 >$device/reset || fail "the reset failed"
 echo ${device##*/}
 "#,
     )?;
-    let census = Census::of(vm)?;
-    ensure!(census.is_empty_of(0), "left behind: {census:#?}");
+    let usage = DeviceUsage::of(vm)?;
+    ensure!(usage.is_empty_of(0), "left behind: {usage:#?}");
     let device = printed.lines().next_back().unwrap_or_default();
     script(
         vm,
@@ -280,7 +281,7 @@ up; works
 }
 
 /// Removes the functions from the bus and finds them again.
-fn remove_and_rescan(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+fn remove_and_rescan(_: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     for _ in 0..3 {
         script(
             vm,
@@ -290,8 +291,8 @@ for device in $(pci mlx5_0) $(pci mlx5_1); do echo 1 >$device/remove || fail "no
 test -z "$(ls /sys/class/infiniband)" || fail "a device stays"
 "#,
         )?;
-        let census = Census::of(vm)?;
-        ensure!(census.is_empty(), "left behind: {census:#?}");
+        let usage = DeviceUsage::of(vm)?;
+        ensure!(usage.is_empty(), "left behind: {usage:#?}");
         script(
             vm,
             "echo 1 >/sys/bus/pci/rescan; until_true 'test -e /sys/class/infiniband/mlx5_1'; up; works",
@@ -301,7 +302,7 @@ test -z "$(ls /sys/class/infiniband)" || fail "a device stays"
 }
 
 /// Boots the guest again under the same emulator.
-fn reboot(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+fn reboot(_: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     for _ in 0..2 {
         vm.reboot(Duration::from_secs(120))?;
         script(vm, "up; works")?;
@@ -309,24 +310,24 @@ fn reboot(_: &Proof<'_>, vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// Another machine connects to the emulator after the first one was torn out, as on a crash.
-fn another_guest(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
+/// Another guest connects to the emulator after the first one was killed, as on a crash.
+fn another_guest(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
     script(vm, "up; works")?;
     let emulator = vm.companion();
     vm.tear_out();
-    let machine = Machine { companion: emulator.as_ref(), ..machine(proof) };
-    *vm = proof.session.boot(&machine)?;
+    let machine = Machine { companion: emulator.as_ref(), ..machine(context) };
+    *vm = context.session.boot(&machine)?;
     script(vm, "up; works")?;
     Ok(())
 }
 
 /// Unloads and loads the drivers; each time the device must be empty in between.
-fn reload(proof: &Proof<'_>, vm: &mut Vm) -> Result<()> {
-    let rounds = if proof.scope.offer.soak { 50 } else { 5 };
+fn reload(context: &CaseContext<'_>, vm: &mut Vm) -> Result<()> {
+    let rounds = if context.scope.options.soak { 50 } else { 5 };
     for round in 1..=rounds {
         script(vm, "modprobe -r mlx5_ib mlx5_core; lsmod | grep mlx5 && fail 'still there'; true")?;
-        let census = Census::of(vm)?;
-        ensure!(census.is_empty(), "left behind in round {round}: {census:#?}");
+        let usage = DeviceUsage::of(vm)?;
+        ensure!(usage.is_empty(), "left behind in round {round}: {usage:#?}");
         let check = if round == rounds { "up; works" } else { "true" };
         script(
             vm,

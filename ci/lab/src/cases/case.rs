@@ -1,7 +1,7 @@
 //! A case: a shell script that runs in the guest and passes if it exits with 0.
 //!
-//! Most are a server and a client of rdma-core's. Servers are waited for where they show that they
-//! listen, not by sleeping; whatever hangs is ended by the guest's `timeout`.
+//! Most are a server and a client of rdma-core's. A script waits until the server listens, and does
+//! not sleep; the guest's `timeout` ends a program that hangs.
 
 use crate::clock;
 use crate::lanes::say;
@@ -11,10 +11,10 @@ use anyhow::Result;
 use lab_guest::order::Order;
 use std::time::{Duration, Instant};
 
-/// How long a case may take before the machine is given up: more than its programs may.
+/// How long a case may take before the guest is given up: more than its programs may.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What scripts start with.
+/// The beginning of each script.
 pub(super) const PRELUDE: &str = r#"
 exec 2>&1
 fail() { echo "$*"; exit 1; }
@@ -77,7 +77,8 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// What a script printed, if it succeeded; the machine is lost if the answer is an error.
+/// Runs a script. The inner result is its output, as an error if it failed; the outer error means
+/// that the guest is lost.
 pub(crate) fn run_script(vm: &mut Vm, script: &str, root: bool) -> Result<Result<String, String>> {
     let command = ["sh", "-c"].map(str::to_owned).into_iter();
     let command = command.chain([format!("{PRELUDE}\n{script}")]).collect();
@@ -94,7 +95,7 @@ pub(crate) fn run_script(vm: &mut Vm, script: &str, root: bool) -> Result<Result
     })
 }
 
-/// Runs a case, prints its line, and puts what it printed into the log.
+/// Runs a case, prints its line, and adds its output to the log.
 pub(crate) fn run(vm: &mut Vm, case: &Case, log: &mut String) -> Result<Report> {
     let start = Instant::now();
     let result = run_script(vm, &case.script, case.root);
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_become_one_word() {
+    fn text_is_quoted_as_one_word() {
         assert_eq!(quoted("a 'b' c"), r"'a '\''b'\'' c'");
     }
 }

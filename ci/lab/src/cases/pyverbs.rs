@@ -1,15 +1,15 @@
 //! rdma-core's Python tests, and the table of those that cannot pass on the emulated device.
 //!
-//! `pyverbs/runner.py` runs them in the guest. The table `pyverbs/table.txt` is compared with what
-//! happened both ways: a case that fails or skips and is not in it fails the run, and so does one
+//! `pyverbs/runner.py` runs them in the guest. The table `pyverbs/table.txt` is compared with the
+//! results both ways: a case that fails or skips and is not in it fails the run, and so does one
 //! that is in it and passes.
 
-use super::{Proof, failed};
+use super::{CaseContext, failed};
 use crate::device::Emulation;
-use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
 use crate::python;
+use crate::release::Series;
 use crate::session::Machine;
 use crate::suite::{self, Scope};
 use anyhow::{Context, Result, bail};
@@ -19,41 +19,70 @@ use std::time::Duration;
 const RUNNER: &str = include_str!("pyverbs/runner.py");
 const TABLE: &str = include_str!("pyverbs/table.txt");
 
-/// What the names of the cases begin with.
+/// The prefix of the cases' names.
 const GROUP: &str = "pyverbs";
 
-/// How the runner begins what it says of a case that fails as the table says. Such a case has no
-/// line with FAILED, which whoever reads the log of a green run would stumble over.
+/// The runner's message on a case that fails as the table says begins with this. Such a case has no
+/// line with FAILED, so that the log of a passing run has none.
 const KNOWN: &str = "known to fail: ";
 
-/// What must pass, and what may fail, of the whole suite.
+/// At least so many cases of the whole suite must pass, and at most so many may fail.
 const LEAST_PASSED: usize = 170;
 const MOST_FAILED: usize = 10;
 
-/// For all, and for one: more than the runner gives a test.
+/// Limits for the whole suite, and for silence: more than the runner gives a test.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 const SILENCE: Duration = Duration::from_secs(5 * 60);
 
-/// Unpacks the tests and offers large pages, which three of them want.
+/// Unpacks the tests and reserves huge pages, which three of them need.
 const PREPARE: &str = "mkdir /dev/hugepages; echo 64 > /proc/sys/vm/nr_hugepages
     cp -r \"$0\" /tmp/tests && gunzip /tmp/tests/*.gz";
 
-/// How a case ends that does not pass.
+/// The outcome of a case that does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Skips,
     Fails,
 }
 
+/// The kernels that a line is about, by version as in the capability table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernels {
+    All,
+    /// This series and later ones.
+    Since(Series),
+    /// This series and earlier ones.
+    Until(Series),
+}
+
+impl Kernels {
+    /// Reads `all`, `since 6.2` or `until 6.1`.
+    fn parse(text: &str) -> Result<Self> {
+        Ok(match text.split_once(' ') {
+            None if text == "all" => Self::All,
+            Some(("since", series)) => Self::Since(Series::of(series)?),
+            Some(("until", series)) => Self::Until(Series::of(series)?),
+            _ => bail!("kernels {text:?}: write all, since 6.2 or until 6.1"),
+        })
+    }
+
+    fn include(self, series: Series) -> bool {
+        match self {
+            Self::All => true,
+            Self::Since(first) => series >= first,
+            Self::Until(last) => series <= last,
+        }
+    }
+}
+
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line<'a> {
     verdict: Verdict,
-    /// None stands for all.
-    kernels: Vec<&'a str>,
-    /// A name, or the beginning of names.
+    kernels: Kernels,
+    /// A name, or a prefix of names.
     case: &'a str,
-    all_that_begin_so: bool,
+    is_prefix: bool,
     /// Part of what the suite says.
     says: &'a str,
     /// Why that is so.
@@ -61,10 +90,9 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn covers(&self, name: &str, kernel: &str) -> bool {
-        let named =
-            if self.all_that_begin_so { name.starts_with(self.case) } else { name == self.case };
-        named && (self.kernels.is_empty() || self.kernels.contains(&kernel))
+    fn covers(&self, name: &str, kernel: Series) -> bool {
+        let named = if self.is_prefix { name.starts_with(self.case) } else { name == self.case };
+        named && self.kernels.include(kernel)
     }
 }
 
@@ -82,23 +110,19 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
                 "fails" => Verdict::Fails,
                 other => bail!("{other}: skips or fails wanted"),
             };
-            let kernels = if kernels == "all" { vec![] } else { kernels.split(' ').collect() };
-            if kernels.iter().any(|name| KernelName::ALL.iter().all(|known| known.label() != *name))
-            {
-                bail!("a kernel that the lab does not have: {line}");
-            }
+            let kernels = Kernels::parse(kernels).with_context(|| line.to_owned())?;
             if reason.is_empty() {
                 bail!("no reason: {line}");
             }
             let start = case.strip_suffix('*');
             if verdict == Verdict::Fails && start.is_some() {
-                bail!("what fails is named one by one: {line}");
+                bail!("`fails` takes the name of one case, without *: {line}");
             }
             Ok(Line {
                 verdict,
                 kernels,
                 case: start.unwrap_or(case),
-                all_that_begin_so: start.is_some(),
+                is_prefix: start.is_some(),
                 says,
                 reason,
             })
@@ -107,7 +131,7 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
 }
 
 /// Compares a case with the table.
-fn judge(report: Report, table: &[Line<'_>], kernel: &str) -> Report {
+fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
     let line = table.iter().find(|line| line.covers(&report.name, kernel));
     let outcome = match (report.outcome, line) {
         (Outcome::Passed, None) => Outcome::Passed,
@@ -137,7 +161,7 @@ fn judge(report: Report, table: &[Line<'_>], kernel: &str) -> Report {
     Report { name: report.name, outcome }
 }
 
-/// How many passed and failed, whatever the table says.
+/// The number of passed and of failed cases, regardless of the table.
 fn counts(reports: &[Report]) -> (usize, usize) {
     let count = |wanted: fn(&Outcome) -> bool| {
         reports.iter().filter(|report| wanted(&report.outcome)).count()
@@ -150,8 +174,8 @@ fn counts(reports: &[Report]) -> (usize, usize) {
     (count(|outcome| *outcome == Outcome::Passed), failed)
 }
 
-/// The cases that fail on a kernel, each with what it says, as the runner takes them.
-fn known_to_fail(table: &[Line<'_>], kernel: &str) -> String {
+/// The cases that fail on a kernel with their messages, as JSON for the runner.
+fn known_to_fail(table: &[Line<'_>], kernel: Series) -> String {
     let cases: serde_json::Map<String, serde_json::Value> = table
         .iter()
         .filter(|line| line.verdict == Verdict::Fails && line.covers(line.case, kernel))
@@ -160,21 +184,21 @@ fn known_to_fail(table: &[Line<'_>], kernel: &str) -> String {
     serde_json::Value::Object(cases).to_string()
 }
 
-/// Runs the suite where it is asked for: whole in a full run, or by name.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
-    let pattern = match proof.scope.filter {
+/// Runs the suite: the whole of it, or the cases that a filter names.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
+    let pattern = match context.scope.filter {
         None => "",
         Some(filter) if filter.starts_with(GROUP) => filter[GROUP.len()..].trim_start_matches(':'),
         _ => return Vec::new(),
     };
-    run_matching(proof, pattern).unwrap_or_else(|error| vec![failed(GROUP, &error)])
+    run_matching(context, pattern).unwrap_or_else(|error| vec![failed(GROUP, &error)])
 }
 
-fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
+fn run_matching(context: &CaseContext<'_>, pattern: &str) -> Result<Vec<Report>> {
     let table = table(TABLE).context("the table of rdma-core's Python tests")?;
-    say!("\n{GROUP} on {} mlx5", proof.kernel.label());
-    let machine = Machine { python: true, ..proof.machine(Emulation::default()) };
-    let mut vm = proof.session.boot(&machine)?;
+    say!("\n{GROUP} on {} mlx5", context.kernel.label());
+    let machine = Machine { python: true, ..context.machine(Emulation::default()) };
+    let mut vm = context.session.boot(&machine)?;
     let order = |words: &[&str]| Order {
         command: words.iter().map(|word| (*word).to_owned()).collect(),
         root: true,
@@ -185,14 +209,15 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     if ending?.status() != 0 {
         bail!("the tests cannot be unpacked: {errors}");
     }
-    let known = known_to_fail(&table, proof.kernel.label());
+    let kernel = Series::of(&vm.greeting.release)?;
+    let known = known_to_fail(&table, kernel);
     let words = ["python3", "-c", RUNNER, "/tmp/tests", pattern, &known];
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
-    // Three hundred tests take their time where the machine is busy; one that hangs ends by itself.
-    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..proof.scope.clone() };
+    // Three hundred tests take long on a busy machine; the runner ends one that hangs.
+    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..context.scope.clone() };
     let (ending, results, noise) = suite::follow(&mut vm, &order, &scope);
-    proof.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
+    context.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
     let status = ending?.status();
     vm.power_off()?;
     let found = outcome::parse(&results);
@@ -201,7 +226,6 @@ fn run_matching(proof: &Proof<'_>, pattern: &str) -> Result<Vec<Report>> {
     }
     let (passed, failed) = counts(&found);
     let ran = found.len();
-    let kernel = proof.kernel.label();
     let mut reports: Vec<Report> = found
         .into_iter()
         .map(|report| judge(report, &table, kernel))
@@ -227,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_can_be_read() {
+    fn the_table_parses_without_duplicates() {
         let table = table(TABLE).unwrap();
         for (index, line) in table.iter().enumerate() {
             let same = |other: &Line<'_>| other.case == line.case && other.kernels == line.kernels;
@@ -236,12 +260,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_table_fails() {
+    fn a_line_covers_the_kernels_of_its_range_whatever_their_names() {
+        let covered = |kernels: &str, major, minor| {
+            Kernels::parse(kernels).unwrap().include(Series(major, minor))
+        };
+        assert!(covered("all", 6, 1) && covered("since 6.2", 6, 2) && covered("since 6.2", 7, 0));
+        assert!(!covered("since 6.2", 6, 1));
+        assert!(covered("until 6.1", 6, 1) && !covered("until 6.1", 6, 2));
+    }
+
+    #[test]
+    fn a_result_that_the_table_does_not_list_fails() {
         let text = "skips ; all ; a.* ; no caps ; it has none\n\
-                    fails ; 6.1 6.12 ; b ; Errno: 5 ; it is broken\n";
+                    fails ; until 6.12 ; b ; Errno: 5 ; it is broken\n";
         let table = table(text).unwrap();
         let judged = |name: &str, outcome| {
-            judge(Report { name: name.into(), outcome }, &table, "6.1").outcome
+            judge(Report { name: name.into(), outcome }, &table, Series(6, 1)).outcome
         };
         let skip = |why: &str| Outcome::Skipped(why.into());
         let fail = |why: &str| Outcome::Failed(why.into());
@@ -263,10 +297,10 @@ mod tests {
             assert!(matches!(wrong, Outcome::Failed(_)), "{wrong:?}");
         }
         let report = Report { name: "b".into(), outcome: known("Errno: 5") };
-        assert!(matches!(judge(report.clone(), &table, "newest").outcome, Outcome::Failed(_)));
+        assert!(matches!(judge(report.clone(), &table, Series(6, 13)).outcome, Outcome::Failed(_)));
         assert_eq!(counts(&[report]), (0, 1));
-        assert_eq!(known_to_fail(&table, "6.12"), r#"{"b":"Errno: 5"}"#);
-        assert_eq!(known_to_fail(&table, "newest"), "{}");
+        assert_eq!(known_to_fail(&table, Series(6, 12)), r#"{"b":"Errno: 5"}"#);
+        assert_eq!(known_to_fail(&table, Series(6, 13)), "{}");
     }
 
     #[test]
@@ -274,7 +308,8 @@ mod tests {
         for wrong in [
             "skips ; all ; a ; b",
             "may ; all ; a ; b ; c",
-            "fails ; 5.10 ; a ; b ; c",
+            "fails ; 6.1 ; a ; b ; c",
+            "fails ; since newest ; a ; b ; c",
             "fails ; all ; a* ; b ; c",
         ] {
             assert!(super::table(wrong).is_err(), "{wrong}");

@@ -1,5 +1,5 @@
-//! Ethernet through the functions: two network namespaces that know nothing of each other but what
-//! ARP, IP and the connection manager tell them.
+//! Ethernet through the functions: two network namespaces that reach each other by ARP, IP and the
+//! connection manager only.
 
 use super::case::Case;
 
@@ -28,8 +28,8 @@ timeout 60 $far wget -q -O back http://10.0.0.1:8000/sent; cmp sent back || fail
 kill $there $here
 "#;
 
-/// The cases in their order: the first parts the interfaces for the others, and nothing puts them
-/// together again.
+/// The cases in their order: the first one moves an interface into another namespace for the
+/// others, and nothing moves it back.
 pub(crate) fn cases() -> Vec<Case> {
     let far = "/usr/bin/ip netns exec far";
     let managed = |name: &str, server: &str, client: &str| Case {
@@ -53,7 +53,7 @@ pub(crate) fn cases() -> Vec<Case> {
                  answer\"\n{TRANSFER}"
             ),
         ),
-        // The driver compares the device's sums with its own where they do not fit.
+        // The driver compares checksums with its own when the device's are wrong.
         Case::as_root(
             "ethernet::sums",
             "! dmesg | grep -A3 \"hw csum failure\" || fail \"the device's sums are wrong\"",

@@ -1,15 +1,15 @@
-//! Whether the stress tests would notice: the library is built once more with mistakes in it, and
-//! the emulated device must see each of them.
+//! Whether the stress tests notice mistakes: the library is built once more with mistakes in it,
+//! and the emulated device must count each of them.
 //!
-//! The mistakes are made in a copy of the workspace, so nothing in the library knows of them. All are
-//! in one build, and an environment variable chooses one: building takes longer than running.
+//! The mistakes are made in a copy of the workspace, so the library needs no hooks for them. All
+//! are in one build, and an environment variable chooses one: building takes longer than running.
 //!
-//! A missing barrier is not among them. The processor that the machine emulates keeps stores in
-//! order by itself, so neither the device nor anybody else sees the difference; the tests of `mem`
-//! and `provider/mlx5` look at the order that the code asks for instead, and at the instructions.
+//! A missing barrier is not among them. The emulated processor keeps stores in order by itself, so
+//! the device cannot see the difference. The tests of recorded order in `src/provider/mlx5` check
+//! the barriers instead, and the listings of instructions.
 
-use super::witness::Doorbells;
-use super::{Proof, failed};
+use super::emulator_check::Doorbells;
+use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Names the mistake that is made.
 const VARIABLE: &str = "UVERBS_MUTANT";
-/// Stands in a mistake for "if this one is chosen".
+/// Placeholder in a mistake for "if this one is chosen".
 const CHOSEN: &str = "CHOSEN";
-/// What answers that, appended to the library's root.
+/// The function for the placeholder, appended to the library's root.
 const CHOICE: &str = r#"
 pub(crate) fn mutant(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
@@ -37,22 +37,23 @@ pub(crate) fn mutant(name: &str) -> bool {
 "#;
 const ROOT: &str = "src/lib.rs";
 
-/// Tests of the device suite that are run.
+/// The tests of the device suite that run.
 const TESTS: &str = "mlx5::stress";
 /// Seconds that they may take without a mistake.
 const PATIENCE: u32 = 100;
-/// Seconds with one: some then wait for what never comes, and what is to be seen is seen at once.
+/// Seconds with a mistake: some tests then wait for ever, and the device counts the mistake at
+/// once.
 const SHORT: u32 = 12;
 
-/// A piece of the library, and what it becomes.
+/// A piece of the library, and its replacement.
 pub(crate) struct Edit {
     pub(crate) file: &'static str,
-    /// Found there once, or the mistake has to be made anew.
+    /// The text must be in the file exactly once.
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
 }
 
-/// A mistake, and the count of the device's that has to rise.
+/// A mistake, and the count of the device that has to rise.
 struct Mutant {
     name: &'static str,
     edits: &'static [Edit],
@@ -113,7 +114,7 @@ const MUTANTS: &[Mutant] = &[
                 from: "self.word.set(cursor.at & 0xffff);",
                 to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
             },
-            // Later by so much that the device looks in between.
+            // Late enough for the device to read the record in between.
             Edit {
                 file: SEND,
                 from: "fn make_look(&self, single: bool, cursor: &Cursor) {",
@@ -149,12 +150,12 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Runs the mutants that are asked for: `cargo ci soak` does, and a filter that names them.
-pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
+/// Runs the requested mutants, for `cargo ci soak` or for a filter that names them.
+pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
     let name = |mutant: &str| format!("mutants::{mutant}");
     let wanted: Vec<&Mutant> = MUTANTS
         .iter()
-        .filter(|mutant| match proof.scope.filter {
+        .filter(|mutant| match context.scope.filter {
             None => true,
             Some(filter) => name(mutant.name).contains(filter),
         })
@@ -163,16 +164,16 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     if wanted.is_empty() {
         return reports;
     }
-    say!("\nmutants on {} mlx5", proof.kernel.label());
+    say!("\nmutants on {} mlx5", context.kernel.label());
     let outcome = (|| {
         let start = Instant::now();
-        let program = build(&proof.session.workspace)?;
+        let program = build(&context.session.workspace)?;
         say!("built in {:.1} s", start.elapsed().as_secs_f64());
         let programs = [("stress".to_owned(), program)];
-        let machine = Machine { programs: &programs, ..proof.machine(Emulation::default()) };
-        let mut vm = proof.session.boot(&machine)?;
-        // The driver tries its registers when a device is first opened, and nobody errs without a
-        // mistake: what is seen later is the mistake's.
+        let machine = Machine { programs: &programs, ..context.machine(Emulation::default()) };
+        let mut vm = context.session.boot(&machine)?;
+        // The driver tests write combining when a device is first opened, and the library without a
+        // mistake causes no fault. Later counts are therefore the mistake's.
         stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
         let before = Doorbells::of(&vm)?;
         stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
@@ -200,7 +201,7 @@ pub(crate) fn run(proof: &Proof<'_>) -> Vec<Report> {
     reports
 }
 
-/// Runs the tests with a mistake. The first error is the machine's, the second the tests'.
+/// Runs the tests with a mistake. The outer error is the guest's, the inner one the tests'.
 fn stress(vm: &mut Vm, mutant: &str, seconds: u32) -> Result<Result<()>> {
     let seconds = seconds.to_string();
     let command = ["timeout", "-s", "KILL", &seconds, "stress", TESTS];
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// In seconds, and not when the machine is up at last.
+    /// This fails in seconds, not only after the guest is up.
     #[test]
     fn every_mistake_can_be_made() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,9 +1,9 @@
-//! This project's own programs, where the device is another than the one that its suite runs on:
-//! InfiniBand ports, and no write combining.
+//! This project's own programs on variants of the device that the suite does not run on: InfiniBand
+//! ports, and no write combining.
 
 use super::case::Case;
 
-/// Ping-pongs of `uverbs pingpong` with itself, polling and by events, with what arrives compared.
+/// Ping-pongs of `uverbs pingpong` with itself, polling and by events. The data is compared.
 pub(crate) fn pingpongs() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
@@ -20,19 +20,19 @@ pub(crate) fn pingpongs() -> Vec<Case> {
     cases
 }
 
-/// A part of the device suite. What it may skip is judged where all of it runs.
+/// A part of the device suite. Skips are checked where the whole suite runs.
 fn part(filter: &str) -> Case {
     part_without(filter, "")
 }
 
-/// As [`part`], without what is named in `skips`.
+/// As [`part`], without the tests that `skips` names.
 fn part_without(filter: &str, skips: &str) -> Case {
     let name = format!("ours::{}", filter.replace("::", "_").trim_end_matches('_'));
     let script = format!(
         "cd /tmp; export UVERBS_TEST_DEVICE=mlx5_0 UVERBS_TEST_SECOND_DEVICE=mlx5_1 UVERBS_PEERS=1\n\
          timeout 300 uverbs-device-tests --test-threads 1 {skips} {filter} || exit 1"
     );
-    // Its results are among what is printed; a filter that fits nothing is a mistake.
+    // The output contains the results; a filter without any test is a mistake.
     let script = format!(
         "({script}) >part; status=$?; cat part; [ $status = 0 ] || exit 1\n\
          grep -q ' [1-9][0-9]* passed; 0 failed' part || fail 'nothing of it was run'"
@@ -40,22 +40,22 @@ fn part_without(filter: &str, skips: &str) -> Case {
     Case::new(name, format!("directory=$(mktemp -d) && cd $directory || exit 1\n{script}"))
 }
 
-/// What an InfiniBand port makes different: how peers are addressed, and the states' attributes.
-/// Among it are rdma-core's ping-pongs as the other side.
+/// Tests that an InfiniBand port affects: addressing of peers, and attributes of the states. They
+/// include rdma-core's ping-pongs as the other side.
 pub(crate) fn over_infiniband() -> Vec<Case> {
     let parts = ["port::", "modify::", "rc::", "uc::", "srq::", "handshake::", "peers::"];
     let mut cases = pingpongs();
     cases.extend(parts.map(part));
-    // Which speak of global routes and addresses, and of groups that a subnet manager makes here.
-    let routed = "--skip header_names --skip address_handle_errors --skip multicast";
+    // These tests need global routes and IP addresses, or groups that a subnet manager would make.
+    let routed = "--skip header_names --skip bad_address_vectors --skip multicast";
     cases.push(part_without("ud::", routed));
     cases
 }
 
-/// What rings: everything by doorbells that the processor does not combine. All thread domains have
-/// the same register, so there is no end of them.
+/// Tests that ring doorbells, on a device without write combining. All thread domains share one
+/// register, so they cannot be exhausted.
 pub(crate) fn without_combining() -> Vec<Case> {
     let mut cases: Vec<Case> = ["mlx5::stress", "rc::", "srq::", "events::"].map(part).into();
-    cases.push(part_without("mlx5::td", "--skip exhaustion_is_counted"));
+    cases.push(part_without("mlx5::td", "--skip exhaustion_names_the_number_of_domains"));
     cases
 }
