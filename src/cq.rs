@@ -5,7 +5,7 @@ mod numbers;
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -472,12 +472,12 @@ impl CompletionQueue {
     /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it; the queue comes
     /// back with the error.
     #[doc(alias = "ibv_destroy_cq")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, or a shared receive queue of an XRC domain, still uses \
                             the completion queue";
         let CompletionQueue { inner, ring, epoch, heard } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch, heard }, error))
+            .map_err(|failed| failed.map(|inner| CompletionQueue { inner, ring, epoch, heard }))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::context::Context;
 use crate::envelope::{Envelope, Proof};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
@@ -301,13 +301,13 @@ impl DeviceMemory {
     /// # Errors
     ///
     /// As [`export`](Self::export); the memory comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         match self.export() {
             Ok(envelope) => {
                 self.inner.object.set_owned(false);
                 Ok(envelope)
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 
@@ -320,10 +320,10 @@ impl DeviceMemory {
     /// region of it was [released](crate::MemoryRegion::release) to; the memory comes back with the
     /// error.
     #[doc(alias = "ibv_free_dm")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a memory region is on the device memory";
         destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (DeviceMemory { inner }, error))
+            .map_err(|failed| failed.map(|inner| DeviceMemory { inner }))
     }
 }
 

@@ -121,7 +121,7 @@ pub use device_attr::{
 };
 pub use dm::{DeviceMemory, DeviceMemoryError};
 pub use envelope::Envelope;
-pub use error::{Error, Result};
+pub use error::{Error, ErrorWith, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
@@ -133,7 +133,7 @@ pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, 
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
-    RegionBuilder, RegionError, RegisterError, Rereg,
+    RegionBuilder, RegionError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};

@@ -6,7 +6,7 @@
 //! regions are held until DEALLOC_MW.
 
 use crate::access::Access;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::mr::{MemoryRegion, MrInner};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -371,10 +371,10 @@ impl MemoryWindow {
     ///
     /// What the kernel answers; the window comes back with the error.
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or
 //! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
 
-use crate::error::Result;
+use crate::error::{ErrorWith, Result};
 use crate::memory::allocator::{DomainAllocator, QueueAllocator};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::td::{TdInner, ThreadDomain};
@@ -52,11 +52,11 @@ impl<S: Sharing> ParentDomain<S> {
     ///
     /// `EBUSY` while anything made from it lives; it comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, crate::Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something made from the parent domain is still alive";
         const VERB: &str = "dealloc_parent_domain";
         crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
-            .map_err(|(inner, error)| (ParentDomain(ProtectionDomain::of(inner)), error))
+            .map_err(|failed| failed.map(|inner| ParentDomain(ProtectionDomain::of(inner))))
     }
 }
 

@@ -6,7 +6,7 @@ mod import;
 use crate::ah::Retired;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::allocator::{AllocatorDomain, DomainAllocator};
@@ -154,7 +154,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// `EBUSY` while anything made from it lives. The domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something made from the protection domain is still alive";
         let restore = |inner| ProtectionDomain { inner, sharing: PhantomData };
         const PARENT: &str = "a parent domain of the protection domain is still alive";
@@ -167,7 +167,7 @@ impl<S: Sharing> ProtectionDomain<S> {
                 None => Err(Error::new("dealloc_pd", Errno::BUSY).detail(PARENT)),
             }
         })
-        .map_err(|(inner, error)| (restore(inner), error))
+        .map_err(|failed| failed.map(restore))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
 use crate::cq::{CompletionQueue, CqInner};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -412,11 +412,11 @@ impl SharedReceiveQueue {
     ///
     /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
         let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|(inner, error)| {
-            (SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge }, error)
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|failed| {
+            failed.map(|inner| SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge })
         })
     }
 }

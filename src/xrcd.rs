@@ -5,7 +5,7 @@
 
 use crate::context::Context;
 use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::foreign;
 use crate::handles::ObjectKind;
@@ -194,7 +194,7 @@ impl XrcDomain {
     /// `EBUSY` while something made in it lives, here or, for the last one who has it open, anywhere.
     /// The domain comes back with the error.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const VERB: &str = "close_xrcd";
         const HELD: &str =
             "a shared receive queue or a target of the XRC domain is still alive in this process";
@@ -207,7 +207,7 @@ impl XrcDomain {
                 _ => error,
             })
         })
-        .map_err(|(inner, error)| (XrcDomain { inner }, error))
+        .map_err(|failed| failed.map(|inner| XrcDomain { inner }))
     }
 }
 

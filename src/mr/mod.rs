@@ -20,12 +20,12 @@ pub use device::OnDevice;
 pub use memory::HostMemory;
 pub use range::RegionError;
 pub(crate) use range::resolve;
-pub use register::{RegionBuilder, RegisterError};
+pub use register::RegionBuilder;
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 
 use crate::access::Access;
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, ErrorWith};
 use crate::file::File;
 use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
@@ -223,23 +223,23 @@ impl<T, M> MemoryRegion<T, M> {
     /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise whatever the kernel
     /// answers. The region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn destroy(self) -> Result<M, (Self, Error)> {
+    pub fn destroy(self) -> Result<M, ErrorWith<Self>> {
         const VERB: &str = "dereg_mr";
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
             Err(inner) => {
                 let error = Error::new(VERB, Errno::BUSY).detail(HELD);
-                return Err((Self::of(inner), error));
+                return Err(error.with(Self::of(inner)));
             }
         };
         if let Err(error) = inner.object.destroy() {
-            return Err((Self::of(Arc::new(inner)), error));
+            return Err(error.with(Self::of(Arc::new(inner))));
         }
         match inner.object.reclaim() {
             Some(backing) => Ok(backing.into_owner()),
             None => {
                 let error = Error::new(VERB, Errno::INVAL).detail("the region has no memory");
-                Err((Self::of(Arc::new(inner)), error))
+                Err(error.with(Self::of(Arc::new(inner))))
             }
         }
     }

@@ -107,7 +107,7 @@ fn a_region_that_could_not_be_destroyed_comes_back() {
     script.refuse_destroy(region.handle(), Errno::BUSY);
     for _ in 0..2 {
         let error;
-        (region, error) = region.destroy().unwrap_err();
+        (region, error) = region.destroy().unwrap_err().into_parts();
         assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
         region.write_at(0, 9).unwrap();
     }
@@ -125,7 +125,7 @@ fn failed_registration_gives_the_memory_back() {
         script.fail_step(1, errno);
         let (memory, count) = told();
         let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
-        assert_eq!((failed.error.errno(), failed.memory.bytes[63]), (errno, 1));
+        assert_eq!((failed.error.errno(), failed.object.bytes[63]), (errno, 1));
         assert_eq!(freed(&count), 0);
         drop(failed);
         assert_eq!(freed(&count), 1);
@@ -227,7 +227,7 @@ fn a_change_of_domain_changes_what_is_held() {
     let other = context.alloc_pd().unwrap();
     let mut region = pd.allocate::<u8>(8).unwrap();
     region.rereg(Rereg::new().protection_domain(&other)).unwrap();
-    let (other, error) = other.destroy().unwrap_err();
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
     other.destroy().unwrap();
@@ -304,12 +304,12 @@ fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
     assert!(failed.error.message().contains("512 bytes behind"), "{}", failed.error);
-    bench.pd.register(failed.memory, Access::LOCAL_WRITE).unwrap();
+    bench.pd.register(failed.object, Access::LOCAL_WRITE).unwrap();
     let (_, whole) = front.split_at_mut(start);
     let failed = registration.clone().iova(0).register(whole).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert!(failed.error.message().contains("addressed from 0x0"), "{}", failed.error);
-    registration.register(failed.memory).unwrap();
+    registration.register(failed.object).unwrap();
 }
 
 #[test]

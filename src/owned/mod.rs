@@ -63,7 +63,7 @@ mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Done, Outcome, Settled};
-pub use cq::{AdoptError, OwnedCompletionQueue, OwnedCompletions};
+pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 pub use desk::Refused;
 pub use memory::{Lend, LendMut, Memory, RegionSlice};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};

@@ -8,7 +8,7 @@ use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::Result;
+use crate::error::{ErrorWith, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::region::{Pledged, Pledges};
@@ -526,7 +526,9 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
             let file = region.inner.pd.file().clone();
             let mut left = Some(region);
             insist(&file, || {
-                left = left.take().and_then(|region| region.destroy().err().map(|(back, _)| back));
+                left = left
+                    .take()
+                    .and_then(|region| region.destroy().err().map(ErrorWith::into_object));
                 left.is_none()
             });
         }

@@ -109,7 +109,7 @@ fn destroying_an_address_handle_that_requests_name_is_refused() {
     let ah = handle(&bench);
     post(&mut qp, &ah);
     post(&mut qp, &ah);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
     assert!(error.message().starts_with("2 requests"), "{error}");
     complete(&bench.script, &qp);

@@ -209,7 +209,7 @@ fn a_membership_ends_once_and_holds_its_queue_pair() {
     let error = qp.attach_mcast(group(1), 0).unwrap_err();
     assert_eq!(error.errno(), Errno::EXIST);
     assert_eq!(times(&bench, ATTACH), 2);
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("multicast"), "{error}");
     one.detach().unwrap();
@@ -230,7 +230,7 @@ fn a_membership_that_cannot_end_comes_back() {
     let qp = bench.qp(QpType::UD);
     let membership = qp.attach_mcast(group(1), 0).unwrap();
     bench.script.refuse(DETACH, Errno::NOMEM);
-    let (membership, error) = membership.detach().unwrap_err();
+    let (membership, error) = membership.detach().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert_eq!(qp.attach_mcast(group(1), 0).unwrap_err().errno(), Errno::EXIST);
     bench.script.allow(DETACH);

@@ -3,7 +3,7 @@
 use super::Bench;
 use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, AddressVector, Errno, Gid, ParentDomain, QpType, Recv, WindowType};
+use crate::{Access, AddressVector, Errno, ErrorWith, Gid, ParentDomain, QpType, Recv, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,11 +76,15 @@ macro_rules! destroy_twice {
         for errno in [Errno::BUSY, Errno::IO] {
             $script.refuse_destroy(handle, errno);
         }
-        let Err((object, error)) = object.destroy() else { panic!("destroyed against its will") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("destroyed against its will")
+        };
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)));
         $script.permit_destroy(handle);
         $script.refuse_destroy(handle, Errno::IO);
-        let Err((object, error)) = object.destroy() else { panic!("a firmware failure is final") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("a firmware failure is final")
+        };
         assert_eq!(error.errno(), Errno::IO);
         assert_eq!($script.live().len(), before, "still there");
         $script.permit_destroy(handle);
@@ -102,7 +106,7 @@ fn what_could_not_be_destroyed_comes_back_and_can_be_tried_again() {
     let ah = pd.create_ah(&address()).unwrap();
     let handle = script.live().last().unwrap().1;
     script.refuse_destroy(handle, Errno::BUSY);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     script.permit_destroy(handle);
     ah.destroy().unwrap();
@@ -118,7 +122,7 @@ fn a_queue_pair_that_came_back_works() {
     let qp = bench.qp(QpType::RC);
     let handle = qp.handle();
     bench.script.refuse_destroy(handle, Errno::BUSY);
-    let (mut qp, _) = qp.destroy().unwrap_err();
+    let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     let mut batch = qp.recv_batch().unwrap();
     batch.push(Recv { wr_id: 7, sges: &[] }).unwrap();
     super::ring_recv(batch);
@@ -134,15 +138,15 @@ fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
     let qp = domain.create_qp(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
     let Bench { script, context, pd, cq } = bench;
     let commands = script.log().len();
-    let (cq, error) = cq.destroy().unwrap_err();
+    let (cq, error) = cq.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
-    let (srq, error) = srq.destroy().unwrap_err();
+    let (srq, error) = srq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert_eq!(script.log().len(), commands);
     qp.destroy().unwrap();

@@ -166,7 +166,7 @@ fn a_channel_names_the_queue_that_has_completions() {
     assert_eq!(channel.try_next().unwrap(), None);
     // An event of a queue that is gone concerns nobody.
     script.notify(first.handle());
-    let (channel, error) = channel.destroy().unwrap_err();
+    let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(first);
     assert_eq!(channel.wait(Some(Duration::from_millis(5))).unwrap(), None);

@@ -77,15 +77,15 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
     let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
     in_child(|| {
         let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
-        assert!(window.destroy().unwrap_err().1.is_forked());
-        assert!(region.destroy().unwrap_err().1.is_forked());
-        assert!(qp.destroy().unwrap_err().1.is_forked());
+        assert!(window.destroy().unwrap_err().error.is_forked());
+        assert!(region.destroy().unwrap_err().error.is_forked());
+        assert!(qp.destroy().unwrap_err().error.is_forked());
         assert!(ud.split().send.batch().is_err());
-        assert!(ah.destroy().unwrap_err().1.is_forked());
-        assert!(srq.destroy().unwrap_err().1.is_forked());
-        assert!(cq.destroy().unwrap_err().1.is_forked());
-        assert!(domain.destroy().unwrap_err().1.is_forked());
-        assert!(td.destroy().unwrap_err().1.is_forked());
+        assert!(ah.destroy().unwrap_err().error.is_forked());
+        assert!(srq.destroy().unwrap_err().error.is_forked());
+        assert!(cq.destroy().unwrap_err().error.is_forked());
+        assert!(domain.destroy().unwrap_err().error.is_forked());
+        assert!(td.destroy().unwrap_err().error.is_forked());
         drop(channel);
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
         assert_eq!(script.live(), live);

@@ -79,13 +79,13 @@ fn parts_of_two_queue_pairs_do_not_join() {
     let mut first = bench.qp(QpType::RC).split();
     let mut second = bench.qp(QpType::RC).split();
     std::mem::swap(&mut first.send, &mut second.send);
-    let (mut first, error) = QueuePair::join(first).unwrap_err();
+    let (mut first, error) = QueuePair::join(first).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::INVAL);
     std::mem::swap(&mut first.send, &mut second.send);
     let recv = first.recv.take();
-    let (mut first, _) = QueuePair::join(first).unwrap_err();
+    let (mut first, _) = QueuePair::join(first).unwrap_err().into_parts();
     first.recv = second.recv.take();
-    let (mut first, _) = QueuePair::join(first).unwrap_err();
+    let (mut first, _) = QueuePair::join(first).unwrap_err().into_parts();
     first.recv = recv;
     let mut joined = QueuePair::join(first).unwrap();
     let mut batch = joined.send_batch().unwrap();

@@ -221,7 +221,7 @@ fn memory_of_what_the_kernel_keeps_is_never_freed() {
     assert_eq!(bench.memory.outstanding(), 6, "two of each");
     bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
     // An explicit call comes back, and changes nothing.
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
@@ -428,7 +428,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
     let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(bench.script.object(exclusive.handle()).max_wr, 14);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();

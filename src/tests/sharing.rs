@@ -6,7 +6,7 @@ use super::Bench;
 use crate::import::Importable;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind,
+    Access, Context, Envelope, Errno, ErrorWith, ForeignObject, Imported, MemoryRegion, ObjectKind,
     QpType, Rereg,
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
@@ -20,13 +20,13 @@ fn shared() -> (Bench, Context) {
 
 /// Takes over what was imported.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
+pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, ErrorWith<Imported<T>>> {
     // SAFETY: the played kernel uses no handle again.
     unsafe { imported.into_owner() }
 }
 
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-pub(super) fn destroy(object: ForeignObject) -> Result<(), (ForeignObject, Error)> {
+pub(super) fn destroy(object: ForeignObject) -> Result<(), ErrorWith<ForeignObject>> {
     // SAFETY: the played kernel uses no handle again.
     unsafe { object.destroy() }
 }
@@ -84,7 +84,7 @@ fn importing_and_forgetting_destroys_nothing() {
         assert_eq!((imported.addr(), imported.byte_len()), (region.addr(), region.byte_len()));
         assert_eq!(imported.access(), region.access());
         assert_eq!(imported.sge(5..9).unwrap(), region.sge(5..9).unwrap());
-        let (pd, error) = pd.unimport().unwrap_err();
+        let (pd, error) = pd.unimport().unwrap_err().into_parts();
         assert_eq!((error.verb(), error.errno()), ("unimport_pd", Errno::BUSY));
         imported.unimport().unwrap();
         pd.unimport().unwrap();
@@ -106,7 +106,7 @@ fn an_imported_domain_is_like_any_other() {
     let region = pd.allocate::<u64>(8).unwrap();
     assert!(bench.script.object(qp.handle()).stands_on.contains(&bench.pd.handle()));
     assert_eq!(bench.script.object(region.handle()).stands_on, [bench.pd.handle()]);
-    let (pd, error) = pd.unimport().unwrap_err();
+    let (pd, error) = pd.unimport().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(pd);
     // What the importer made, the importer destroys, whatever it imported before.
@@ -166,7 +166,7 @@ fn a_bound_region_is_not_released() {
     let mut window = bench.pd.alloc_mw(crate::WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
     window.settle(crate::WcStatus::SUCCESS);
-    let (region, error) = region.release().unwrap_err();
+    let (region, error) = region.release().unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("release_mr", Errno::BUSY));
     drop(window);
     drop(region);
@@ -194,13 +194,13 @@ fn what_vanishes_after_the_import_is_not_taken_over() {
     let gone = bench.context.alloc_pd().unwrap();
     let imported = importer.import_pd(&gone.export().unwrap()).unwrap();
     drop(gone);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     drop(imported);
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     drop(region);
-    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::NOENT);
+    assert_eq!(own(imported).unwrap_err().error.errno(), Errno::NOENT);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
 }
 
@@ -214,7 +214,7 @@ fn a_region_of_other_keys_is_stale() {
     bench.script.renumber(region.handle(), 0x4711);
     let error = pd.import_mr(&sent).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
-    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::STALE);
+    assert_eq!(own(imported).unwrap_err().error.errno(), Errno::STALE);
     // Whoever cleans up does not destroy a stranger's.
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
@@ -231,10 +231,10 @@ fn a_region_of_another_place_is_stale() {
     let moved = |length, iova| bench.script.resize(region.handle(), length, iova);
     let (length, iova) = (64, region.addr());
     moved(65, iova);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova + 1);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova);
     own(imported).unwrap().destroy().unwrap();
@@ -248,7 +248,7 @@ fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     // Whatever is asked before, the kernel may find nothing at the very end.
     bench.script.steal(cq.handle());
     let asked = bench.script.log().len();
-    let (found, error) = destroy(found).unwrap_err();
+    let (found, error) = destroy(found).unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("destroy_cq", Errno::NOENT), "{error}");
     assert_eq!(bench.script.log().len(), asked + 1);
     drop((found, cq));
@@ -336,13 +336,13 @@ fn foreign_queues_are_asked_about_and_destroyed() {
     assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
     // Something stands on it.
     let cq = importer.foreign(&bench.cq.export().unwrap()).unwrap();
-    let (cq, error) = destroy(cq).unwrap_err();
+    let (cq, error) = destroy(cq).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(cq);
     drop(shared_queue);
     let again = importer.foreign(&qp.export().unwrap()).unwrap();
     destroy(found).unwrap();
-    assert_eq!(destroy(again).unwrap_err().1.errno(), Errno::NOENT);
+    assert_eq!(destroy(again).unwrap_err().error.errno(), Errno::NOENT);
     // The owner finds it gone and is content.
     drop((qp, srq));
     assert_eq!(bench.context.leaked(), 0);
@@ -377,7 +377,7 @@ fn a_region_that_counts_from_nothing_is_taken_over() {
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
     bench.script.resize(region.handle(), 64, 0x9040);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     bench.script.resize(region.handle(), 64, 0x9000);
     region.release().unwrap();
@@ -422,9 +422,9 @@ fn imports_of_a_forked_parent_are_left_alone() {
     let mut parts = Some((pd, imported));
     crate::memory::fork::in_child(|| {
         let (pd, imported) = parts.take().unwrap();
-        assert!(own(imported).unwrap_err().1.is_forked());
+        assert!(own(imported).unwrap_err().error.is_forked());
         assert!(pd.export().unwrap_err().is_forked());
-        let (pd, error) = pd.unimport().unwrap_err();
+        let (pd, error) = pd.unimport().unwrap_err().into_parts();
         assert!(error.is_forked());
         drop(pd);
     });

@@ -84,7 +84,7 @@ fn a_change_of_keys_is_waited_for() {
     assert_eq!(fences(&script, handle), [CHANGE, WAITS, PLAIN]);
     post(&mut qp, &[change]);
     script.refuse_destroy(handle, Errno::BUSY);
-    let (mut qp, _) = qp.destroy().unwrap_err();
+    let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     // Of one that is dropped nothing is remembered.
     qp.send_batch().unwrap().push(send).unwrap();
     post(&mut qp, &[send]);

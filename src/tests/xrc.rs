@@ -87,7 +87,7 @@ fn closing_destroys_or_gives_the_domain_back() {
     let (script, context) = device();
     let domain = context.open_xrcd().open().unwrap();
     script.refuse_destroy(domain.handle(), Errno::BUSY);
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!((error.verb(), error.kernel_errno()), ("close_xrcd", Some(Errno::BUSY)));
     script.permit_destroy(domain.handle());
     domain.destroy().unwrap();
@@ -105,7 +105,7 @@ fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
     bench.script.allow_xrc();
     let domain = bench.context.open_xrcd().open().unwrap();
     let srq = bench.pd.create_srq(4).xrc(&domain, &bench.cq).build().unwrap();
-    let (cq, error) = bench.cq.destroy().unwrap_err();
+    let (cq, error) = bench.cq.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
     assert!(error.message().contains("a shared receive queue of an XRC domain"), "{error}");
     drop(srq);

@@ -164,10 +164,10 @@ fn channel_waits_for_its_queues() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq(1).channel(&channel).build()?;
-    let (channel, error) = channel.destroy().unwrap_err();
+    let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    cq.destroy().map_err(|(_, error)| error)?;
-    channel.destroy().map_err(|(_, error)| error)?;
+    cq.destroy()?;
+    channel.destroy()?;
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn outlives_its_context_handle() -> Verdict {
     let mut cq = env::open()?.create_cq(8).build()?;
     assert!(cq.poll()?.next().is_none());
     assert_eq!(cq.context().device(), &env::device());
-    cq.destroy().map_err(|(_, error)| error)?;
+    cq.destroy()?;
     Ok(())
 }
 

@@ -187,7 +187,7 @@ fn destroyed_region() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
 }
@@ -239,7 +239,7 @@ fn impatient() -> Config {
 
 fn peer_that_was_destroyed() -> Verdict {
     let Pair { mut a, b, .. } = Pair::new(impatient())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
     let sges = [a.sge(0..100)];
     a.send(SendWr::send(&sges).id(1))?;
     a.send(SendWr::send(&sges).id(2))?;

@@ -118,10 +118,10 @@ fn destroying_in_the_child_is_refused() -> Verdict {
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
         let b = pair.b;
-        let (qp, error) = b.qp.destroy().unwrap_err();
+        let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
         assert!(error.is_forked(), "{error:?}");
         drop(qp);
-        assert!(b.memory.destroy().unwrap_err().1.is_forked());
+        assert!(b.memory.destroy().unwrap_err().error.is_forked());
         assert!(b.cq.destroy().is_err());
         Ok(())
     })?;
@@ -210,8 +210,8 @@ fn child_imports_what_the_parent_exported() -> Verdict {
         let status = path.write(memory.sge(..)?, imported.remote(BYTES)?)?;
         assert_eq!(status, WcStatus::SUCCESS);
         drop((path, memory));
-        imported.unimport().map_err(|(_, error)| error)?;
-        imported_pd.unimport().map_err(|(_, error)| error)?;
+        imported.unimport()?;
+        imported_pd.unimport()?;
         drop((region, pd, context, own));
         Ok(())
     })?;

@@ -110,7 +110,7 @@ fn protection_domains() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
-            context.alloc_pd()?.destroy().map_err(|(_, error)| error)?;
+            context.alloc_pd()?.destroy()?;
             drop(context.alloc_pd()?);
             Ok(())
         }))
@@ -136,7 +136,7 @@ fn address_handles() -> Verdict {
         let own = gid(context)?;
         let vector = AddressVector::global(PORT, own.index as u8, own.gid);
         Ok(Box::new(move || {
-            pd.create_ah(&vector)?.destroy().map_err(|(_, error)| error)?;
+            pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);
             Ok(())
         }))
@@ -152,9 +152,9 @@ fn completion_channels() -> Verdict {
     assert_eq!(files()?, before + 1);
     for _ in 0..many() {
         drop(context.create_comp_channel()?);
-        context.create_comp_channel()?.destroy().map_err(|(_, error)| error)?;
+        context.create_comp_channel()?.destroy()?;
     }
-    channel.destroy().map_err(|(_, error)| error)?;
+    channel.destroy()?;
     assert_eq!(files()?, before);
     Ok(())
 }
@@ -210,7 +210,7 @@ fn xrc_objects() -> Verdict {
             drop(pd.create_srq(16).xrc(&domain, &cq).build()?);
             drop(domain.create_target()?);
             drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
+            domain.destroy()?;
             Ok(())
         }))
     })
@@ -227,8 +227,8 @@ fn imports() -> Verdict {
             let theirs = supported(context.import_pd(&envelopes.0), Capability::Import)?;
             let import = theirs.import_mr(&envelopes.1)?;
             assert_eq!(import.lkey(), region.lkey());
-            import.unimport().map_err(|(_, error)| error)?;
-            theirs.unimport().map_err(|(_, error)| error)?;
+            import.unimport()?;
+            theirs.unimport()?;
             Ok(())
         }))
     })

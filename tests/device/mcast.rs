@@ -35,9 +35,9 @@ fn second_attachment_is_refused() -> Verdict {
         assert_eq!((membership.gid(), membership.lid()), (gid, LID));
         let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
         assert_eq!(error.errno(), Errno::EXIST);
-        membership.detach().map_err(|(_, error)| error)?;
+        membership.detach()?;
         // The kernel agrees that it is out, or this would be refused like before.
-        attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+        attach(&pair.a, gid)?.detach()?;
     }
     Ok(())
 }
@@ -46,12 +46,12 @@ fn memberships_of_one_group_are_apart() -> Verdict {
     let Pair { a, b, .. } = Pair::new(Config::ud())?;
     let gid = groups()[0];
     let (one, other) = (attach(&a, gid)?, attach(&b, gid)?);
-    one.detach().map_err(|(_, error)| error)?;
-    a.qp.destroy().map_err(|(_, error)| error)?;
-    let (qp, error) = b.qp.destroy().unwrap_err();
+    one.detach()?;
+    a.qp.destroy()?;
+    let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(other);
-    qp.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
     Ok(())
 }
 
@@ -83,7 +83,7 @@ fn limit_of_members_is_told() -> Verdict {
     assert_eq!(error.errno(), Errno::NOMEM, "{error}");
     assert!(error.message().contains("groups or members"), "{error}");
     drop(members);
-    attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+    attach(&pair.a, gid)?.detach()?;
     Ok(())
 }
 
@@ -96,7 +96,7 @@ fn memberships_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             let gid = groups.next().expect("it has no end");
             let membership = supported(qp.attach_mcast(gid, LID), Capability::Multicast)?;
-            membership.detach().map_err(|(_, error)| error)?;
+            membership.detach()?;
             Ok(())
         }))
     })

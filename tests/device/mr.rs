@@ -5,7 +5,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::leaks::rounds;
-use crate::verdict::{Stop, Verdict, require, supported, trials};
+use crate::verdict::{Verdict, require, supported, trials};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,8 +14,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Advice, Context, Errno, Error, MemoryRegion, ObjectKind, ParentDomain, RegionError,
-    Rereg, StableBytes,
+    Access, Advice, Context, Errno, MemoryRegion, ObjectKind, ParentDomain, RegionError, Rereg,
+    StableBytes,
 };
 
 trials![
@@ -52,10 +52,6 @@ trials![
     many_regions,
     regions_leave_nothing,
 ];
-
-fn gone<T, O>(answer: Result<T, (O, Error)>) -> Verdict<T> {
-    answer.map_err(|(_, error)| Stop::fail(error))
-}
 
 fn count(context: &Context) -> Verdict<usize> {
     Ok(supported(context.handles(ObjectKind::MR), Capability::InfoHandles)?.len())
@@ -112,26 +108,26 @@ fn owned_memory_comes_back() -> Verdict {
     let mut region = pd.register(vector, access)?;
     assert_eq!((region.len(), region.byte_len()), (3, 12));
     region.write_at(1, 9)?;
-    let vector = gone(region.destroy())?;
+    let vector = region.destroy()?;
     assert_eq!((vector.as_slice(), vector.capacity()), (&[1, 9, 3][..], 64));
 
     let mut region = pd.register(vec![7u16; 5].into_boxed_slice(), access)?;
     region.write_at(4, 8)?;
-    assert_eq!(*gone(region.destroy())?, [7, 7, 7, 7, 8]);
+    assert_eq!(*region.destroy()?, [7, 7, 7, 7, 8]);
 
     let map = MmapOptions::new().len(5000).map_anon()?;
     let mut region = pd.register(map, access)?;
     region.copy_from(4990, b"0123456789")?;
-    let map: MmapMut = gone(region.destroy())?;
+    let map: MmapMut = region.destroy()?;
     assert_eq!(&map[4990..], b"0123456789");
 
     let leaked: &'static mut [u8] = Box::leak(Box::new([5; 100]));
     let region = pd.register(leaked, access)?;
-    assert_eq!(gone(region.destroy())?, [5; 100]);
+    assert_eq!(region.destroy()?, [5; 100]);
 
     let mut region = pd.allocate::<u8>(10)?;
     region.write_at(9, 1)?;
-    assert_eq!(gone(region.destroy())?[..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(region.destroy()?[..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(count(&context)?, 0);
     Ok(())
 }
@@ -159,7 +155,7 @@ fn own_types_can_be_registered() -> Verdict {
     };
     let region = regions.into_iter().next().expect("one was put in");
     assert_eq!((region.read_at(0), region.read_at(299)), (Some(1), Some(2)));
-    let page = gone(region.destroy())?;
+    let page = region.destroy()?;
     assert_eq!((page.bytes[298], page.bytes[299]), (1, 2));
     Ok(())
 }
@@ -173,7 +169,7 @@ fn borrowed_and_raw_memory() -> Verdict {
     }?;
     assert_eq!((region.len(), region.read_at(0)), (3, Some(2)));
     region.write_at(2, 40)?;
-    gone(region.destroy())?;
+    region.destroy()?;
     assert_eq!(numbers, [1, 2, 3, 40]);
 
     let mut bytes = vec![3u8; 50];
@@ -181,7 +177,7 @@ fn borrowed_and_raw_memory() -> Verdict {
     let region = unsafe { pd.register_raw(bytes.as_mut_ptr(), 50, Access::LOCAL_WRITE) }?;
     assert_eq!(region.addr(), region.as_ptr() as u64);
     assert_eq!((region.len(), region.read_at(49)), (50, Some(3)));
-    gone(region.destroy())?;
+    region.destroy()?;
     assert_eq!(bytes, [3; 50]);
     Ok(())
 }
@@ -191,14 +187,14 @@ fn failed_registration_gives_memory_back() -> Verdict {
     let pd = context.alloc_pd()?;
     let failed = pd.register(vec![1u8, 2, 3], Access::REMOTE_WRITE).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
-    assert_eq!(failed.memory, [1, 2, 3]);
+    assert_eq!(failed.object, [1, 2, 3]);
     let failed = pd.register(Vec::<u64>::new(), Access::LOCAL_WRITE).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
     // A right that the kernel does not know: it refuses, not we.
     let unknown = Access::from_bits_retain(1 << 15);
     let failed = pd.register(vec![4u8, 5], unknown).unwrap_err();
     assert!(failed.error.kernel_errno().is_some(), "{failed:?}");
-    assert_eq!(failed.memory, [4, 5]);
+    assert_eq!(failed.object, [4, 5]);
     assert_eq!(count(&context)?, 0);
     Ok(())
 }
@@ -341,7 +337,7 @@ fn read_only_memory_is_for_reading() -> Verdict {
     let start = map.as_ptr().cast_mut();
     // SAFETY: the device may only read, and the mapping outlives the region.
     let region = unsafe { pd.register_raw(start, 4096, Access::REMOTE_READ) }?;
-    gone(region.destroy())?;
+    region.destroy()?;
     // SAFETY: it is refused, or else the device could do to the mapping what nobody sees.
     let error = unsafe { pd.register_raw(start, 4096, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
@@ -373,20 +369,20 @@ fn parent_domain_allocates() -> Verdict {
     let td = context.alloc_td()?;
     let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
     let region = domain.allocate::<u32>(4)?;
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
-    gone(domain.destroy())
+    Ok(domain.destroy()?)
 }
 
 fn domain_waits_for_its_regions() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u32>(4)?;
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    gone(region.destroy())?;
-    gone(pd.destroy())
+    region.destroy()?;
+    Ok(pd.destroy()?)
 }
 
 fn any_order_of_dropping() -> Verdict {
@@ -432,7 +428,7 @@ fn on_demand() -> Verdict {
     region.write_at(5, 6)?;
     assert_eq!(region.read_at(5), Some(6));
     assert!(region.access().contains(Access::ON_DEMAND));
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -446,7 +442,7 @@ fn address_space() -> Verdict {
     let here = Box::new(5u64);
     let address = std::ptr::from_ref(&*here).addr();
     assert_eq!(region.sge(address..address + 8)?.addr, address as u64);
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -499,7 +495,7 @@ fn rereg_access() -> Verdict {
     assert!(error.kernel_errno().is_some(), "{error:?}");
     assert_eq!((region.access(), region.is_dead()), (less, false), "after a refusal");
     region.sge(..)?;
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -509,11 +505,11 @@ fn rereg_domain() -> Verdict {
     let mut region = one.allocate::<u64>(8)?;
     let change = Rereg::new().protection_domain(&other).access(Access::LOCAL_WRITE);
     supported(region.rereg(change), Capability::Rereg)?;
-    gone(one.destroy())?;
-    let (other, error) = other.destroy().unwrap_err();
+    one.destroy()?;
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    gone(region.destroy())?;
-    gone(other.destroy())
+    region.destroy()?;
+    Ok(other.destroy()?)
 }
 
 fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
@@ -536,14 +532,14 @@ fn exchange() -> Verdict {
         Ok((region, old)) => {
             assert_eq!(old, [1, 2]);
             assert_eq!((region.byte_len(), region.read_at(2)), (12, Some(5)));
-            assert_eq!(gone(region.destroy())?, [3, 4, 5]);
+            assert_eq!(region.destroy()?, [3, 4, 5]);
         }
         Err(failed) => {
             assert_eq!(failed.memory, Some(vec![3, 4, 5]));
             let region = failed.region.expect("a refusal leaves the region as it was");
             assert_eq!(region.read_at(1), Some(2));
             region.sge(..)?;
-            assert_eq!(gone(region.destroy())?, [1, 2]);
+            assert_eq!(region.destroy()?, [1, 2]);
             supported::<()>(Err(failed.error), Capability::ReregTranslation)?;
         }
     }
@@ -562,7 +558,7 @@ fn many_regions() -> Verdict {
     keys.dedup();
     assert_eq!((keys.len(), count(&context)?), (200, 200));
     for (n, region) in regions.into_iter().enumerate() {
-        assert_eq!(gone(region.destroy())?, [n as u8; 64]);
+        assert_eq!(region.destroy()?, [n as u8; 64]);
     }
     assert_eq!(count(&context)?, 0);
     Ok(())
@@ -573,7 +569,7 @@ fn regions_leave_nothing() -> Verdict {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
             drop(pd.allocate::<u64>(1024)?);
-            gone(pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.destroy())?;
+            pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.destroy()?;
             Ok(())
         }))
     })

@@ -86,7 +86,7 @@ fn pages_are_faulted_in() -> Verdict {
         pair.a.expect(8, WcOpcode::READ)?;
         pair.a.check(0..LENGTH, page as u64);
     }
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn boxed_slice_can_be_reached() -> Verdict {
     let boxed = vec![0xaau8; 10_000].into_boxed_slice();
     let region = pair.b.pd.register(boxed, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(5)?, 9_000)?;
-    let boxed = region.destroy().map_err(|(_, error)| error)?;
+    let boxed = region.destroy()?;
     pattern::check(&boxed[5..9_005], 21);
     assert!(boxed[..5].iter().chain(&boxed[9_005..]).all(|byte| *byte == 0xaa));
     Ok(())
@@ -119,7 +119,7 @@ fn mapping_can_be_reached() -> Verdict {
     let mapping = memmap2::MmapMut::map_anon(20_000)?;
     let region = pair.b.pd.register(mapping, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(4090)?, 10_000)?;
-    let mapping = region.destroy().map_err(|(_, error)| error)?;
+    let mapping = region.destroy()?;
     pattern::check(&mapping[4090..14_090], 21);
     Ok(())
 }
@@ -132,7 +132,7 @@ fn raw_memory_can_be_reached() -> Verdict {
     // SAFETY: the vector outlives the region, and nothing touches it meanwhile.
     let region = unsafe { pair.b.pd.register_raw(address, 5000, Access::ALL_REMOTE) }?;
     reaches(&mut pair, region.remote(0)?, 5000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory, 21);
     Ok(())
 }
@@ -145,7 +145,7 @@ fn borrowed_memory_can_be_reached() -> Verdict {
     // SAFETY: the region is destroyed before the borrow ends.
     let region = unsafe { builder.register_borrowed(&mut memory[..]) }?;
     reaches(&mut pair, region.remote(1000)?, 2000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory[1000..], 21);
     Ok(())
 }
@@ -173,7 +173,7 @@ fn domain_changes() -> Verdict {
     supported(region.rereg(Rereg::new().protection_domain(&pair.b.pd)), Capability::Rereg)?;
     reaches(&mut pair, region.remote(0)?, 4096)?;
     // The domain that it left is free.
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     let foreign = crate::env::open()?.alloc_pd()?;
     let error = region.rereg(Rereg::new().protection_domain(&foreign)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);

@@ -21,7 +21,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
-    CompletionQueue, Context, Device, Envelope, Foreign, Imported, MemoryRegion, Notify,
+    CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion, Notify,
     ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
 };
 
@@ -337,16 +337,16 @@ impl VarDesk {
                     self.own = Some(var);
                     "owned".into()
                 }
-                Err((_, error)) => refused(&error),
+                Err(ErrorWith { error, .. }) => refused(&error),
             },
             "unimport" => {
                 let var = self.imported.take().ok_or_else(|| missing("VAR"))?;
-                var.unimport().map_err(|(_, error)| error)?;
+                var.unimport()?;
                 "forgotten".into()
             }
             "destroy" => match self.own.take().ok_or_else(|| missing("VAR"))?.destroy() {
                 Ok(()) => "destroyed".into(),
-                Err((_, error)) => refused(&error),
+                Err(ErrorWith { error, .. }) => refused(&error),
             },
             other => return Err(Stop::fail(format!("var-{other} is nothing that is known"))),
         })
@@ -412,7 +412,7 @@ impl Desk {
             ("foreign", _) => match self.context()?.foreign(&parse(rest)?) {
                 Ok(object) => match heir::destroy(object) {
                     Ok(()) => "destroyed".into(),
-                    Err((_, error)) => refused(&error),
+                    Err(ErrorWith { error, .. }) => refused(&error),
                 },
                 Err(error) => refused(&error),
             },
@@ -435,11 +435,13 @@ impl Desk {
             ("flood", _) => self.flood(wire)?,
             ("unimport", _) => {
                 self.path = None;
-                if let Some(Err((_, error))) = self.imported.take().map(Imported::unimport) {
+                if let Some(Err(ErrorWith { error, .. })) =
+                    self.imported.take().map(Imported::unimport)
+                {
                     return Ok((refused(&error), None));
                 }
                 match self.imported_pd.take().map(Imported::unimport) {
-                    Some(Err((_, error))) => refused(&error),
+                    Some(Err(ErrorWith { error, .. })) => refused(&error),
                     _ => "unimported".into(),
                 }
             }
@@ -532,13 +534,13 @@ impl Desk {
         self.path = None;
         if let Some(region) = self.imported.take() {
             match take_over(region) {
-                Ok(region) => region.destroy().map(drop).map_err(|(_, error)| error)?,
-                Err((_, error)) => return Ok(refused(&error)),
+                Ok(region) => region.destroy().map(drop)?,
+                Err(ErrorWith { error, .. }) => return Ok(refused(&error)),
             }
         }
         match self.imported_pd.take().map(take_over) {
             Some(Ok(pd)) => self.own_pd = Some(pd),
-            Some(Err((_, error))) => return Ok(refused(&error)),
+            Some(Err(ErrorWith { error, .. })) => return Ok(refused(&error)),
             None => {}
         }
         Ok("owned".into())

@@ -22,13 +22,13 @@ fn destroy_waits_for_dependants() -> Verdict {
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(1).build()?;
     let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (cq, error) = cq.destroy().unwrap_err();
+    let (cq, error) = cq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    qp.destroy().map_err(|(_, error)| error)?;
-    cq.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
+    cq.destroy()?;
+    pd.destroy()?;
     Ok(())
 }
 
@@ -37,15 +37,15 @@ fn parent_domain_is_its_domain() -> Verdict {
     let pd = context.alloc_pd()?;
     let domain = ParentDomain::builder(&pd).build()?;
     assert_eq!(domain.handle(), pd.handle());
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("parent domain"), "{error}");
     let srq = domain.create_srq(1).build()?;
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(srq);
-    domain.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error)?;
+    domain.destroy()?;
+    pd.destroy()?;
     Ok(())
 }
 
@@ -57,9 +57,9 @@ fn parent_domain_flattens() -> Verdict {
     let outer = ParentDomain::builder(&inner).build()?;
     assert_eq!(outer.handle(), pd.handle());
     // The outer one holds the domain underneath, not the one that it was made of.
-    inner.destroy().map_err(|(_, error)| error)?;
-    td.destroy().map_err(|(_, error)| error)?;
-    outer.destroy().map_err(|(_, error)| error)?;
+    inner.destroy()?;
+    td.destroy()?;
+    outer.destroy()?;
     Ok(())
 }
 
@@ -71,10 +71,10 @@ fn thread_domain_is_held_by_its_dependants() -> Verdict {
     let cq = context.create_cq(1).build()?;
     let qp = domain.create_qp(&cq, &cq, QpType::UD).build()?;
     drop(domain);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
-    td.destroy().map_err(|(_, error)| error)?;
+    td.destroy()?;
     Ok(())
 }
 

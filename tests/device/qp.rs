@@ -183,17 +183,17 @@ fn split_and_join() -> Verdict {
     pair.message(1, 64)?;
     let parts = pair.a.qp.split();
     assert_eq!(parts.control.query()?.state, QpState::RTS);
-    pair.a.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    pair.a.qp = QueuePair::join(parts)?;
     pair.message(2, 64)
 }
 
 fn parts_of_different_pairs_do_not_join() -> Verdict {
     let (one, other) = (lone(QpType::RC)?.split(), lone(QpType::RC)?.split());
     let mixed = uverbs::QpParts { send: one.send, recv: other.recv, control: one.control };
-    let (parts, error) = QueuePair::join(mixed).unwrap_err();
+    let (parts, error) = QueuePair::join(mixed).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::INVAL);
     let missing = uverbs::QpParts { send: parts.send, recv: None, control: parts.control };
-    assert_eq!(QueuePair::join(missing).unwrap_err().1.errno(), Errno::INVAL);
+    assert_eq!(QueuePair::join(missing).unwrap_err().error.errno(), Errno::INVAL);
     Ok(())
 }
 

@@ -174,9 +174,9 @@ fn destroy_waits_for_queue_pairs() -> Verdict {
     let mut qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
     assert_eq!(qp.recv_batch().unwrap_err(), uverbs::PostError::SharedReceives);
     assert_eq!(qp.caps().max_recv_wr, 0);
-    let (srq, error) = srq.destroy().unwrap_err();
+    let (srq, error) = srq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
-    srq.destroy().map_err(|(_, error)| error)?;
+    srq.destroy()?;
     Ok(())
 }

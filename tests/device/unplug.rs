@@ -317,12 +317,12 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         // dropping it; registers that were lent still come back.
         drop(owner);
         context.alloc_td()?;
-        qp.destroy().map_err(|(_, error)| error)?;
-        window.destroy().map_err(|(_, error)| error)?;
-        handle.destroy().map_err(|(_, error)| error)?;
-        memory.destroy().map_err(|(_, error)| error)?;
-        var.destroy().map_err(|(_, error)| error)?;
-        uar.destroy().map_err(|(_, error)| error)?;
+        qp.destroy()?;
+        window.destroy()?;
+        handle.destroy()?;
+        memory.destroy()?;
+        var.destroy()?;
+        uar.destroy()?;
         page.ring_u32(0, 3)?;
         drop((pd, srq, cq, page, bell));
         none_leaked(&context)

@@ -172,7 +172,7 @@ fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
 fn devices_without_say_so() -> Verdict {
     let context = env::open()?;
     match context.open_xrcd().open() {
-        Ok(domain) => domain.destroy().map_err(|(_, error)| error.into()),
+        Ok(domain) => domain.destroy().map_err(|failed| failed.error.into()),
         Err(error) => {
             assert!(error.is_unsupported(), "{error:?}");
             assert!(error.message().contains(env::device().name()), "{error}");
@@ -189,7 +189,7 @@ fn private_domains() -> Verdict {
     let domains = domains.into_iter().collect::<uverbs::Result<Vec<_>>>()?;
     assert_eq!(context.handles(ObjectKind::XRCD)?.len(), 4);
     for domain in domains {
-        domain.destroy().map_err(|(_, error)| error)?;
+        domain.destroy()?;
     }
     assert_eq!(context.handles(ObjectKind::XRCD)?, [0u32; 0]);
     Ok(())
@@ -206,7 +206,7 @@ fn files_that_have_no_domain() -> Verdict {
     }
     for flags in [OFlags::CREATE, OFlags::CREATE | OFlags::EXCL] {
         let domain = context.open_xrcd().file(&file).raw_flags(flags.bits()).open()?;
-        domain.destroy().map_err(|(_, error)| error)?;
+        domain.destroy()?;
         // It was the last.
         let error = context.open_xrcd().file(&file).open().unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
@@ -233,8 +233,8 @@ fn files_that_have_a_domain() -> Verdict {
     let third = other.open_xrcd().file(&file).create().open()?;
     // The file may be closed; the domain lives as long as anybody has it open.
     drop((file, again));
-    first.destroy().map_err(|(_, error)| error)?;
-    second.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
+    second.destroy()?;
     let again = File::open(&name.0)?;
     let fourth = context.open_xrcd().file(&again).open()?;
     drop(third);
@@ -341,7 +341,7 @@ fn what_does_not_go_together() -> Verdict {
     assert_eq!(pd.create_srq(4).build()?.number(), None);
     let parts = sender.qp.split();
     assert!(parts.recv.is_none());
-    sender.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    sender.qp = QueuePair::join(parts)?;
     Ok(())
 }
 
@@ -466,13 +466,13 @@ fn targets_are_opened_by_their_number() -> Verdict {
     // It outlives who made it, and goes on delivering.
     let fresh = receiver.xrcd.create_target()?;
     let old = std::mem::replace(&mut receiver.target, fresh);
-    old.destroy().map_err(|(_, error)| error)?;
+    old.destroy()?;
     receiver.recv(2, 2 * 4096, 100)?;
     sender.message(receiver.number(), 11, 100)?;
     receiver.expect(2, opened.qpn(), 11, 100)?;
     assert_eq!(opened.query()?.state, QpState::RTS);
     let qpn = opened.qpn();
-    opened.destroy().map_err(|(_, error)| error)?;
+    opened.destroy()?;
     assert_eq!(xrcd.open_target(qpn).unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
@@ -517,11 +517,11 @@ fn busy_domains_are_not_closed() -> Verdict {
     let xrcd = context.open_xrcd().file(&file).create_new().open()?;
     let Receiver { target, srq, cq, memory, xrcd, pd } = Receiver::new(&context, xrcd)?;
     let envelope = xrcd.export()?;
-    let (xrcd, error) = xrcd.destroy().unwrap_err();
+    let (xrcd, error) = xrcd.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // The kernel says so, too.
     for _ in 0..2 {
-        let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err();
+        let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err().into_parts();
         assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     }
     drop(srq);
@@ -529,15 +529,15 @@ fn busy_domains_are_not_closed() -> Verdict {
     let qpn = target.qpn();
     // Another opening of the domain has nothing of its own, and may go.
     let other = context.open_xrcd().file(&file).open()?;
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     let other = context.open_xrcd().file(&file).open()?;
     let opened = other.open_target(qpn)?;
     drop(target);
-    xrcd.destroy().map_err(|(_, error)| error)?;
-    let (other, error) = other.destroy().unwrap_err();
+    xrcd.destroy()?;
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY, "{error}");
     drop(opened);
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     drop((cq, memory, pd));
     assert_eq!(context.leaked(), 0);
     Ok(())
@@ -560,7 +560,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
         if round % 2 == 0 {
             drop(old);
         } else {
-            old.destroy().map_err(|(_, error)| error)?;
+            old.destroy()?;
         }
         receiver.recv(2, 2 * 4096, 100)?;
         sender.message(receiver.number(), 100 + round, 100)?;

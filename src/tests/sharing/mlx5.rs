@@ -177,7 +177,7 @@ fn a_domain_of_another_number_is_stale() {
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
     assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
     // What was imported before must be the same when it is taken over.
-    let (imported, error) = super::own(imported).unwrap_err();
+    let (imported, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     drop(imported);
@@ -225,7 +225,7 @@ fn an_import_keeps_the_page_of_its_var_mapped() {
     assert_eq!(script.mappings(), before + 1);
     var.destroy().unwrap();
     assert_eq!(script.mappings(), before + 1, "whatever its owner does");
-    let (owned, error) = super::own(imported).unwrap_err();
+    let (owned, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     assert_eq!(script.mappings(), before + 1, "it came back");
     drop(owned);
@@ -249,7 +249,7 @@ fn a_region_of_device_memory_changes_hands() {
     let imported = imported_pd.import_mr(&sent).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
     // The region keeps the memory, here as there.
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)), "{error}");
     super::own(imported).unwrap().destroy().unwrap();
     memory.destroy().unwrap();

@@ -9,8 +9,8 @@ use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
-    Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
-    OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
+    Access, Context, DeviceMemory, DeviceMemoryError, Errno, ErrorWith, Imported, MemoryRegion,
+    ObjectKind, OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
 trials![
@@ -277,15 +277,15 @@ fn what_is_used_up_comes_back() -> Verdict {
 fn registered_memory_is_not_freed() -> Verdict {
     let (mut pair, memory) = pair()?;
     let region = register(&pair, &memory)?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // Who does not know of the region here is told by the kernel.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
-    let (own, error) = own.destroy().unwrap_err();
+    let own = take_over(context.import_dm(&envelope)?)?;
+    let (own, error) = own.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
-    own.release().map_err(|(_, error)| error)?;
+    own.release()?;
     // The region keeps the memory, whoever else lets go of it.
     drop(memory);
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
@@ -326,7 +326,7 @@ fn ownership_crosses() -> Verdict {
     let memory = alloc(&context, 64)?;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let envelope = memory.release().map_err(|(_, error)| error)?;
+    let envelope = memory.release()?;
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1, "released, not freed");
     partner.ask(&format!("dm-import {}", print(&envelope)), "imported")?;
     partner.ask("dm-own", "owned")?;
@@ -345,15 +345,15 @@ fn ownership_of_a_region_crosses() -> Verdict {
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let sent = region.release().map_err(|(_, error)| error)?;
-    let sent_pd = pd.release().map_err(|(_, error)| error)?;
+    let sent = region.release()?;
+    let sent_pd = pd.release()?;
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
     partner.ask(&format!("mr {}", print(&sent)), "mr")?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "the region has crossed: {error}");
     partner.ask("own", "owned")?;
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0], "the new owner destroyed it");
-    memory.destroy().map_err(|(_, error)| error)?;
+    memory.destroy()?;
     partner.dismiss()?;
     assert_eq!(context.leaked(), 0);
     Ok(())
@@ -369,8 +369,8 @@ fn stale_envelopes_are_refused() -> Verdict {
     // SAFETY: allocated above.
     let bare = unsafe { context.import_dm_raw(handle) }?;
     assert_eq!(bare.len(), 64);
-    bare.unimport().map_err(|(_, error)| error)?;
-    memory.destroy().map_err(|(_, error)| error)?;
+    bare.unimport()?;
+    memory.destroy()?;
     assert_eq!(context.import_dm(&envelope).unwrap_err().errno(), Errno::NOENT);
     // Another one under the same handle is told by its length.
     let next = alloc(&context, 128)?;
@@ -419,7 +419,7 @@ impl Desk {
                         self.own = Some(memory);
                         "owned".into()
                     }
-                    Err((_, error)) => refused(&error),
+                    Err(ErrorWith { error, .. }) => refused(&error),
                 }
             }
             _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
@@ -438,8 +438,8 @@ fn memory_leaves_nothing() -> Verdict {
             memory.copy_from(0, &1u64)?;
             let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
             drop(context.import_dm(&memory.export()?)?);
-            region.destroy().map_err(|(_, error)| error)?;
-            memory.destroy().map_err(|(_, error)| error)?;
+            region.destroy()?;
+            memory.destroy()?;
             Ok(())
         }))
     })

@@ -25,7 +25,7 @@ fn registers_are_recycled() -> Verdict {
     drop(five);
     for _ in 0..100 {
         let td = context.alloc_td()?;
-        td.destroy().map_err(|(_, error)| error)?;
+        td.destroy()?;
     }
     let six = (0..6).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     assert_eq!(pages()?, most, "registers that came back are lent again");
@@ -38,10 +38,10 @@ fn a_domain_in_use_stays() -> Verdict {
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
     let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(domain);
-    td.destroy().map_err(|(_, error)| error)?;
+    td.destroy()?;
     Ok(())
 }
 
@@ -85,8 +85,8 @@ fn domains_leave_nothing() -> Verdict {
             let td = context.alloc_td()?;
             let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
             drop(domain.create_qp(&cq, &cq, QpType::RC).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
-            td.destroy().map_err(|(_, error)| error)?;
+            domain.destroy()?;
+            td.destroy()?;
             Ok(())
         }))
     })

@@ -29,7 +29,7 @@ fn pages_differ_and_come_back() -> Verdict {
     listed.sort_unstable();
     assert_eq!(listed, [one.handle(), other.handle()]);
     let id = one.page_id();
-    one.destroy().map_err(|(_, error)| error)?;
+    one.destroy()?;
     let again = alloc(&context)?;
     assert_eq!(again.page_id(), id, "the lowest free page");
     drop((other, again));
@@ -61,7 +61,7 @@ fn mappings_outlive_the_object() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let (page, id) = (var.map()?, var.page_id());
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     page.ring_u32(0, 1)?;
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id, "the page is still somebody's");
@@ -104,7 +104,7 @@ fn slots_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             let var = alloc(&context)?;
             drop(var.map()?);
-            var.destroy().map_err(|(_, error)| error)?;
+            var.destroy()?;
             Ok(())
         }))
     })

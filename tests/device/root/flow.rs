@@ -46,7 +46,7 @@ fn only_last(a: &mut Station, b: &mut Station, rule: &FlowAttr, frames: &[Frame]
         a.send(&last)?;
     }
     b.expect(&last)?;
-    flow.destroy().map_err(|(_, error)| error)?;
+    flow.destroy()?;
     Ok(())
 }
 
@@ -62,7 +62,7 @@ fn without_a_rule_nothing_is_heard() -> Verdict {
     a.send(&frames[1])?;
     assert_eq!(b.expect(&frames[1])?.tag, 0);
     b.listen()?;
-    flow.destroy().map_err(|(_, error)| error)?;
+    flow.destroy()?;
     a.send(&frames[2])?;
     b.expect_silence()
 }
@@ -200,7 +200,7 @@ fn packets_are_dropped() -> Verdict {
     a.send(&wanted)?;
     b.expect(&wanted)?;
     // It was the rule that kept it away.
-    dropping.destroy().map_err(|(_, error)| error)?;
+    dropping.destroy()?;
     b.listen()?;
     a.send(&unwanted)?;
     b.expect(&unwanted)?;
@@ -226,7 +226,7 @@ fn packets_are_left_to_others_or_that_is_refused() -> Verdict {
     a.send(&frame)?;
     assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (1, 2));
     // One that keeps them leaves none to the other.
-    first.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
     let _keeping = b.qp.create_flow(&udp(&b, 7000).priority(1).tag(3))?;
     b.listen()?;
     c.listen()?;
@@ -309,14 +309,14 @@ fn rules_keep_their_queue_pair() -> Verdict {
     let rule = |port| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(port));
     let flows = [qp.create_flow(&rule(1))?, qp.create_flow(&rule(2))?];
     assert_ne!(flows[0].handle(), flows[1].handle());
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("flow rule"), "{error}");
     let qps = device.resources()?;
     drop(qp);
     assert_eq!(device.resources()?, qps, "the queue pair is there as long as its rules");
     let [first, second] = flows;
-    first.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
     drop((cq, memory, pd));
     drop(second);
     assert_eq!(context.leaked(), 0);
@@ -338,7 +338,7 @@ fn rules_come_and_go() -> Verdict {
         flows.truncate(20);
     }
     drop(flows);
-    it.qp.destroy().map_err(|(_, error)| error)?;
+    it.qp.destroy()?;
     assert_eq!(it.context.leaked(), 0);
     Ok(())
 }
@@ -358,7 +358,7 @@ fn packets_that_are_sent_are_stopped_or_that_is_refused() -> Verdict {
             b.listen()?;
             a.send(&frame)?;
             b.expect_silence()?;
-            flow.destroy().map_err(|(_, error)| error)?;
+            flow.destroy()?;
         }
     }
     b.listen()?;
@@ -399,7 +399,7 @@ fn rules_need_a_capability() -> Verdict {
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
     // Ending one needs none.
     let flow = it.qp.create_flow(&rule)?;
-    unprivileged(|| flow.destroy().map_err(|(_, error)| error))??;
+    unprivileged(|| flow.destroy())??;
     Ok(())
 }
 
@@ -431,7 +431,7 @@ fn sniffers() -> Verdict {
     env::lab()?;
     let it = Station::on(&env::device())?;
     match it.qp.create_flow(&it.rule().flow_type(FlowType::SNIFFER)) {
-        Ok(flow) => flow.destroy().map_err(|(_, error)| error)?,
+        Ok(flow) => flow.destroy()?,
         Err(error) => {
             assert!(error.is_unsupported(), "{error}");
             let name = env::device();
@@ -461,7 +461,7 @@ fn rules_leave_nothing() -> Verdict {
         let mut round = 0;
         Ok(Box::new(move || {
             round += 1;
-            kept.create_flow(&rule(1))?.destroy().map_err(|(_, error)| error)?;
+            kept.create_flow(&rule(1))?.destroy()?;
             if round % 50 == 1 {
                 let qp = make()?;
                 let flow = qp.create_flow(&rule(2).tag(7))?;
