@@ -14,10 +14,11 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, QueueResources, ResizePlan};
-use crate::provider::{CqMembers, CqRing, DirectRing, Member, Wc};
+use crate::provider::{CqMembers, CqRing, DirectRing, Member, ProviderWc};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
+use crate::wc::Wc;
 pub(crate) use numbers::{Lease, Numbers};
 use rustix::io::Errno;
 use std::fmt;
@@ -255,6 +256,52 @@ impl CompletionQueue {
             return Err(PollError::Forked);
         }
         Ok(Completions { ring: &mut self.ring, consumed: false })
+    }
+
+    /// Takes up to `wcs.len()` completions out of the queue, in order, and answers how many it wrote to
+    /// the beginning of `wcs`. The queue is free again afterwards, so that what handles them may poll
+    /// it, or borrow what owns it:
+    ///
+    /// ```no_run
+    /// # use uverbs::{CompletionQueue, PollError, QueuePair, Wc, WcError};
+    /// struct Server {
+    ///     cq: CompletionQueue,
+    ///     served: u64,
+    /// }
+    ///
+    /// impl Server {
+    ///     fn turn(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+    ///         let mut wcs = [Wc::default(); 16];
+    ///         let found = self.cq.poll_into(&mut wcs)?;
+    ///         for wc in &wcs[..found] {
+    ///             self.serve(wc)?;
+    ///         }
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn serve(&mut self, wc: &Wc) -> Result<(), WcError> {
+    ///         wc.ok()?;
+    ///         self.served += 1;
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// [`poll`](Self::poll) costs less where only a few of a completion's fields are looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll_into(&mut self, wcs: &mut [Wc]) -> std::result::Result<usize, PollError> {
+        let mut completions = self.poll()?;
+        let mut found = 0;
+        for wc in wcs {
+            let Some(completion) = completions.next() else { break };
+            *wc = completion.into();
+            found += 1;
+        }
+        Ok(found)
     }
 
     /// Whether [`poll_direct`](Self::poll_direct) finds something.
@@ -543,13 +590,13 @@ impl Direct<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
-        self.ring.next().map(|wc| Completion::new(Wc::Mlx5(wc)))
+        self.ring.next().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
     #[inline(always)]
     pub(crate) fn next_usual(&mut self) -> Option<Completion<'_>> {
-        self.ring.next_usual().map(|wc| Completion::new(Wc::Mlx5(wc)))
+        self.ring.next_usual().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.

@@ -150,7 +150,7 @@ pub use qp::{
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
-pub use wc::{Scattered, WcOpcode, WcStatus};
+pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 pub use wr::{
     Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
     WindowBinding,

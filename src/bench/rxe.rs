@@ -4,7 +4,7 @@
 use crate::completion::Completion;
 use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
-use crate::provider::Wc;
+use crate::provider::ProviderWc;
 use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
 use crate::wr::{PostError, Recv, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -114,7 +114,7 @@ impl Completed {
     /// Reads all completions, gives each to `read`, and hands their places back.
     pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
         while let Some(wc) = self.poller.next(true) {
-            read(Completion::new(Wc::Rxe(wc)));
+            read(Completion::new(ProviderWc::Rxe(wc)));
         }
         self.poller.release();
     }

@@ -5,7 +5,7 @@
 
 use super::mlx5::poll_gate::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
-use super::{Wc, mlx5, rxe};
+use super::{ProviderWc, mlx5, rxe};
 use crate::memory::fork::Epoch;
 use crate::memory::gated::Gated;
 use crate::memory::rxe_queue::ProducerWatch;
@@ -143,11 +143,11 @@ impl CqRing {
     /// The next completion of a queue pair that is alive, consumed; the first of the poll if that is
     /// `fresh`.
     #[inline(always)]
-    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<ProviderWc<'_>> {
         if self.mlx5.any().is_none() {
-            return self.next_rxe(fresh).map(Wc::Rxe);
+            return self.next_rxe(fresh).map(ProviderWc::Rxe);
         }
-        self.mlx5.any_mut()?.next().map(Wc::Mlx5)
+        self.mlx5.any_mut()?.next().map(ProviderWc::Mlx5)
     }
 
     /// Apart, so that no way to what is looked at here is kept at hand elsewhere.

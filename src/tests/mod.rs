@@ -12,6 +12,7 @@ mod golden;
 mod mixing;
 mod mlx5;
 mod owned;
+mod plain_wc;
 mod posting;
 mod retire;
 mod room;

@@ -5,12 +5,14 @@ use crate::env;
 use crate::pair::{Config, PATIENCE, Pair, SILENCE};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
-use std::time::Duration;
-use uverbs::{Errno, Notify, SendWr, WcOpcode};
+use std::time::{Duration, Instant};
+use uverbs::{CompletionQueue, Errno, Notify, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus};
 
 trials![
     holds_what_was_asked,
     empty_queue_has_no_completion,
+    poll_into_copies_completions_out,
+    a_failed_request_is_an_error,
     zero_entries_are_refused,
     every_vector_exists_and_no_more,
     resize_grows_and_shrinks,
@@ -42,6 +44,63 @@ fn empty_queue_has_no_completion() -> Verdict {
     for _ in 0..3 {
         assert!(cq.poll()?.next().is_none(), "a completion of nothing");
     }
+    Ok(())
+}
+
+/// Polls until the array is full.
+fn fill(cq: &mut CompletionQueue, wcs: &mut [Wc]) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    let mut filled = 0;
+    while filled < wcs.len() {
+        filled += cq.poll_into(&mut wcs[filled..])?;
+        assert!(Instant::now() < deadline, "{filled} completions after {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn poll_into_copies_completions_out() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for id in 0..6 {
+        pair.b.recv(id, 0..100)?;
+    }
+    let sges = [pair.a.sge(0..64)];
+    for id in 10..16 {
+        pair.a.send(SendWr::send_imm(&sges, id as u32).id(id).signaled())?;
+    }
+    let mut wcs = [Wc::default(); 6];
+    // Two arrays, so that the second goes on behind the first.
+    let (first, second) = wcs.split_at_mut(4);
+    fill(&mut pair.b.cq, first)?;
+    fill(&mut pair.b.cq, second)?;
+    for (id, wc) in wcs.iter().enumerate() {
+        let wc = wc.ok()?;
+        assert_eq!((wc.wr_id, wc.opcode), (id as u64, WcOpcode::RECV));
+        assert_eq!((wc.byte_len, wc.imm), (64, Some(id as u32 + 10)));
+        assert_eq!(wc.qpn, pair.b.qp.qpn());
+    }
+    fill(&mut pair.a.cq, &mut wcs)?;
+    assert_eq!(wcs.map(|wc| wc.wr_id), [10, 11, 12, 13, 14, 15]);
+    assert!(wcs.iter().all(|wc| wc.is_success() && wc.opcode == WcOpcode::SEND), "{wcs:?}");
+    assert_eq!(pair.a.cq.poll_into(&mut wcs)?, 0);
+    assert_eq!(pair.b.cq.poll_into(&mut wcs)?, 0);
+    Ok(())
+}
+
+fn a_failed_request_is_an_error() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let remote = pair.b.remote(0);
+    let wrong = Remote { rkey: Rkey(remote.rkey.0 ^ 0x55), ..remote };
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send_all(&[SendWr::write(wrong, &sges).id(1), SendWr::send(&sges).id(2)])?;
+    let mut wcs = [Wc::default(); 2];
+    fill(&mut pair.a.cq, &mut wcs)?;
+    let [failed, flushed] = wcs.map(|wc| wc.ok().map(drop).unwrap_err());
+    assert_eq!((failed.status, failed.wr_id), (WcStatus::REM_ACCESS_ERR, 1));
+    assert_eq!(failed.qpn, pair.a.qp.qpn());
+    assert!(failed.to_string().contains("remote access error"), "{failed}");
+    assert!(!failed.is_flush() && flushed.is_flush(), "{flushed}");
+    assert_eq!(flushed.wr_id, 2);
     Ok(())
 }
 

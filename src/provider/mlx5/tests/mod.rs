@@ -8,7 +8,7 @@ mod posting;
 mod vectors;
 
 use super::cq::{self, CqRing};
-use super::cqe::Wc;
+use super::cqe::Mlx5Wc;
 use super::fake_device::{Device, element};
 use super::poll_gate::PollGate;
 use super::rq::{self, RecvRing};
@@ -255,7 +255,7 @@ impl Completed {
     }
 
     /// The next completion, of a poll that begins.
-    fn next(&mut self) -> Option<Wc<'_>> {
+    fn next(&mut self) -> Option<Mlx5Wc<'_>> {
         next(&mut self.ring)
     }
 
@@ -266,7 +266,7 @@ impl Completed {
 }
 
 /// The next completion, of a poll that begins.
-fn next(ring: &mut CqRing) -> Option<Wc<'_>> {
+fn next(ring: &mut CqRing) -> Option<Mlx5Wc<'_>> {
     ring.listen();
     ring.next()
 }
