@@ -152,7 +152,7 @@ pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 pub use wr::{
-    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
-    WindowBinding,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, RingError,
+    SendWr, Sge, WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcDomainOptions};

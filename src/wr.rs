@@ -8,7 +8,7 @@ use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use uverbs_uapi::mlx5::wqe::mlx5_av;
 
-pub use error::PostError;
+pub use error::{PostError, RingError};
 pub(crate) use operation::SendOp;
 pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
 pub use packet::Packet;

@@ -16,7 +16,7 @@ use crate::mr::{HostMemory, MemoryRegion, RegionError};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, SendWr, Sge};
+use crate::wr::{PostError, RingError, SendWr, Sge};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, RangeBounds};
@@ -433,7 +433,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         &mut self,
         wr: SendWr<'_>,
         memory: M,
-        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), PostError>,
+        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), RingError>,
     ) -> std::result::Result<Pending<M>, PostError> {
         if wr.op.writes_here() && !memory.is_writable() {
             return Err(PostError::ReadOnly);
@@ -447,10 +447,11 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         append(&mut batch.batch, wr.id(number).signaled(), named(&memory))?;
         place.lend_scoped();
         let rung = ring(batch);
-        if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
+        if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
             self.open.push(number);
         }
-        rung.map(|()| Pending { memory, number, route: self.route() })
+        rung?;
+        Ok(Pending { memory, number, route: self.route() })
     }
 }
 

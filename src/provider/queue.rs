@@ -10,7 +10,7 @@ use crate::memory::fork::Epoch;
 use crate::memory::gated::Gated;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::wqebb::WqebbOffset;
-use crate::wr::{PostError, Recv, SendWr};
+use crate::wr::{PostError, Recv, RingError, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -391,11 +391,11 @@ impl SendRing {
         &mut self,
         at: u32,
         kick: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         // All others have a gate, and only a fork shuts it.
-        let ring = self.rxe.as_mut().ok_or(PostError::Forked)?;
+        let ring = self.rxe.as_mut().ok_or(RingError::Forked)?;
         ring.publish(at);
-        kick().map_err(PostError::Kernel)
+        kick().map_err(RingError::StillQueued)
     }
 
     /// Begins anew after the kernel reset the queue pair.

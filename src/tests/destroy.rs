@@ -245,7 +245,7 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     assert!(bench.cq.poll().unwrap().next().is_none());
     let mut batch = qp.send_batch().unwrap();
     batch.push(crate::SendWr::send(&[])).unwrap();
-    assert_eq!(super::ring(batch), Err(crate::PostError::Kernel(Errno::IO)));
+    assert_eq!(super::ring(batch), Err(crate::RingError::StillQueued(Errno::IO)));
     drop((region, srq, ah, qp));
     let Bench { script, context, pd, cq } = bench;
     drop((pd, cq));

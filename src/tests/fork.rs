@@ -5,7 +5,7 @@ use crate::memory::fork::in_child;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
     Access, AddressVector, Errno, Gid, Notify, ParentDomain, PollError, PostError, QpAttr, QpState,
-    QpType, Recv, SendWr, WindowType,
+    QpType, Recv, RingError, SendWr, WindowType,
 };
 
 fn address() -> AddressVector {
@@ -122,7 +122,7 @@ fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
     in_child(|| {
         let mut batch = sends.take().unwrap();
         assert_eq!(batch.push(SendWr::send(&[]).id(2)), Err(PostError::Forked));
-        assert_eq!(ring(batch), Err(PostError::Forked));
+        assert_eq!(ring(batch), Err(RingError::Forked));
     });
     assert_eq!(script.pending(handle, Role::Send), 0);
     ring(sends.unwrap()).unwrap();

@@ -6,7 +6,7 @@ use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
-    Access, Errno, Exclusive, ParentDomain, PostError, QpState, QpType, Result, WcOpcode, WcStatus,
+    Access, Errno, Exclusive, ParentDomain, QpState, QpType, Result, RingError, WcOpcode, WcStatus,
 };
 use std::future::Future;
 use std::pin::Pin;
@@ -270,7 +270,7 @@ fn what_was_refused_is_dropped_without_the_locks() {
         std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         let OpError { memory, cause } = end.unwrap_err();
-        assert_eq!(cause, OpErrorKind::Post(PostError::ForeignThreadDomain));
+        assert_eq!(cause, OpErrorKind::Post(RingError::ForeignThreadDomain.into()));
         assert!(memory.is_some());
         drop(memory);
         told.send(()).unwrap();

@@ -4,7 +4,7 @@ use super::{Bench, bring_up};
 use crate::uverbs::scripted::Script;
 use crate::{
     Access, AddressVector, Advice, Context, Destination, Errno, Error, Gid, ParentDomain,
-    PostError, Qkey, QpType, Qpn, QueuePair, Rereg, SendWr, WindowType,
+    PostError, Qkey, QpType, Qpn, QueuePair, Rereg, RingError, SendWr, WindowType,
 };
 
 /// `Ok` and every other error would be wrong.
@@ -133,7 +133,7 @@ fn only_its_own_thread_domain_rings_a_queue() {
         batch.push(SendWr::send(&[])).unwrap();
         // SAFETY: the played kernel touches no memory that a request names.
         let rung = unsafe { batch.ring(td) };
-        assert_eq!(rung, Err(PostError::ForeignThreadDomain));
+        assert_eq!(rung, Err(RingError::ForeignThreadDomain));
         assert_eq!(pending(&qp), 0, "nothing was sent");
     }
     let mut batch = qp.send_batch().unwrap();

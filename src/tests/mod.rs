@@ -27,7 +27,8 @@ mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, SendBatch,
+    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, RingError,
+    SendBatch,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -78,7 +79,7 @@ pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
 
 /// Rings a batch that no device will ever execute.
 #[allow(unsafe_code)]
-pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), crate::PostError> {
+pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
     // SAFETY: the played kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() }
 }

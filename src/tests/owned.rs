@@ -8,8 +8,8 @@ use crate::owned::{
 };
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
-    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
-    WindowType,
+    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, RingError, Rkey, SendWr,
+    WcStatus, WindowType,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -318,7 +318,7 @@ fn a_refused_kick_keeps_what_was_lent() {
     owned.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]), owned.pool.take().unwrap(), "late").unwrap();
-    assert_eq!(batch.ring(), Err(PostError::Kernel(Errno::NOMEM)));
+    assert_eq!(batch.ring(), Err(RingError::StillQueued(Errno::NOMEM)));
     assert_eq!(owned.pool.idle(), 7);
     owned.bench.script.allow(Op::POST_SEND);
     owned.send("next");

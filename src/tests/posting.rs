@@ -5,7 +5,8 @@ use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
     Access, AddressVector, Destination, Errno, FlushLevel, Gid, Lkey, MaskedSwap, Placement,
-    PostError, Qkey, QpState, QpType, Qpn, Recv, Remote, Rkey, SendWr, Sge, WcStatus, WindowType,
+    PostError, Qkey, QpState, QpType, Qpn, Recv, Remote, RingError, Rkey, SendWr, Sge, WcStatus,
+    WindowType,
 };
 
 const SGE: Sge = Sge { addr: 0x1000, length: 8, lkey: Lkey(5) };
@@ -244,7 +245,7 @@ fn a_refused_kick_loses_nothing() {
     bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]).id(1)).unwrap();
-    assert_eq!(ring(batch), Err(PostError::Kernel(Errno::NOMEM)));
+    assert_eq!(ring(batch), Err(RingError::StillQueued(Errno::NOMEM)));
     bench.script.allow(Op::POST_SEND);
     let mut batch = qp.send_batch().unwrap();
     assert_eq!(batch.room(), 6);

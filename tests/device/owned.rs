@@ -14,7 +14,8 @@ use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
 use uverbs::{
-    Access, Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
+    Access, Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, RingError, SendWr,
+    WcStatus,
 };
 
 trials![
@@ -427,7 +428,7 @@ fn under_a_thread_domain() -> Verdict {
     let mut other = context.alloc_td()?;
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
-    assert_eq!(batch.ring(&mut other), Err(PostError::ForeignThreadDomain));
+    assert_eq!(batch.ring(&mut other), Err(RingError::ForeignThreadDomain));
     assert_eq!(pool.idle(), 63, "what was not sent is dropped");
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;

@@ -443,7 +443,7 @@ impl Side {
         }
         // SAFETY: requests of tests name the memory of a side, which is dropped after its queue
         // pair and borrowed nowhere, or nothing that exists.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Posts a receive into a piece of the memory.

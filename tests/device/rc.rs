@@ -7,7 +7,7 @@ use crate::verdict::{Verdict, require, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
     Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, ParentDomain, Placement,
-    PostError, QpType, SendWr, Sge, WcOpcode, WcStatus,
+    PostError, QpType, RingError, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 trials![
@@ -529,7 +529,7 @@ fn batch_rung_with_its_thread_domain() -> Verdict {
     batch.push(SendWr::send(&sges).id(2).signaled())?;
     // SAFETY: nothing is sent.
     let refused = unsafe { batch.ring(&mut other) };
-    assert_eq!(refused, Err(PostError::ForeignThreadDomain));
+    assert_eq!(refused, Err(RingError::ForeignThreadDomain));
     pair.a.expect_silence()?;
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&sges).id(3).signaled())?;

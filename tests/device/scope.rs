@@ -11,7 +11,7 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use uverbs::owned::{Ending, OwnedCompletionQueue, Part, ScopeError};
-use uverbs::{ObjectKind, ParentDomain, PostError, QpState, QpType, SendWr, WcStatus};
+use uverbs::{ObjectKind, ParentDomain, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
     borrowed_memory_of_all_kinds,
@@ -239,7 +239,7 @@ fn under_a_thread_domain() -> Verdict {
         a.scope(&mut a_cq, |sender| {
             // Of what the other token does not ring, nothing is waited for.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
-            assert_eq!(refused.map(drop), Err(PostError::ForeignThreadDomain));
+            assert_eq!(refused.map(drop), Err(RingError::ForeignThreadDomain.into()));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
             let whole = sender.register(&parent, &mut local)?;
             let _read = sender.post(SendWr::read(remote, &[]), whole, &mut td)?;

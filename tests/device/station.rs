@@ -109,7 +109,7 @@ impl Station {
         batch.push(wr)?;
         // SAFETY: requests name the memory of a station, which is dropped after its queue pair and
         // borrowed nowhere.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Sends a request and waits until it is gone.

@@ -154,7 +154,7 @@ impl Sender {
         let mut batch = self.qp.send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }
 
@@ -335,7 +335,7 @@ fn what_does_not_go_together() -> Verdict {
         let mut batch = rc.send_batch()?;
         let pushed = batch.push(SendWr::send(&[]).to_srq(receiver.number()));
         // SAFETY: nothing was taken into the batch, and it would name no memory.
-        pushed.and_then(|()| unsafe { batch.ring() })
+        pushed.and_then(|()| Ok(unsafe { batch.ring() }?))
     };
     assert_eq!(posted, Err(PostError::SrqNumber));
     assert_eq!(pd.create_srq(4).build()?.number(), None);

@@ -202,7 +202,7 @@ impl Posting {
         let mut batch = self.qps[qp].send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }
 

@@ -375,5 +375,5 @@ fn post_send(qp: &mut QueuePair, wr: SendWr<'_>) -> std::result::Result<(), Post
     let mut batch = qp.send_batch()?;
     batch.push(wr)?;
     // SAFETY: the memory outlives the queue pairs, in the same `Side`, and nobody writes it.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }

@@ -64,6 +64,6 @@ impl Path {
         batch.push(wr.signaled())?;
         // SAFETY: the memory on this side is a region that outlives the completion and is copied
         // from and to only; the other is registered for this.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }

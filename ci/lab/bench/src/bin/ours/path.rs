@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
     MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair, Recv,
-    RecvBatch, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain, WcStatus,
+    RecvBatch, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
+    ThreadDomain, WcStatus,
 };
 
 /// How a batch of sends is handed over.
@@ -28,7 +29,7 @@ pub(crate) trait Ringing: Sharing + Sized {
     /// # Safety
     ///
     /// As for [`SendBatch::ring`].
-    unsafe fn ring(batch: SendBatch<'_, Self>, token: &mut Self::Token) -> Result<(), PostError>;
+    unsafe fn ring(batch: SendBatch<'_, Self>, token: &mut Self::Token) -> Result<(), RingError>;
 }
 
 /// A protection domain of either kind.
@@ -56,7 +57,7 @@ impl Ringing for Shared {
     }
 
     #[inline(always)]
-    unsafe fn ring(batch: SendBatch<'_, Shared>, (): &mut ()) -> Result<(), PostError> {
+    unsafe fn ring(batch: SendBatch<'_, Shared>, (): &mut ()) -> Result<(), RingError> {
         // SAFETY: the caller's promise.
         unsafe { batch.ring() }
     }
@@ -75,7 +76,7 @@ impl Ringing for Exclusive {
     unsafe fn ring(
         batch: SendBatch<'_, Exclusive>,
         td: &mut ThreadDomain,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         // SAFETY: the caller's promise.
         unsafe { batch.ring(td) }
     }
