@@ -160,7 +160,7 @@ impl<'a> Completion<'a> {
     /// What was received, or what a read or an atomic brought back, if the device put it into the
     /// completion and *not* into the memory that the request named; a copy, at most 64 bytes. `None`
     /// if it lies in memory, as all does unless the queue pair was made with
-    /// [`scatter_to_cqe`](crate::QueuePairBuilder::scatter_to_cqe).
+    /// [`scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe).
     ///
     /// Of a request without success there is nothing.
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
@@ -211,7 +211,7 @@ impl<'a> Completion<'a> {
 
     /// The VLAN tag that the device took out of a received raw packet: priority in bits 13 to 15,
     /// identifier in bits 0 to 11. `None` if it had none, or if the queue pair was not made with
-    /// [`cvlan_stripping`](crate::QueuePairBuilder::cvlan_stripping).
+    /// [`cvlan_stripping`](crate::QpBuilder::cvlan_stripping).
     #[doc(alias = "ibv_wc_read_cvlan")]
     pub fn vlan(&self) -> Option<u16> {
         match &self.wc {

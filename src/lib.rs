@@ -12,10 +12,10 @@
 //!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
 //!     let context = Context::open(&device)?;
 //!     let pd = context.alloc_pd()?;
-//!     let mut cq = context.create_cq(16).build()?;
+//!     let mut cq = context.cq_builder(16).build()?;
 //!
-//!     let mut left = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-//!     let mut right = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+//!     let mut left = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+//!     let mut right = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let gid = context.default_gid(1)?.index;
 //!     let (here, there) = (left.endpoint(1, gid)?, right.endpoint(1, gid)?);
 //!     left.handshake(&there)?;
@@ -113,7 +113,7 @@ pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use context::Context;
-pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
+pub use cq::{CompletionQueue, Completions, CqBuilder, CqControl, CqRef, Notify, PollError};
 pub use device::{Device, devices};
 pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
@@ -132,8 +132,8 @@ pub use mcast::McastMembership;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
-    RegionBuilder, RegionError, Rereg,
+    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder, OnDemandRange, OnDevice,
+    RegionError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -144,8 +144,8 @@ pub use port::{
     PortState,
 };
 pub use qp::{
-    Endpoint, Handshake, PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType,
-    QueuePair, QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
+    Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,
+    QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
 };
 pub use rustix::io::Errno;
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
@@ -155,4 +155,4 @@ pub use wr::{
     Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, RingError,
     SendWr, Sge, WindowBinding,
 };
-pub use xrcd::{XrcDomain, XrcDomainOptions};
+pub use xrcd::{XrcDomain, XrcdBuilder};

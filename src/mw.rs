@@ -118,10 +118,10 @@ enum Told {
 /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// # let context = Context::open(&devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
-/// # let mut cq = context.create_cq(16).build()?;
-/// # let mut qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+/// # let mut cq = context.cq_builder(16).build()?;
+/// # let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::MW_BIND)
 ///     .allocate::<u8>(1 << 20)?;
 /// let mut window = pd.alloc_mw(WindowType::Two)?;

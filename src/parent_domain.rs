@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// let pd = context.alloc_pd()?;
 /// let td = context.alloc_td()?;
-/// let domain = uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+/// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
 /// let region = domain.allocate::<u64>(512)?;
 /// # drop(region); Ok(()) }
 /// ```
@@ -32,12 +32,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ParentDomain<S: Sharing = Shared>(ProtectionDomain<S>);
 
-impl ParentDomain {
-    /// Starts to extend `pd`.
+impl<P: Sharing> ProtectionDomain<P> {
+    /// Starts to extend this domain by a thread domain, an allocator for queue memory, or both; see
+    /// [`ParentDomain`].
     #[doc(alias = "ibv_alloc_parent_domain")]
-    pub fn builder<P: Sharing>(pd: &ProtectionDomain<P>) -> ParentDomainBuilder {
+    pub fn parent_domain_builder(&self) -> ParentDomainBuilder {
         ParentDomainBuilder {
-            pd: pd.inner.clone(),
+            pd: self.inner.clone(),
             td: None,
             allocator: None,
             sharing: PhantomData,

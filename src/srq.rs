@@ -1,6 +1,6 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
-use crate::cq::{CompletionQueue, CqInner};
+use crate::cq::{CqInner, CqRef};
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
@@ -149,7 +149,7 @@ pub struct SrqBuilder {
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a shared receive queue with room for at least `max_wr` receives.
     #[doc(alias = "ibv_create_srq")]
-    pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
+    pub fn srq_builder(&self, max_wr: u32) -> SrqBuilder {
         SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, xrc: None }
     }
 }
@@ -167,9 +167,9 @@ impl SrqBuilder {
     /// kept alive by it.
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
         cq.tidy();
-        self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
+        self.xrc = Some((domain.inner.clone(), cq.control().inner.clone()));
         self
     }
 

@@ -20,7 +20,7 @@ pub use device::OnDevice;
 pub use memory::HostMemory;
 pub use range::RegionError;
 pub(crate) use range::resolve;
-pub use register::RegionBuilder;
+pub use register::MrBuilder;
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 
 use crate::access::Access;
@@ -138,7 +138,7 @@ impl<T, M> MemoryRegion<T, M> {
     }
 
     /// Where the memory begins in requests and for peers: its virtual address in this process,
-    /// unless it was [registered at another](RegionBuilder::iova).
+    /// unless it was [registered at another](MrBuilder::iova).
     pub fn addr(&self) -> u64 {
         self.inner.iova
     }

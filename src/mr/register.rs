@@ -62,7 +62,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 
     /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
     pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
-        let builder = self.registration().access(Access::ALL_REMOTE);
+        let builder = self.mr_builder().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
             Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
                 // Atomics are what a device may lack. If it was something else, that is what the
@@ -79,14 +79,14 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: StableBytes>(
         &self,
         memory: M,
         access: Access,
     ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
-        self.registration().access(access).register(memory)
+        self.mr_builder().access(access).register(memory)
     }
 
     /// Registers `length` bytes at `addr`.
@@ -101,7 +101,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn register_raw(
@@ -111,7 +111,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         access: Access,
     ) -> Result<MemoryRegion<u8, RawRange>> {
         // SAFETY: the caller's obligation is the same.
-        unsafe { self.registration().access(access).register_raw(addr, length) }
+        unsafe { self.mr_builder().access(access).register_raw(addr, length) }
     }
 
     /// Registers `length` bytes at `offset` of a dma-buf, memory of another device for one. Peers
@@ -119,7 +119,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register_dmabuf`].
+    /// Those of [`MrBuilder::register_dmabuf`].
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -129,12 +129,12 @@ impl<S: Sharing> ProtectionDomain<S> {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion<u8, DmaBuf>> {
-        self.registration().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
+        self.mr_builder().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
     }
 
     /// Starts to describe a registration: rights, addresses, on-demand paging.
-    pub fn registration(&self) -> RegionBuilder {
-        RegionBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
+    pub fn mr_builder(&self) -> MrBuilder {
+        MrBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
     }
 }
 
@@ -147,7 +147,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// use uverbs::Access;
 ///
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::REMOTE_READ)
 ///     .relaxed_ordering()
 ///     .register(vec![0u64; 4096])?;
@@ -155,13 +155,13 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct RegionBuilder {
+pub struct MrBuilder {
     pub(super) pd: Arc<PdInner>,
     pub(super) access: Access,
     pub(super) iova: Option<u64>,
 }
 
-impl RegionBuilder {
+impl MrBuilder {
     /// Sets the rights; without them the device only reads for requests of this side.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -492,7 +492,7 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     if inside != 0 {
         return refused(format!(
             "memory at {start:#x}, {inside} bytes behind the beginning of its page (let it begin \
-             there, as RegionBuilder::allocate does)"
+             there, as MrBuilder::allocate does)"
         ));
     }
     if start != iova {

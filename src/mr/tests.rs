@@ -179,7 +179,7 @@ fn nothing_is_asked_of_the_kernel_for_nothing() {
     assert_eq!(pd.try_allocate::<u64>(usize::MAX / 4).unwrap_err().errno(), Errno::NOMEM);
     assert!(pd.register(Vec::<u8>::new(), Access::LOCAL_WRITE).is_err());
     assert!(pd.register(vec![0u8; 8], Access::REMOTE_WRITE).is_err());
-    assert!(pd.registration().iova(1).allocate::<u8>(1).is_err());
+    assert!(pd.mr_builder().iova(1).allocate::<u8>(1).is_err());
     assert_eq!(script.log().len(), before);
 }
 
@@ -285,7 +285,7 @@ fn what_a_kernel_does_not_know_is_unsupported() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
     assert!(error.is_unsupported() && error.kernel_errno().is_some(), "{error:?}");
-    let region = pd.registration().on_demand().allocate::<u8>(64).unwrap();
+    let region = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap();
     let range = region.on_demand(..).unwrap();
     let error = pd.advise(crate::Advice::PREFETCH, &[range], true).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
@@ -299,7 +299,7 @@ fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
     let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
     let start = memory.as_ptr().align_offset(page);
     let (front, own) = memory.split_at_mut(start + 512);
-    let registration = bench.pd.registration().on_demand();
+    let registration = bench.pd.mr_builder().on_demand();
     let failed = registration.clone().register(own).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
@@ -317,7 +317,7 @@ fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
         script.fail_step(1, errno);
-        let error = pd.registration().on_demand().allocate::<u8>(64).unwrap_err();
+        let error = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap_err();
         assert!(error.is_unsupported(), "{error:?}");
     }
 }

@@ -61,7 +61,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
-    /// [scatters to completions](crate::QueuePairBuilder::scatter_to_cqe), or if the queue has not
+    /// [scatters to completions](crate::QpBuilder::scatter_to_cqe), or if the queue has not
     /// room for all completions that it may have besides those of others. The queue pair comes back
     /// with the error.
     pub fn adopt<S: Sharing>(

@@ -296,14 +296,14 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`](crate::RegionBuilder::register), and `EINVAL` for more
+    /// Those of [`MrBuilder::register`](crate::MrBuilder::register), and `EINVAL` for more
     /// than 2^32 - 1 bytes.
     pub fn register<P: Sharing, I: FromBytes + IntoBytes>(
         &mut self,
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
     ) -> Result<Local<'s>> {
-        let builder = pd.registration().access(Access::LOCAL_WRITE);
+        let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
         let region = builder.register_pledged(memory, self.pledges)?;
         let sge = region.sge(..)?;
         let domain = region.inner.pd.kernel.clone();

@@ -16,7 +16,7 @@ mod transition;
 mod xrc;
 
 pub use attr::{PathMigState, QpAttr};
-pub use builder::QueuePairBuilder;
+pub use builder::QpBuilder;
 pub use control::QpControl;
 pub use endpoint::{Endpoint, Handshake};
 pub use info::QpInfo;

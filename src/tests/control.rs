@@ -20,7 +20,7 @@ fn times(bench: &Bench, op: Op) -> usize {
 #[test]
 fn a_change_of_state_holds_for_posting_at_once() {
     let bench = Bench::new();
-    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1))).unwrap();
     assert_eq!(qp.state(), QpState::INIT);
@@ -34,7 +34,7 @@ fn a_change_of_state_holds_for_posting_at_once() {
 #[test]
 fn what_the_kernel_would_refuse_does_not_reach_it() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
     let error = qp.modify(&attr).unwrap_err();
     assert_eq!(error.message(), "RC from RESET to INIT: missing access");
@@ -47,7 +47,7 @@ fn what_the_kernel_would_refuse_does_not_reach_it() {
 #[test]
 fn a_refusal_by_the_kernel_leaves_the_state() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     bench.script.refuse(Op::MODIFY_QP, Errno::PERM);
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1 << 31));
     let error = qp.modify(&attr).unwrap_err();
@@ -122,9 +122,9 @@ fn reset_is_not_a_modification() {
 #[test]
 fn reset_takes_exactly_the_queue_pair_s_completion_queues() {
     let mut bench = Bench::new();
-    let mut recv_cq = bench.context.create_cq(4).build().unwrap();
-    let mut stranger = bench.context.create_cq(4).build().unwrap();
-    let mut qp = bench.pd.create_qp(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
+    let mut recv_cq = bench.context.cq_builder(4).build().unwrap();
+    let mut stranger = bench.context.cq_builder(4).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
     let message = |result: crate::Result<()>| result.unwrap_err().message().to_owned();
     assert!(
         message(qp.reset(&mut [&mut bench.cq])).contains("receive completion queue is missing")

@@ -3,7 +3,7 @@
 use super::Bench;
 use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, AddressVector, Errno, ErrorWith, Gid, ParentDomain, QpType, Recv, WindowType};
+use crate::{Access, AddressVector, Errno, ErrorWith, Gid, QpType, Recv, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,8 +98,8 @@ fn what_could_not_be_destroyed_comes_back_and_can_be_tried_again() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     destroy_twice!(script, bench.qp(QpType::RC));
-    destroy_twice!(script, context.create_cq(4).build().unwrap());
-    destroy_twice!(script, pd.create_srq(4).build().unwrap());
+    destroy_twice!(script, context.cq_builder(4).build().unwrap());
+    destroy_twice!(script, pd.srq_builder(4).build().unwrap());
     destroy_twice!(script, pd.allocate::<u64>(8).unwrap());
     destroy_twice!(script, pd.alloc_mw(WindowType::Two).unwrap());
     destroy_twice!(script, context.alloc_pd().unwrap());
@@ -133,9 +133,9 @@ fn a_queue_pair_that_came_back_works() {
 fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
-    let srq = domain.create_srq(4).build().unwrap();
-    let qp = domain.create_qp(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let srq = domain.srq_builder(4).build().unwrap();
+    let qp = domain.qp_builder(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
     let Bench { script, context, pd, cq } = bench;
     let commands = script.log().len();
     let (cq, error) = cq.destroy().unwrap_err().into_parts();
@@ -224,16 +224,16 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     let mut bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
-    let srq = bench.pd.create_srq(4).build().unwrap();
+    let srq = bench.pd.srq_builder(4).build().unwrap();
     let ah = bench.pd.create_ah(&address()).unwrap();
     let mut qp = bench.qp(QpType::RC);
     bench.script.vanish();
     let Bench { context, pd, .. } = &bench;
     for error in [
         context.alloc_pd().unwrap_err(),
-        context.create_cq(4).build().unwrap_err(),
+        context.cq_builder(4).build().unwrap_err(),
         context.query_device().unwrap_err(),
-        pd.create_srq(4).build().unwrap_err(),
+        pd.srq_builder(4).build().unwrap_err(),
         pd.create_ah(&address()).unwrap_err(),
         srq.query().unwrap_err(),
         qp.query().unwrap_err(),
@@ -259,20 +259,20 @@ fn one_of_everything(script: &Script) -> Vec<Box<dyn Send>> {
     let context = script.open("rxe0");
     let pd = context.alloc_pd().unwrap();
     let td = context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let channel = context.create_comp_channel().unwrap();
-    let send_cq = context.create_cq(4).channel(&channel).build().unwrap();
-    let recv_cq = context.create_cq(4).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let send_cq = context.cq_builder(4).channel(&channel).build().unwrap();
+    let recv_cq = context.cq_builder(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let ah = domain.create_ah(&address()).unwrap();
     let region = domain
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(64)
         .unwrap();
-    let with_srq = domain.create_qp(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
+    let with_srq = domain.qp_builder(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
     let group = with_srq.attach_mcast("ff12::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0);
-    let parts = pd.create_qp(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
+    let parts = pd.qp_builder(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
     let binding = window.bind(&parts.control, &region, .., Access::REMOTE_READ).unwrap();
     assert_ne!(binding.rkey(), crate::Rkey(0));
@@ -352,9 +352,9 @@ fn a_queue_pair_and_what_it_stands_on_in_every_order() {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(4).build().unwrap();
-        let srq = pd.create_srq(4).build().unwrap();
-        let parts = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
+        let cq = context.cq_builder(4).build().unwrap();
+        let srq = pd.srq_builder(4).build().unwrap();
+        let parts = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
         let mut all: [Option<Box<dyn Send>>; 6] = [
             Some(Box::new(context)),
             Some(Box::new(pd)),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 fn events_name_the_objects_that_they_are_about() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
-    let srq = pd.create_srq(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let qp = bench.qp(QpType::RC);
     assert_eq!(context.try_next_event().unwrap(), None);
     let user = |handle| script.object(handle).user_handle;
@@ -136,8 +136,8 @@ fn a_channel_names_the_queue_that_has_completions() {
     let bench = Bench::new();
     let Bench { script, context, .. } = &bench;
     let channel = context.create_comp_channel().unwrap();
-    let mut first = context.create_cq(4).channel(&channel).build().unwrap();
-    let mut second = context.create_cq(4).channel(&channel).build().unwrap();
+    let mut first = context.cq_builder(4).channel(&channel).build().unwrap();
+    let mut second = context.cq_builder(4).channel(&channel).build().unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
     first.req_notify(Notify::Next).unwrap();
     second.req_notify(Notify::Solicited).unwrap();

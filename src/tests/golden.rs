@@ -195,7 +195,7 @@ fn keys_and_windows() {
     );
     let region = bench
         .pd
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(4096)
         .unwrap();

@@ -3,6 +3,7 @@
 mod abandon;
 mod addresses;
 mod control;
+mod cq_handle;
 mod creation;
 mod destroy;
 mod events;
@@ -45,7 +46,7 @@ impl Bench {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(16).build().unwrap();
+        let cq = context.cq_builder(16).build().unwrap();
         Bench { script, context, pd, cq }
     }
 
@@ -53,7 +54,7 @@ impl Bench {
     pub(crate) fn qp(&self, qp_type: QpType) -> QueuePair {
         let qp = self
             .pd
-            .create_qp(&self.cq, &self.cq, qp_type)
+            .qp_builder(&self.cq, &self.cq, qp_type)
             .max_send_wr(4)
             .max_recv_wr(4)
             .max_send_sge(2)

@@ -87,10 +87,10 @@ fn plain_completions_of_mlx5_say_what_lent_ones_say() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let mut cq = context.create_cq(8).build().unwrap();
+    let mut cq = context.cq_builder(8).build().unwrap();
     let mut device = cq.played();
     let qp = || {
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(4);
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(4);
         qp.build().unwrap()
     };
     let (mut one, mut other) = (qp(), qp());

@@ -161,7 +161,7 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
 #[test]
 fn operations_that_a_transport_lacks_are_refused() {
     let bench = Bench::new();
-    let region = bench.pd.registration().access(Access::MW_BIND).allocate::<u8>(8).unwrap();
+    let region = bench.pd.mr_builder().access(Access::MW_BIND).allocate::<u8>(8).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::One).unwrap();
     let mut uc = bench.qp(QpType::UC);
     let binding = window.bind(&uc, &region, .., Access::REMOTE_READ).unwrap();
@@ -220,7 +220,7 @@ fn operations_that_a_transport_lacks_are_refused() {
 #[test]
 fn states_say_what_may_be_posted() {
     let bench = Bench::new();
-    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let states = [
         (QpState::RESET, false, false),
         (QpState::INIT, false, true),
@@ -258,9 +258,9 @@ fn a_refused_kick_loses_nothing() {
 #[test]
 fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     let bench = Bench::new();
-    let mut srq = bench.pd.create_srq(4).max_sge(2).build().unwrap();
+    let mut srq = bench.pd.srq_builder(4).max_sge(2).build().unwrap();
     let cq = &bench.cq;
-    let mut qp = bench.pd.create_qp(cq, cq, QpType::RC).srq(&srq).max_recv_wr(9).build().unwrap();
+    let mut qp = bench.pd.qp_builder(cq, cq, QpType::RC).srq(&srq).max_recv_wr(9).build().unwrap();
     super::bring_up(&bench.script, &qp);
     assert_eq!(qp.recv_batch().err(), Some(PostError::SharedReceives));
     let mut batch = srq.batch().unwrap();
@@ -292,7 +292,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
 #[test]
 fn a_completion_queue_wraps_overflows_and_recovers() {
     let mut bench = Bench::new();
-    let mut cq = bench.context.create_cq(4).build().unwrap();
+    let mut cq = bench.context.cq_builder(4).build().unwrap();
     assert_eq!(cq.capacity(), 7);
     let mut next = 0;
     for count in [7, 1, 5, 7, 3, 7, 6, 7] {
@@ -323,7 +323,7 @@ fn a_completion_queue_wraps_overflows_and_recovers() {
 #[test]
 fn resizing_keeps_completions() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(4).build().unwrap();
+    let mut cq = bench.context.cq_builder(4).build().unwrap();
     for id in 0..6 {
         assert!(bench.script.complete(cq.handle(), wc(99, id)));
     }
@@ -354,7 +354,7 @@ fn resizing_keeps_completions() {
 fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     let bench = Bench::new();
     let (mut own, mut other) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
-    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let registration = bench.pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND);
     let region = registration.allocate::<u8>(64).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
     let binding = window.bind(&own, &region, .., Access::REMOTE_READ).unwrap();

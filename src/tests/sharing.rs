@@ -101,8 +101,8 @@ fn importing_and_forgetting_destroys_nothing() {
 fn an_imported_domain_is_like_any_other() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let region = pd.allocate::<u64>(8).unwrap();
     assert!(bench.script.object(qp.handle()).stands_on.contains(&bench.pd.handle()));
     assert_eq!(bench.script.object(region.handle()).stands_on, [bench.pd.handle()]);
@@ -161,7 +161,7 @@ fn a_domain_that_is_released_stays_for_what_was_made_from_it() {
 fn a_bound_region_is_not_released() {
     let bench = Bench::new();
     let qp = bench.qp(QpType::RC);
-    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let registration = bench.pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND);
     let region = registration.allocate::<u8>(64).unwrap();
     let mut window = bench.pd.alloc_mw(crate::WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
@@ -243,7 +243,7 @@ fn a_region_of_another_place_is_stale() {
 #[test]
 fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     let (bench, importer) = shared();
-    let cq = bench.context.create_cq(4).build().unwrap();
+    let cq = bench.context.cq_builder(4).build().unwrap();
     let found = importer.foreign(&cq.export().unwrap()).unwrap();
     // Whatever is asked before, the kernel may find nothing at the very end.
     bench.script.steal(cq.handle());
@@ -327,7 +327,7 @@ fn forged_envelopes_change_nothing() {
 fn foreign_queues_are_asked_about_and_destroyed() {
     let (bench, importer) = shared();
     let qp = bench.qp(QpType::RC);
-    let srq = bench.pd.create_srq(8).build().unwrap();
+    let srq = bench.pd.srq_builder(8).build().unwrap();
     let found = importer.foreign(&qp.export().unwrap()).unwrap();
     assert_eq!((found.kind(), found.handle()), (ObjectKind::QP, qp.handle()));
     assert_eq!(found.query_qp().unwrap().state, crate::QpState::RTS);
@@ -352,9 +352,9 @@ fn foreign_queues_are_asked_about_and_destroyed() {
 fn events_go_to_whoever_made_the_object() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let fd = |context: &Context| {
         use std::os::fd::AsRawFd;
         Some(context.events_fd().as_raw_fd())
@@ -371,7 +371,7 @@ fn events_go_to_whoever_made_the_object() {
 fn a_region_that_counts_from_nothing_is_taken_over() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
+    let builder = bench.pd.mr_builder().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
     let region = builder.zero_based().allocate::<u8>(64).unwrap();
     bench.script.resize(region.handle(), 64, 0x9000);
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
@@ -390,8 +390,8 @@ fn a_region_that_counts_from_nothing_is_taken_over() {
 fn nothing_is_exported_in_a_forked_child() {
     let bench = Bench::new();
     bench.script.allow_xrc();
-    let domain = bench.context.open_xrcd().open().unwrap();
-    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.create_srq(8).build().unwrap());
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.srq_builder(8).build().unwrap());
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let exports = || {
         [

@@ -2,17 +2,22 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, PATIENCE, Pair, SILENCE};
+use crate::pair::{Config, PATIENCE, PORT, Pair, SILENCE, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use uverbs::{CompletionQueue, Errno, Notify, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus};
+use uverbs::{
+    CompletionQueue, Errno, Notify, QpType, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus,
+};
 
 trials![
     holds_what_was_asked,
     empty_queue_has_no_completion,
     poll_into_copies_completions_out,
     a_failed_request_is_an_error,
+    queue_pairs_come_while_another_thread_polls,
     zero_entries_are_refused,
     every_vector_exists_and_no_more,
     resize_grows_and_shrinks,
@@ -32,7 +37,7 @@ trials![
 fn holds_what_was_asked() -> Verdict {
     let context = env::open()?;
     for cqe in [1, 2, 3, 63, 64, 65, 1000, 4095] {
-        let cq = context.create_cq(cqe).build()?;
+        let cq = context.cq_builder(cqe).build()?;
         assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
     }
     Ok(())
@@ -40,7 +45,7 @@ fn holds_what_was_asked() -> Verdict {
 
 fn empty_queue_has_no_completion() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(16).build()?;
+    let mut cq = context.cq_builder(16).build()?;
     for _ in 0..3 {
         assert!(cq.poll()?.next().is_none(), "a completion of nothing");
     }
@@ -104,9 +109,57 @@ fn a_failed_request_is_an_error() -> Verdict {
     Ok(())
 }
 
+fn queue_pairs_come_while_another_thread_polls() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut cq = context.cq_builder(64).build()?;
+    let handle = cq.control();
+    let (found, done) = mpsc::channel();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| -> Verdict {
+            let mut wcs = [Wc::default(); 8];
+            while !over.load(Ordering::Relaxed) {
+                let count = cq.poll_into(&mut wcs)?;
+                for wc in &wcs[..count] {
+                    // Nobody listens any more once the other thread has failed.
+                    let _ = found.send(*wc);
+                }
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        let messages = (0..20).try_for_each(|id| {
+            let qp = || pd.qp_builder(&handle, &handle, QpType::RC).max_inline_data(8).build();
+            let (mut one, other) = (qp()?, qp()?);
+            let gid = gid(&context)?.index;
+            let (here, there) = (one.endpoint(PORT, gid)?, other.endpoint(PORT, gid)?);
+            one.handshake(&there)?;
+            other.handshake(&here)?;
+            let memory = pd.allocate::<u64>(1)?;
+            let write = SendWr::write(memory.remote(0)?, &[]).inline(&[7; 8]);
+            let mut batch = one.send_batch()?;
+            batch.push(write.id(id).signaled())?;
+            #[allow(unsafe_code, reason = "ringing is")]
+            // SAFETY: the request carries its data.
+            unsafe { batch.ring() }?;
+            let wc = done.recv_timeout(PATIENCE)?;
+            let wc = wc.ok()?;
+            assert_eq!((wc.wr_id, wc.qpn), (id, one.qpn()));
+            assert_eq!(memory.read_at(0), Some(u64::from_ne_bytes([7; 8])));
+            Verdict::Ok(())
+        });
+        over.store(true, Ordering::Relaxed);
+        poller.join().expect("it does not panic")?;
+        messages
+    })?;
+    assert_eq!(cq.destroy().unwrap_err().error.errno(), Errno::BUSY);
+    Ok(())
+}
+
 fn zero_entries_are_refused() -> Verdict {
     let context = env::open()?;
-    let error = context.create_cq(0).build().unwrap_err();
+    let error = context.cq_builder(0).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("minimum"), "{error}");
     Ok(())
@@ -116,10 +169,10 @@ fn every_vector_exists_and_no_more() -> Verdict {
     let context = env::open()?;
     let vectors = context.completion_vectors();
     for vector in 0..vectors.min(64) {
-        context.create_cq(1).vector(vector).build()?;
+        context.cq_builder(1).vector(vector).build()?;
     }
     for vector in [vectors, u32::MAX] {
-        let error = context.create_cq(1).vector(vector).build().unwrap_err();
+        let error = context.cq_builder(1).vector(vector).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&vectors.to_string()), "{error}");
     }
@@ -128,7 +181,7 @@ fn every_vector_exists_and_no_more() -> Verdict {
 
 fn resize_grows_and_shrinks() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(4).build()?;
+    let mut cq = context.cq_builder(4).build()?;
     for cqe in [100, 1, 2000] {
         supported(cq.resize(cqe), Capability::CqResize)?;
         assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
@@ -139,7 +192,7 @@ fn resize_grows_and_shrinks() -> Verdict {
 
 fn resize_to_nothing_is_refused() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(4).build()?;
+    let mut cq = context.cq_builder(4).build()?;
     let capacity = cq.capacity();
     assert_eq!(cq.resize(0).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(cq.capacity(), capacity, "a refused resize changed the queue");
@@ -148,7 +201,7 @@ fn resize_to_nothing_is_refused() -> Verdict {
 
 fn notify_needs_a_channel() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(1).build()?;
+    let mut cq = context.cq_builder(1).build()?;
     let error = cq.req_notify(Notify::Next).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("channel"), "{error}");
@@ -158,7 +211,7 @@ fn notify_needs_a_channel() -> Verdict {
 fn armed_queue_is_silent_without_traffic() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
-    let mut cq = context.create_cq(1).channel(&channel).build()?;
+    let mut cq = context.cq_builder(1).channel(&channel).build()?;
     cq.req_notify(Notify::Next)?;
     cq.req_notify(Notify::Solicited)?;
     assert_eq!(channel.wait(Some(Duration::from_millis(50)))?, None);
@@ -203,7 +256,7 @@ fn moderated_queue_announces_several_at_once() -> Verdict {
 
 fn moderation_knows_its_limits() -> Verdict {
     let context = env::open()?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let Some(caps) = context.query_device()?.moderation_caps else {
         let error = cq.moderate(1, 1).unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("modify_cq", Errno::OPNOTSUPP));
@@ -222,7 +275,7 @@ fn moderation_knows_its_limits() -> Verdict {
 fn channel_waits_for_its_queues() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
-    let cq = context.create_cq(1).channel(&channel).build()?;
+    let cq = context.cq_builder(1).channel(&channel).build()?;
     let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     cq.destroy()?;
@@ -239,7 +292,7 @@ fn channel_does_not_block() -> Verdict {
 }
 
 fn outlives_its_context_handle() -> Verdict {
-    let mut cq = env::open()?.create_cq(8).build()?;
+    let mut cq = env::open()?.cq_builder(8).build()?;
     assert!(cq.poll()?.next().is_none());
     assert_eq!(cq.context().device(), &env::device());
     cq.destroy()?;

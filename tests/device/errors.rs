@@ -111,7 +111,7 @@ fn address_before_the_region() -> Verdict {
 
 fn right_that_the_region_lacks() -> Verdict {
     let pair = Pair::new(Config::rc())?;
-    let region = pair.b.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.b.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)?;
@@ -175,7 +175,7 @@ fn local_range_beyond_the_region() -> Verdict {
 
 fn read_into_memory_without_local_write() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let region = pair.a.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.a.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let sges = [region.sge(0..100)?];
     let remote = pair.b.remote(0);
     pair.a.send(SendWr::read(remote, &sges).id(1))?;

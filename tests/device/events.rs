@@ -124,7 +124,7 @@ fn completion_before_arming_is_found_by_polling() -> Verdict {
 
 fn one_channel_for_two_queues() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
-    let mut other = b.context.create_cq(4).channel(&b.channel).build()?;
+    let mut other = b.context.cq_builder(4).channel(&b.channel).build()?;
     other.req_notify(Notify::Next)?;
     b.cq.req_notify(Notify::Next)?;
     nudge(&mut a, &mut b, 1, false)?;

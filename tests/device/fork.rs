@@ -74,10 +74,10 @@ fn calls_in_the_child_are_refused() -> Verdict {
             b.context.handles(ObjectKind::PD).unwrap_err(),
             b.context.create_comp_channel().unwrap_err(),
             b.context.try_next_event().unwrap_err(),
-            b.context.create_cq(1).build().unwrap_err(),
+            b.context.cq_builder(1).build().unwrap_err(),
             b.pd.allocate::<u8>(64).unwrap_err(),
-            b.pd.create_srq(1).build().unwrap_err(),
-            b.pd.create_qp(&b.cq, &b.cq, uverbs::QpType::RC).build().unwrap_err(),
+            b.pd.srq_builder(1).build().unwrap_err(),
+            b.pd.qp_builder(&b.cq, &b.cq, uverbs::QpType::RC).build().unwrap_err(),
             b.cq.resize(100).unwrap_err(),
             b.cq.req_notify(uverbs::Notify::Next).unwrap_err(),
             b.channel.try_next().unwrap_err(),
@@ -142,7 +142,7 @@ fn child_can_start_afresh() -> Verdict {
             fresh.message(seed, 2000)?;
         }
         // Objects of the two lives do not mix.
-        let mixed = fresh.a.pd.create_qp(&pair.b.cq, &fresh.a.cq, uverbs::QpType::RC).build();
+        let mixed = fresh.a.pd.qp_builder(&pair.b.cq, &fresh.a.cq, uverbs::QpType::RC).build();
         assert!(mixed.is_err());
         Ok(())
     })?;

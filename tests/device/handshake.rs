@@ -29,8 +29,8 @@ fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let memory = pd.allocate::<u64>(512)?;
-    let cq = context.create_cq(8).build()?;
-    let qp = pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+    let cq = context.cq_builder(8).build()?;
+    let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
     let endpoint = qp.endpoint(PORT, context.default_gid(PORT)?.index)?;
     Ok((Side { qp, cq, memory }, endpoint))
 }
@@ -96,8 +96,8 @@ fn smaller_mtu_is_agreed_on() -> Verdict {
 
 fn endpoint_comes_first() -> Verdict {
     let ((_a, at_a), context) = (side(QpType::RC)?, env::open()?);
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let error = qp.handshake(&at_a).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("endpoint"), "{error}");

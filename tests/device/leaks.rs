@@ -7,7 +7,7 @@ use crate::pair::{PORT, gid};
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
-use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{AddressVector, Context, Errno, ObjectKind, QpType};
 
 trials![
     handles_are_listed,
@@ -79,7 +79,7 @@ fn handles_are_listed() -> Verdict {
     let mut listed = count(ObjectKind::PD)?;
     listed.sort_unstable();
     assert_eq!(listed, expected);
-    let cq = context.create_cq(1).build()?;
+    let cq = context.cq_builder(1).build()?;
     assert_eq!(count(ObjectKind::CQ)?, [cq.handle()]);
     assert_eq!(count(ObjectKind::QP)?, [0u32; 0]);
     drop(domains);
@@ -123,8 +123,8 @@ fn parent_domains() -> Verdict {
         Ok(Box::new(move || {
             let pd = context.alloc_pd()?;
             let td = context.alloc_td()?;
-            drop(ParentDomain::builder(&pd).build()?);
-            drop(ParentDomain::builder(&pd).thread_domain(&td).build()?);
+            drop(pd.parent_domain_builder().build()?);
+            drop(pd.parent_domain_builder().thread_domain(&td).build()?);
             Ok(())
         }))
     })
@@ -164,7 +164,7 @@ fn completion_queues() -> Verdict {
         let context = context.clone();
         let channel = context.create_comp_channel()?;
         Ok(Box::new(move || {
-            let mut cq = context.create_cq(16).channel(&channel).build()?;
+            let mut cq = context.cq_builder(16).channel(&channel).build()?;
             supported(cq.resize(32), Capability::CqResize)?;
             Ok(())
         }))
@@ -175,7 +175,7 @@ fn shared_receive_queues() -> Verdict {
     rounds(&[ObjectKind::SRQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
-            let mut srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+            let mut srq = supported(pd.srq_builder(16).build(), Capability::Srq)?;
             if env::device().driver() != Some(DriverId::MLX5) {
                 srq.resize(32)?;
             }
@@ -187,11 +187,11 @@ fn shared_receive_queues() -> Verdict {
 fn queue_pairs() -> Verdict {
     rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         let mut types = [QpType::RC, QpType::UC, QpType::UD].into_iter().cycle();
         Ok(Box::new(move || {
             let qp_type = types.next().expect("it has no end");
-            pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+            pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
             Ok(())
         }))
     })
@@ -204,12 +204,12 @@ fn xrc_objects() -> Verdict {
     rounds(&KINDS, |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         Ok(Box::new(move || {
-            let domain = supported(context.open_xrcd().open(), Capability::Xrc)?;
-            drop(pd.create_srq(16).xrc(&domain, &cq).build()?);
+            let domain = supported(context.xrcd_builder().build(), Capability::Xrc)?;
+            drop(pd.srq_builder(16).xrc(&domain, &cq).build()?);
             drop(domain.create_target()?);
-            drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
+            drop(pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
             domain.destroy()?;
             Ok(())
         }))

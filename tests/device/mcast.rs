@@ -76,7 +76,7 @@ fn limit_of_members_is_told() -> Verdict {
     let gid = groups()[1];
     let mut members = Vec::new();
     for _ in 0..limit {
-        let qp = pd.create_qp(cq, cq, uverbs::QpType::UD).build()?;
+        let qp = pd.qp_builder(cq, cq, uverbs::QpType::UD).build()?;
         members.push(supported(qp.attach_mcast(gid, LID), Capability::Multicast)?);
     }
     let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
@@ -90,8 +90,8 @@ fn limit_of_members_is_told() -> Verdict {
 fn memberships_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let cq = context.cq_builder(4).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::UD).build()?;
         let mut groups = groups().into_iter().cycle();
         Ok(Box::new(move || {
             let gid = groups.next().expect("it has no end");

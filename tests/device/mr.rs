@@ -14,8 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Advice, Context, Errno, MemoryRegion, ObjectKind, ParentDomain, RegionError, Rereg,
-    StableBytes,
+    Access, Advice, Context, Errno, MemoryRegion, ObjectKind, RegionError, Rereg, StableBytes,
 };
 
 trials![
@@ -165,7 +164,7 @@ fn borrowed_and_raw_memory() -> Verdict {
     let mut numbers = [1u64, 2, 3, 4];
     // SAFETY: the region is destroyed below, and that is looked at.
     let mut region = unsafe {
-        pd.registration().access(Access::LOCAL_WRITE).register_borrowed(&mut numbers[1..])
+        pd.mr_builder().access(Access::LOCAL_WRITE).register_borrowed(&mut numbers[1..])
     }?;
     assert_eq!((region.len(), region.read_at(0)), (3, Some(2)));
     region.write_at(2, 40)?;
@@ -279,7 +278,7 @@ fn rights_are_granted_one_by_one() -> Verdict {
 
 fn relaxed_ordering_is_a_hint() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).relaxed_ordering();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).relaxed_ordering();
     let region = supported(builder.allocate::<u8>(64), Capability::RelaxedOrdering)?;
     assert!(region.access().contains(Access::RELAXED_ORDERING));
     Ok(())
@@ -288,7 +287,7 @@ fn relaxed_ordering_is_a_hint() -> Verdict {
 fn addresses_count_from_where_they_are_told() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     for iova in [0, 0x7000_0000_0000, 1 << 63] {
-        let region = pd.registration().access(Access::ALL_REMOTE).iova(iova).allocate::<u8>(64)?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).iova(iova).allocate::<u8>(64)?;
         assert_eq!(region.addr(), iova);
         assert_eq!(region.sge(8..16)?.addr, iova + 8);
         assert_eq!(region.remote(63)?.addr, iova + 63);
@@ -298,17 +297,17 @@ fn addresses_count_from_where_they_are_told() -> Verdict {
 
 fn low_bits_of_addresses_must_agree() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let error = pd.registration().iova(8).allocate::<u8>(64).unwrap_err();
+    let error = pd.mr_builder().iova(8).allocate::<u8>(64).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("0x8:"), "{error}");
-    let error = pd.registration().iova(u64::MAX - 4095).allocate::<u8>(4096).unwrap_err();
+    let error = pd.mr_builder().iova(u64::MAX - 4095).allocate::<u8>(4096).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }
 
 fn zero_based() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    match pd.registration().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
+    match pd.mr_builder().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
         // rxe of Linux 6.1 takes any right, later ones know zero-based windows only.
         Ok(region) => assert_eq!(region.addr(), 0),
         Err(error) => {
@@ -367,7 +366,7 @@ fn parent_domain_allocates() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
     let region = domain.allocate::<u32>(4)?;
     let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
@@ -422,7 +421,7 @@ fn dmabuf() -> Verdict {
 
 fn on_demand() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let mut region = supported(builder.allocate::<u64>(1 << 20), Capability::Odp)?;
     // The file's limit of locked memory is 8 MiB, and this is as much: nothing is locked.
     region.write_at(5, 6)?;
@@ -434,7 +433,7 @@ fn on_demand() -> Verdict {
 
 fn address_space() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::LOCAL_WRITE);
+    let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
     // SAFETY: nobody learns the keys.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
@@ -449,7 +448,7 @@ fn address_space() -> Verdict {
 fn advice() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let region = supported(builder.clone().allocate::<u8>(1 << 16), Capability::Odp)?;
     let ranges = [region.on_demand(..4096)?, region.on_demand(10_000..60_000)?];
     for wait in [false, true] {

@@ -38,7 +38,7 @@ fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
 fn addresses_count_from_where_they_are_told() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for iova in [0, 0x1234_5000, 1 << 62] {
-        let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).iova(iova);
+        let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).iova(iova);
         let region = builder.allocate::<u8>(3 * 4096)?;
         let remote = region.remote(4000)?;
         assert_eq!(remote.addr, iova + 4000);
@@ -71,7 +71,7 @@ fn pages_are_faulted_in() -> Verdict {
     // apart here is pages, by messages of one packet.
     const LENGTH: usize = 1000;
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let region = supported(builder.allocate::<u8>(16 * 4096), Capability::Odp)?;
     // None of the pages was ever touched.
     for page in 0..16 {
@@ -141,7 +141,7 @@ fn raw_memory_can_be_reached() -> Verdict {
 fn borrowed_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut memory = [0u8; 3000];
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE);
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE);
     // SAFETY: the region is destroyed before the borrow ends.
     let region = unsafe { builder.register_borrowed(&mut memory[..]) }?;
     reaches(&mut pair, region.remote(1000)?, 2000)?;
@@ -197,7 +197,7 @@ fn memory_is_exchanged() -> Verdict {
 #[allow(unsafe_code, reason = "all memory is exposed")]
 fn whole_address_space() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     // SAFETY: the only one who learns the key is this test.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;

@@ -37,7 +37,7 @@ pub(crate) fn allocate(
     window_type: WindowType,
 ) -> Verdict<(MemoryRegion<u8>, MemoryWindow)> {
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let mut region = side.pd.registration().access(access).allocate::<u8>(SIZE)?;
+    let mut region = side.pd.mr_builder().access(access).allocate::<u8>(SIZE)?;
     region.copy_from(0, &pattern::bytes(pattern::POISON, SIZE))?;
     let capability = match window_type {
         WindowType::One => Capability::Mw1,
@@ -292,10 +292,10 @@ fn other_domains_and_contexts_are_refused() -> Verdict {
         assert!(error.message().contains("another context"), "{error}");
     }
     let domain = pair.b.context.alloc_pd()?;
-    let cq = pair.b.context.create_cq(1).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).build()?;
+    let cq = pair.b.context.cq_builder(1).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).build()?;
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
-    let elsewhere = domain.registration().access(rights).allocate::<u8>(64)?;
+    let elsewhere = domain.mr_builder().access(rights).allocate::<u8>(64)?;
     for error in [
         window.bind(&qp, &region, .., access).unwrap_err(),
         window.bind(&pair.b.qp, &elsewhere, .., access).unwrap_err(),

@@ -111,7 +111,7 @@ fn memory_as_slices(side: &Side, region: MemoryRegion<u8>) -> Verdict<Slices> {
         }
         Err(ErrorWith { error, .. }) => Some((error.errno(), error.kernel_errno())),
     };
-    let pool = side.pd.buffer_pool(4096).count(SIZE / 4096).build()?;
+    let pool = side.pd.buffer_pool_builder(4096).count(SIZE / 4096).build()?;
     let buffers: Vec<_> = std::iter::from_fn(|| pool.copy(&[0; 4096])).collect();
     assert_eq!(buffers.len(), SIZE / 4096);
     Ok(Slices { buffers, refused })
@@ -236,7 +236,7 @@ fn hundreds_of_bindings_hold_few_regions() -> Verdict {
         let (_, mut window) = allocate(&pair.b, window_type)?;
         for round in 0..200 {
             let access = Access::LOCAL_WRITE | Access::MW_BIND;
-            let region = pair.b.pd.registration().access(access).allocate::<u8>(SIZE)?;
+            let region = pair.b.pd.mr_builder().access(access).allocate::<u8>(SIZE)?;
             bind(&mut pair.b, &mut window, &region, read_write())?;
             if round % 10 == 0 {
                 let target = region.addr() + 4096;

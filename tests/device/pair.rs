@@ -298,7 +298,7 @@ impl Side {
         let memory = pd.allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
         let domain = extend.map(|extend| extend(&pd)).transpose()?;
-        let cq = context.create_cq(config.cqe).cqe_size(config.cqe_size).channel(&channel);
+        let cq = context.cq_builder(config.cqe).cqe_size(config.cqe_size).channel(&channel);
         let cq = if config.pad { cq.pad() } else { cq };
         let cq = match &domain {
             Some(domain) => cq.parent_domain(domain).build()?,
@@ -307,13 +307,13 @@ impl Side {
         let queues = domain.as_deref().unwrap_or(&pd);
         let srq = match config.srq {
             true => Some(supported(
-                queues.create_srq(config.depth).max_sge(config.sges).build(),
+                queues.srq_builder(config.depth).max_sge(config.sges).build(),
                 Capability::Srq,
             )?),
             false => None,
         };
         let mut builder = queues
-            .create_qp(&cq, &cq, config.qp_type)
+            .qp_builder(&cq, &cq, config.qp_type)
             .max_send_wr(config.depth)
             .max_recv_wr(config.depth)
             .max_send_sge(config.sges)

@@ -206,8 +206,8 @@ pub(crate) struct Loop {
 
 impl Loop {
     pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Loop> {
-        let cq = context.create_cq(64).build()?;
-        let make = || pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
+        let cq = context.cq_builder(64).build()?;
+        let make = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
         let (left, right) = (make()?, make()?);
         let gid = crate::pair::gid(context)?.index;
         let (here, there) =
@@ -567,9 +567,9 @@ impl Desk {
         let context = self.context()?;
         let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
         let channel = context.create_comp_channel()?;
-        let mut cq = context.create_cq(8).channel(&channel).build()?;
+        let mut cq = context.cq_builder(8).channel(&channel).build()?;
         cq.req_notify(Notify::Next)?;
-        let mut qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let mut qp = pd.qp_builder(&cq, &cq, QpType::UD).build()?;
         qp.modify(
             &uverbs::QpAttr::new()
                 .state(uverbs::QpState::INIT)

@@ -27,8 +27,8 @@ trials![
 fn lone(qp_type: QpType) -> Verdict<QueuePair> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
-    Ok(pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
+    let cq = context.cq_builder(16).build()?;
+    Ok(pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
 }
 
 fn init(qp: &QueuePair) -> Verdict {
@@ -43,10 +43,10 @@ fn init(qp: &QueuePair) -> Verdict {
 fn grants_at_least_what_was_asked() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
+    let cq = context.cq_builder(16).build()?;
     for (wr, sge, inline) in [(1, 1, 0), (7, 2, 32), (64, 4, 128), (100, 16, 200)] {
         let qp = pd
-            .create_qp(&cq, &cq, QpType::RC)
+            .qp_builder(&cq, &cq, QpType::RC)
             .max_send_wr(wr)
             .max_recv_wr(wr)
             .max_send_sge(sge)
@@ -213,8 +213,8 @@ fn destroy_with_parts_alive() -> Verdict {
 fn unknown_type_is_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
-    let error = pd.create_qp(&cq, &cq, QpType(77)).build().unwrap_err();
+    let cq = context.cq_builder(1).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType(77)).build().unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::OPNOTSUPP), "{error:?}");
     assert!(error.message().contains("77"), "{error}");
     Ok(())

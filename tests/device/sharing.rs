@@ -285,7 +285,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::STALE));
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [handle]);
     other.destroy()?;
-    let cq = exporter.context.create_cq(4).build()?;
+    let cq = exporter.context.cq_builder(4).build()?;
     let domain = exporter.context.alloc_pd()?;
     assert!([cq.handle(), domain.handle()].contains(&handle), "the handle was not reused");
     // Another kind of object has the number.
@@ -325,9 +325,9 @@ fn envelopes_of_other_devices_are_refused() -> Verdict {
 
 fn foreign_queues_are_destroyed() -> Verdict {
     let exporter = Exporter::new()?;
-    let cq = exporter.context.create_cq(4).build()?;
-    let qp = exporter.pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let srq = exporter.pd.create_srq(8).build()?;
+    let cq = exporter.context.cq_builder(4).build()?;
+    let qp = exporter.pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let srq = exporter.pd.srq_builder(8).build()?;
     let mut partner = exporter.partner()?;
     // They are looked at first.
     let sent_srq = print(&srq.export()?);
@@ -493,7 +493,7 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
 
 /// Makes a shared receive queue raise its event, and waits for it.
 pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<String> {
-    let mut srq = pd.create_srq(8).build()?;
+    let mut srq = pd.srq_builder(8).build()?;
     let memory = pd.allocate::<u8>(64)?;
     #[allow(unsafe_code, reason = "ringing is")]
     {
@@ -503,8 +503,8 @@ pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<S
         unsafe { batch.ring() };
     }
     srq.set_limit(1)?;
-    let cq = context.create_cq(8).build()?;
-    let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
+    let cq = context.cq_builder(8).build()?;
+    let make = || pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build();
     let (mut left, right) = (make()?, make()?);
     let gid = gid(context)?.index;
     let (here, there) = (left.endpoint(PORT, gid)?, right.endpoint(PORT, gid)?);

@@ -22,7 +22,7 @@ trials![
 ];
 
 fn make(pd: &ProtectionDomain, max_wr: u32, max_sge: u32) -> Verdict<SharedReceiveQueue> {
-    supported(pd.create_srq(max_wr).max_sge(max_sge).build(), Capability::Srq)
+    supported(pd.srq_builder(max_wr).max_sge(max_sge).build(), Capability::Srq)
 }
 
 fn holds_what_was_asked() -> Verdict {
@@ -40,7 +40,7 @@ fn holds_what_was_asked() -> Verdict {
 fn nothing_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     make(&pd, 1, 1)?;
-    assert_eq!(pd.create_srq(0).build().unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(pd.srq_builder(0).build().unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
 
@@ -169,9 +169,9 @@ fn dropped_batch_leaves_no_trace() -> Verdict {
 fn destroy_waits_for_queue_pairs() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
+    let cq = context.cq_builder(1).build()?;
     let srq = make(&pd, 4, 1)?;
-    let mut qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
     assert_eq!(qp.recv_batch().unwrap_err(), uverbs::PostError::SharedReceives);
     assert_eq!(qp.caps().max_recv_wr, 0);
     let (srq, error) = srq.destroy().unwrap_err().into_parts();

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain, QpAttr,
-    QpState, QpType, QueuePair, QueuePairBuilder, Recv, SendWr, Sge, WcOpcode, WcStatus,
+    QpBuilder, QpState, QpType, QueuePair, Recv, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Room for one frame.
@@ -60,7 +60,7 @@ impl Station {
     /// Ready to send and to receive.
     pub(crate) fn made(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let station = Station::raw(device, refine)?;
         station.start()?;
@@ -70,14 +70,14 @@ impl Station {
     /// As it is made.
     pub(crate) fn raw(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let context = Context::open(device)?;
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(ROOM * PLACES)?;
-        let cq = context.create_cq(2 * DEPTH).build()?;
+        let cq = context.cq_builder(2 * DEPTH).build()?;
         let builder = pd
-            .create_qp(&cq, &cq, QpType::RAW_PACKET)
+            .qp_builder(&cq, &cq, QpType::RAW_PACKET)
             .max_send_wr(DEPTH)
             .max_recv_wr(DEPTH)
             .max_send_sge(3)

@@ -72,15 +72,15 @@ impl Queues {
         }
         // A queue pair has a send and a receive under way at most, and there are no fewer receives
         // than queue pairs.
-        let mut cq = context.create_cq(rx_depth.saturating_add(qps + MOST_POLLED));
+        let mut cq = context.cq_builder(rx_depth.saturating_add(qps + MOST_POLLED));
         if let Some(channel) = &channel {
             cq = cq.channel(channel);
         }
         let mut cq = cq.build()?;
-        let srq = (kind == Kind::Srq).then(|| pd.create_srq(rx_depth).build()).transpose()?;
+        let srq = (kind == Kind::Srq).then(|| pd.srq_builder(rx_depth).build()).transpose()?;
         let mut pairs = Vec::with_capacity(qps as usize);
         for _ in 0..qps {
-            let mut builder = pd.create_qp(&cq, &cq, kind.qp_type());
+            let mut builder = pd.qp_builder(&cq, &cq, kind.qp_type());
             builder = match &srq {
                 Some(srq) => builder.srq(srq),
                 None => builder.max_recv_wr(rx_depth),

@@ -24,8 +24,8 @@ fn shared() -> (Script, Context, Context) {
 /// Makes and drops queues that ring registers of each kind.
 fn use_registers(context: &Context) {
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4).build().unwrap();
-    let make = |_| pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = context.cq_builder(4).build().unwrap();
+    let make = |_| pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let queues: Vec<_> = (0..6).map(make).collect();
     let td = context.alloc_td().unwrap();
     drop((queues, td));
@@ -111,8 +111,8 @@ fn registers_of_a_forked_parent_are_left_alone() {
 fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
     let (script, exporter, importer) = shared();
     let pd = importer.alloc_pd().unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     script.refuse_destroy(qp.handle(), Errno::BUSY);
     drop((qp, cq, pd));

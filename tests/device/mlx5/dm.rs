@@ -209,7 +209,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     let refused = [
         pd.register_dm(&memory, .., Access::REMOTE_WRITE),
         pd.register_dm(&memory, .., Access::LOCAL_WRITE | Access::MW_BIND),
-        pd.registration().iova(4096).register_dm(&memory, ..),
+        pd.mr_builder().iova(4096).register_dm(&memory, ..),
         env::open()?.alloc_pd()?.register_dm(&memory, .., Access::LOCAL_WRITE),
     ];
     for answer in refused {
@@ -218,7 +218,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     }
     // A hint is no right.
     let access = Access::LOCAL_WRITE;
-    drop(pd.registration().access(access).relaxed_ordering().register_dm(&memory, ..)?);
+    drop(pd.mr_builder().access(access).relaxed_ordering().register_dm(&memory, ..)?);
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0]);
     Ok(())
 }

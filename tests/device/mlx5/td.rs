@@ -4,7 +4,7 @@ use crate::capability::Capability;
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{Errno, ObjectKind, QpType};
 
 trials![
     registers_are_recycled,
@@ -37,7 +37,7 @@ fn a_domain_in_use_stays() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
     let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(domain);
@@ -80,11 +80,11 @@ fn domains_leave_nothing() -> Verdict {
         super::open()?;
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
+        let cq = context.cq_builder(4).build()?;
         Ok(Box::new(move || {
             let td = context.alloc_td()?;
-            let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-            drop(domain.create_qp(&cq, &cq, QpType::RC).build()?);
+            let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+            drop(domain.qp_builder(&cq, &cq, QpType::RC).build()?);
             domain.destroy()?;
             td.destroy()?;
             Ok(())

@@ -383,7 +383,7 @@ fn refusals_say_why() -> Verdict {
     let error = refusal(it.rule().spec(eth.ether_type(0x86dd)).spec(FlowIpv4::new()));
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
     drop(it.qp.create_flow(&it.rule().spec(eth).priority(15))?);
-    let rc = it.pd.create_qp(&it.cq, &it.cq, QpType::RC).build()?;
+    let rc = it.pd.qp_builder(&it.cq, &it.cq, QpType::RC).build()?;
     let error = rc.create_flow(&it.rule().spec(eth)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("type RC; only raw packet has flow rules"), "{error}");
@@ -452,9 +452,9 @@ fn rules_leave_nothing() -> Verdict {
     let rule = move |vlan| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(vlan));
     rounds(&[ObjectKind::FLOW, ObjectKind::QP, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
+        let cq = context.cq_builder(4).build()?;
         let make = move || {
-            let qp = pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build();
+            let qp = pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build();
             supported(qp, Capability::RawPacket)
         };
         let kept = make()?;

@@ -5,8 +5,8 @@ use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Device, ParentDomain, ProtectionDomain,
-    QpType, QueuePair, ThreadDomain, devices,
+    Access, AddressVector, CompletionQueue, Context, Device, ProtectionDomain, QpType, QueuePair,
+    ThreadDomain, devices,
 };
 
 /// A device and what others are made of.
@@ -39,8 +39,8 @@ impl Control for Ours {
     fn connect(&self, device: &str) -> Result<Self::Connected, Failure> {
         let context = open(device)?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+        let cq = context.cq_builder(16).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
         let itself = qp.endpoint(1, self.gid_index)?;
         qp.handshake(&itself)?;
         Ok((qp, cq))
@@ -79,12 +79,12 @@ impl Control for Ours {
             Thing::ThreadDomain => context.alloc_td()?.destroy()?,
             Thing::ParentDomain => {
                 let td = td.as_ref().ok_or("no thread domains")?;
-                let parent = ParentDomain::builder(pd).thread_domain(td).build()?;
+                let parent = pd.parent_domain_builder().thread_domain(td).build()?;
                 parent.destroy()?;
             }
             Thing::Var => drop(Var::alloc(context, VarKind::Virtio)?),
             Thing::AddressHandle => pd.create_ah(path)?.destroy()?,
-            Thing::XrcDomain => context.open_xrcd().open()?.destroy()?,
+            Thing::XrcDomain => context.xrcd_builder().build()?.destroy()?,
             Thing::Start | Thing::Connect | Thing::Region(_) => {
                 return Err(format!("{thing:?} is no thing to allocate").into());
             }

@@ -68,7 +68,7 @@ impl Ringing for Exclusive {
 
     fn domain(pd: ProtectionDomain) -> Result<(Domain<Exclusive>, ThreadDomain), Failure> {
         let td = pd.context().alloc_td()?;
-        let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+        let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
         Ok((Domain::Parent(parent), td))
     }
 
@@ -292,7 +292,7 @@ impl<S: Ringing> Path for Ours<S> {
         let context = Context::open(&Device::by_name(device)?)?;
         let (pd, token) = S::domain(context.alloc_pd()?)?;
         let memory = pd.allocate(WORDS)?;
-        let srq = pd.create_srq(2 * RUN).build()?;
+        let srq = pd.srq_builder(2 * RUN).build()?;
         let gid = context.default_gid(1)?.index;
         let own = pair(&context, &pd, None, gid)?;
         let shared = pair(&context, &pd, Some(&srq), gid)?;
@@ -419,11 +419,11 @@ fn ends<S: Ringing>(
 ) -> Result<Ends<S>, Failure> {
     let cq = || -> Result<CompletionQueue, Failure> {
         let channel = context.create_comp_channel()?;
-        Ok(context.create_cq(2 * SENDS).channel(&channel).build()?)
+        Ok(context.cq_builder(2 * SENDS).channel(&channel).build()?)
     };
     let (send_cq, recv_cq) = (cq()?, cq()?);
     let qp = pd
-        .create_qp(&send_cq, &recv_cq, qp_type)
+        .qp_builder(&send_cq, &recv_cq, qp_type)
         .max_send_wr(SENDS)
         .max_send_sge(SEGMENTS as u32)
         .max_inline_data(INLINE)
@@ -439,7 +439,7 @@ fn pair<S: Ringing>(
 ) -> Result<Ends<S>, Failure> {
     let mut ends = ends(context, pd, QpType::RC)?;
     let mut peer = pd
-        .create_qp(&ends.send_cq, &ends.recv_cq, QpType::RC)
+        .qp_builder(&ends.send_cq, &ends.recv_cq, QpType::RC)
         .max_send_sge(SEGMENTS as u32)
         .max_inline_data(INLINE)
         .max_recv_wr(2 * RUN);

@@ -37,10 +37,10 @@ impl Side {
         let &Options { size, count, what, .. } = options;
         let context = Context::open(&Device::by_name(&options.device)?)?;
         let pd = context.alloc_pd()?;
-        let sends = context.create_cq(options.depth().max(2)).build()?;
-        let receives = context.create_cq(RECEIVES).build()?;
+        let sends = context.cq_builder(options.depth().max(2)).build()?;
+        let receives = context.cq_builder(RECEIVES).build()?;
         let qp = pd
-            .create_qp(&sends, &receives, QpType::RC)
+            .qp_builder(&sends, &receives, QpType::RC)
             .max_send_wr(options.depth())
             .max_recv_wr(RECEIVES)
             .build()?;
