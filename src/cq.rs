@@ -219,7 +219,7 @@ impl CqBuilder {
 
     /// Has the device write completions of 128 bytes whole, the half that says nothing with zeros: so
     /// that no cache line has to be fetched to be written in part. On mlx5, where
-    /// [`pads_completions`](crate::mlx5::DeviceAttr::pads_completions) says so.
+    /// [`pads_completions`](crate::mlx5::ContextAttr::pads_completions) says so.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD")]
     #[must_use]
     pub fn pad(mut self) -> Self {

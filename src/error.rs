@@ -254,6 +254,65 @@ impl<T> fmt::Display for ErrorWith<T> {
 
 impl<T> std::error::Error for ErrorWith<T> {}
 
+/// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
+/// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// They do not lie within the memory.
+    OutOfRange {
+        /// Where they would begin, in bytes.
+        offset: usize,
+        /// How many they would be.
+        length: usize,
+        /// The bytes that there are.
+        size: usize,
+    },
+    /// Only whole words can be accessed here, at multiples of their size.
+    Unaligned {
+        /// Where the bytes would begin.
+        offset: usize,
+        /// How many they would be.
+        length: usize,
+        /// Bytes of a word.
+        word: usize,
+    },
+    /// The region lost its memory to a failed change, and can only be destroyed; see
+    /// [`MemoryRegion::is_dead`](crate::MemoryRegion::is_dead).
+    Dead,
+    /// This process is a fork of the one that has the memory.
+    Forked,
+}
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemoryError::OutOfRange { offset, length, size } => {
+                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
+            }
+            MemoryError::Unaligned { offset, length, word } => {
+                write!(f, "{length} bytes at {offset} are not whole words of {word} bytes")
+            }
+            MemoryError::Dead => f.write_str("a failed change left the region without memory"),
+            MemoryError::Forked => {
+                f.write_str("this process is a fork of the one that has the memory")
+            }
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Error {
+        const VERB: &str = "access_memory";
+        match error {
+            MemoryError::Forked => Error::forked(VERB),
+            other => Error::invalid(VERB, other.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

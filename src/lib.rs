@@ -6,7 +6,7 @@
 //! with the feature `serde` it travels in any format.
 //!
 //! ```rust,no_run
-//! use uverbs::{Context, Recv, QpType, SendWr, devices};
+//! use uverbs::{Context, RecvWr, QpType, SendWr, devices};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
@@ -26,7 +26,7 @@
 //!     message.copy_from(0, b"hello, peer")?;
 //!
 //!     let mut batch = right.recv_batch()?;
-//!     batch.push(Recv { wr_id: 1, sges: &[inbox.sge(..)?] })?;
+//!     batch.push(RecvWr::new(&[inbox.sge(..)?]).id(1))?;
 //!     // SAFETY: `inbox` outlives the completion, and nobody reads it before.
 //!     unsafe { batch.ring() };
 //!
@@ -119,9 +119,9 @@ pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
-pub use dm::{DeviceMemory, DeviceMemoryError};
+pub use dm::DeviceMemory;
 pub use envelope::Envelope;
-pub use error::{Error, ErrorWith, Result};
+pub use error::{Error, ErrorWith, MemoryError, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
@@ -133,7 +133,7 @@ pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, 
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
 pub use mr::{
     Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder, OnDemandRange, OnDevice,
-    RegionError, Rereg,
+    Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -152,7 +152,9 @@ pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 pub use wr::{
-    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, RingError,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, RecvWr, Remote, RingError,
     SendWr, Sge, WindowBinding,
 };
 pub use xrcd::{XrcDomain, XrcdBuilder};
+/// The crate whose traits say which types may lie in registered memory: `FromBytes` and `IntoBytes`.
+pub use zerocopy;

@@ -3,7 +3,7 @@
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
 use crate::uverbs::scripted::Op;
-use crate::{Access, Errno, RegionError, Rereg, WcStatus, WindowType};
+use crate::{Access, Errno, MemoryError, Rereg, WcStatus, WindowType};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -213,8 +213,8 @@ fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
     let error = region.rereg(Rereg::new().access(Access::ALL_REMOTE)).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(region.is_dead());
-    assert_eq!(region.sge(..), Err(RegionError::Dead));
-    assert_eq!(region.remote(0), Err(RegionError::Dead));
+    assert_eq!(region.sge(..), Err(MemoryError::Dead));
+    assert_eq!(region.remote(0), Err(MemoryError::Dead));
     assert_eq!(region.read_at(3), Some(1), "the memory is still this process's");
     assert!(region.rereg(Rereg::new().access(less)).is_err());
     assert_eq!(region.destroy().unwrap().bytes[3], 1);

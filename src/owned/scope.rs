@@ -8,11 +8,11 @@ use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::{ErrorWith, Result};
+use crate::error::{ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::region::{Pledged, Pledges};
-use crate::mr::{HostMemory, MemoryRegion, RegionError};
+use crate::mr::{HostMemory, MemoryRegion};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
@@ -166,11 +166,11 @@ impl<'env> Part<'env> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T, M: HostMemory>(
         region: &'env MemoryRegion<T, M>,
         range: impl RangeBounds<usize>,
-    ) -> std::result::Result<Part<'env>, RegionError> {
+    ) -> std::result::Result<Part<'env>, MemoryError> {
         Ok(Part { sge: region.sge(range)?, domain: &region.inner.pd.kernel })
     }
 }

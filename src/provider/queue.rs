@@ -10,7 +10,7 @@ use crate::memory::fork::Epoch;
 use crate::memory::gated::Gated;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::wqebb::WqebbOffset;
-use crate::wr::{PostError, Recv, RingError, SendWr};
+use crate::wr::{PostError, RecvWr, RingError, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -496,7 +496,7 @@ impl RecvRing {
         &self,
         kind: RecvKind,
         cursor: &mut RecvCursor,
-        recv: &Recv<'_>,
+        recv: &RecvWr<'_>,
     ) -> bool {
         match kind {
             RecvKind::Own => match self.mlx5.here() {
@@ -513,7 +513,7 @@ impl RecvRing {
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
     #[cold]
     #[inline(never)]
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any()) {
             (Some(ring), _, _) => ring.push(cursor, recv),
             (_, Some(ring), _) => ring.push(cursor, recv),

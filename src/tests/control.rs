@@ -2,7 +2,7 @@
 
 use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, Recv, SendWr};
+use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, RecvWr, SendWr};
 use std::net::Ipv4Addr;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::write::{
@@ -167,7 +167,7 @@ fn rings_go_on_where_they_were_after_a_reset() {
             batch.push(SendWr::send(&[]).id(round * 3 + n)).unwrap();
             ring(batch).unwrap();
             let mut batch = qp.recv_batch().unwrap();
-            batch.push(Recv { wr_id: 100 + round * 3 + n, sges: &[] }).unwrap();
+            batch.push(RecvWr::new(&[]).id(100 + round * 3 + n)).unwrap();
             ring_recv(batch);
         }
         // The kernel skips what it has not done, up to our producer index.

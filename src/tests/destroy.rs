@@ -3,7 +3,7 @@
 use super::Bench;
 use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, AddressVector, Errno, ErrorWith, Gid, QpType, Recv, WindowType};
+use crate::{Access, AddressVector, Errno, ErrorWith, Gid, QpType, RecvWr, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -124,7 +124,7 @@ fn a_queue_pair_that_came_back_works() {
     bench.script.refuse_destroy(handle, Errno::BUSY);
     let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: 7, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(7)).unwrap();
     super::ring_recv(batch);
     assert_eq!(bench.script.pending(handle, crate::uverbs::scripted::Role::Recv), 1);
 }

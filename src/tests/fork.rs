@@ -4,8 +4,8 @@ use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
-    Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType, Recv,
-    RingError, SendWr, WindowType,
+    Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType,
+    RecvWr, RingError, SendWr, WindowType,
 };
 
 fn address() -> AddressVector {
@@ -129,11 +129,11 @@ fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
     assert_eq!(script.pending(handle, Role::Send), 1);
 
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: 1, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(1)).unwrap();
     let mut receives = Some(batch);
     in_child(|| {
         let mut batch = receives.take().unwrap();
-        assert_eq!(batch.push(Recv { wr_id: 2, sges: &[] }), Err(PostError::Forked));
+        assert_eq!(batch.push(RecvWr::new(&[]).id(2)), Err(PostError::Forked));
         ring_recv(batch);
     });
     assert_eq!(script.pending(handle, Role::Recv), 0);

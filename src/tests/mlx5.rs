@@ -356,17 +356,18 @@ fn a_queue_that_cannot_be_resized_says_so() {
 
 #[test]
 fn doorbells_that_are_not_there_are_named() {
-    use crate::mlx5::{PageError, Uar, UarKind};
+    use crate::MemoryError;
+    use crate::mlx5::{Uar, UarKind};
     let bench = Bench::new();
     let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
     let error = page.ring_u32(6, 0).unwrap_err();
-    assert_eq!(error, PageError::Unaligned { offset: 6, width: 4 });
+    assert_eq!(error, MemoryError::Unaligned { offset: 6, length: 4, word: 4 });
     assert!(error.to_string().contains("4 bytes at 6"), "{error}");
     for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
-        assert_eq!(error, PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 });
+        assert_eq!(error, MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 });
         assert!(error.to_string().contains("8 bytes at 4096 is not in a page of 4096"), "{error}");
     }
-    assert_eq!(page.peek_u32(9), Err(PageError::Unaligned { offset: 9, width: 4 }));
+    assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
 }
 
 #[test]

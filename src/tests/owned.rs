@@ -558,7 +558,7 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     let bench = Bench::new();
     let post = |srq: &mut crate::SharedReceiveQueue| {
         let mut batch = srq.batch().unwrap();
-        batch.push(crate::Recv { wr_id: 7, sges: &[] }).unwrap();
+        batch.push(crate::RecvWr::new(&[]).id(7)).unwrap();
         // SAFETY: the receive names no memory.
         #[allow(unsafe_code, reason = "the point of the test")]
         unsafe {

@@ -5,7 +5,7 @@ use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
     Access, AddressVector, Destination, Errno, FlushLevel, Gid, Lkey, MaskedSwap, Placement,
-    PostError, Qkey, QpState, QpType, Qpn, Recv, Remote, RingError, Rkey, SendWr, Sge, WcStatus,
+    PostError, Qkey, QpState, QpType, Qpn, RecvWr, Remote, RingError, Rkey, SendWr, Sge, WcStatus,
     WindowType,
 };
 
@@ -50,14 +50,14 @@ fn a_full_queue_says_so_until_the_device_takes_something() {
         batch.push(SendWr::send(&[SGE]).id(id)).unwrap();
         ring(batch).unwrap();
         let mut batch = qp.recv_batch().unwrap();
-        batch.push(Recv { wr_id: id, sges: &[SGE] }).unwrap();
+        batch.push(RecvWr::new(&[SGE]).id(id)).unwrap();
         ring_recv(batch);
     }
     let mut sends = qp.send_batch().unwrap();
     assert_eq!((sends.room(), sends.push(SendWr::send(&[]))), (0, Err(PostError::Full)));
     ring(sends).unwrap();
     let mut receives = qp.recv_batch().unwrap();
-    let push = receives.push(Recv { wr_id: 9, sges: &[] });
+    let push = receives.push(RecvWr::new(&[]).id(9));
     assert_eq!((receives.room(), push), (0, Err(PostError::Full)));
     ring_recv(receives);
     assert_eq!(bench.script.pending(handle, Role::Send), 7);
@@ -89,7 +89,7 @@ fn a_batch_that_is_dropped_or_forgotten_leaves_no_trace() {
             std::mem::forget(batch)
         }
         let mut batch = qp.recv_batch().unwrap();
-        batch.push(Recv { wr_id: 100, sges: &[] }).unwrap();
+        batch.push(RecvWr::new(&[]).id(100)).unwrap();
         if round % 2 == 0 {
             drop(batch)
         } else {
@@ -149,10 +149,10 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
 
     let mut batch = qp.recv_batch().unwrap();
     let sges = [SGE; 3];
-    let refused = Recv { wr_id: 1, sges: &sges };
+    let refused = RecvWr::new(&sges).id(1);
     assert_eq!(batch.push(refused), Err(PostError::TooManySge { max: 2 }));
-    assert_eq!(batch.push(Recv { wr_id: 1, sges: &[SGE, huge] }), Err(PostError::TooLong));
-    batch.push(Recv { wr_id: 2, sges: &sges[..2] }).unwrap();
+    assert_eq!(batch.push(RecvWr::new(&[SGE, huge]).id(1)), Err(PostError::TooLong));
+    batch.push(RecvWr::new(&sges[..2]).id(2)).unwrap();
     ring_recv(batch);
     assert_eq!(bench.script.pending(handle, Role::Recv), 1);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 2);
@@ -264,9 +264,9 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     super::bring_up(&bench.script, &qp);
     assert_eq!(qp.recv_batch().err(), Some(PostError::SharedReceives));
     let mut batch = srq.batch().unwrap();
-    batch.push(Recv { wr_id: 3, sges: &[SGE, SGE] }).unwrap();
+    batch.push(RecvWr::new(&[SGE, SGE]).id(3)).unwrap();
     let sges = [SGE; 3];
-    let refused = batch.push(Recv { wr_id: 4, sges: &sges });
+    let refused = batch.push(RecvWr::new(&sges).id(4));
     assert_eq!(refused, Err(PostError::TooManySge { max: 2 }));
     ring_recv(batch);
     let handle = srq.handle();
@@ -275,7 +275,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     srq.resize(12).unwrap();
     let mut batch = srq.batch().unwrap();
     assert_eq!(batch.room(), 14);
-    batch.push(Recv { wr_id: 5, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(5)).unwrap();
     ring_recv(batch);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 3);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 5);
@@ -286,7 +286,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     bench.script.fail_step(2, Errno::NOMEM);
     assert_eq!(srq.resize(20).unwrap_err().errno(), Errno::NOMEM);
     let mut batch = srq.batch().unwrap();
-    assert_eq!(batch.push(Recv { wr_id: 6, sges: &[] }), Err(PostError::Full));
+    assert_eq!(batch.push(RecvWr::new(&[]).id(6)), Err(PostError::Full));
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn whatever_indices_say_no_ring_is_left() {
             drop(ah);
             let mut batch = qp.recv_batch().unwrap();
             let room = batch.room();
-            let recv = Recv { wr_id: 1, sges: &[SGE] };
+            let recv = RecvWr::new(&[SGE]).id(1);
             let pushed = (0..100).take_while(|_| batch.push(recv).is_ok());
             assert_eq!((pushed.count() as u32, room <= 7), (room, true));
             ring_recv(batch);

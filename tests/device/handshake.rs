@@ -6,7 +6,7 @@ use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType, QueuePair,
-    Recv, SendWr, WcStatus,
+    RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -53,7 +53,7 @@ fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
     a.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
     let sges = [b.memory.sge(..)?];
     let mut batch = b.qp.recv_batch()?;
-    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    batch.push(RecvWr::new(&sges).id(1))?;
     // SAFETY: the region lives as long as the queue pair, and is read only after completion.
     unsafe { batch.ring() };
     let sges = [a.memory.sge(..)?];

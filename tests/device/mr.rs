@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Advice, Context, Errno, MemoryRegion, ObjectKind, RegionError, Rereg, StableBytes,
+    Access, Advice, Context, Errno, MemoryError, MemoryRegion, ObjectKind, Rereg, StableBytes,
 };
 
 trials![
@@ -210,7 +210,7 @@ fn values_bytes_and_atomics() -> Verdict {
     assert_eq!(bytes[..1], [0]);
     assert_eq!(bytes[1..14], [0xaa; 13]);
     assert_eq!(bytes[14..], [0, 0]);
-    let out = RegionError::OutOfRange { offset: 120, length: 9, size: 128 };
+    let out = MemoryError::OutOfRange { offset: 120, length: 9, size: 128 };
     assert_eq!(region.copy_from(120, &[0; 9]), Err(out));
     assert_eq!(region.copy_to(120, &mut [0; 9]), Err(out));
 
@@ -240,7 +240,7 @@ fn ranges_are_checked() -> Verdict {
     assert_eq!(region.sge(100..)?.length, 0);
     assert_eq!(
         region.sge(..101),
-        Err(RegionError::OutOfRange { offset: 0, length: 101, size: 100 })
+        Err(MemoryError::OutOfRange { offset: 0, length: 101, size: 100 })
     );
     let remote = region.remote(99)?;
     assert_eq!((remote.addr, remote.rkey), (region.addr() + 99, region.rkey()));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, Context,
     Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, ParentDomain, PostError,
-    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey,
+    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, RecvWr, Remote, Rkey,
     SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
@@ -459,7 +459,7 @@ impl Side {
             Some(srq) => srq.batch()?,
             None => self.qp.recv_batch()?,
         };
-        batch.push(Recv { wr_id, sges })?;
+        batch.push(RecvWr::new(sges).id(wr_id))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         Ok(())

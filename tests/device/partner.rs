@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
     CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion, Notify,
-    ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
+    ObjectKind, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, SendWr, Sge, WcStatus,
 };
 
 /// The first argument of a program that is to be a partner.
@@ -236,7 +236,7 @@ impl Loop {
     #[allow(unsafe_code, reason = "ringing is")]
     fn receive(&mut self, into: Sge) -> Verdict {
         let mut batch = self.right.recv_batch()?;
-        batch.push(Recv { wr_id: 0, sges: &[into] })?;
+        batch.push(RecvWr::new(&[into]).id(0))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         Ok(())
@@ -580,7 +580,7 @@ impl Desk {
         #[allow(unsafe_code, reason = "ringing is")]
         {
             let mut batch = qp.recv_batch()?;
-            batch.push(Recv { wr_id: 1, sges: &[] })?;
+            batch.push(RecvWr::new(&[]).id(1))?;
             // SAFETY: the request names no memory.
             unsafe { batch.ring() };
         }

@@ -4,7 +4,7 @@ use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, trials};
 use uverbs::{
-    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, Recv, SendWr,
+    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr,
 };
 
 trials![
@@ -170,10 +170,10 @@ fn posting_in_the_wrong_state() -> Verdict {
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     init(&qp)?;
     assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::INIT));
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.modify(&QpAttr::new().state(QpState::ERR))?;
     // In an error state both queues take requests, to flush them.
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.send_batch()?.push(SendWr::send(&[]))?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use uverbs::device::DriverId;
 use uverbs::{
     Access, Context, Errno, EventSource, EventType, Foreign, Imported, MemoryRegion, ObjectKind,
-    ProtectionDomain, QpType, Recv, SendWr, WcStatus,
+    ProtectionDomain, QpType, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -498,7 +498,7 @@ pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<S
     #[allow(unsafe_code, reason = "ringing is")]
     {
         let mut batch = srq.batch()?;
-        batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
+        batch.push(RecvWr::new(&[memory.sge(..)?]).id(1))?;
         // SAFETY: nothing else uses the memory.
         unsafe { batch.ring() };
     }

@@ -5,7 +5,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Errno, ProtectionDomain, QpType, Recv, SendWr, Sge, SharedReceiveQueue, WcOpcode};
+use uverbs::{Errno, ProtectionDomain, QpType, RecvWr, SendWr, Sge, SharedReceiveQueue, WcOpcode};
 
 trials![
     holds_what_was_asked,
@@ -130,10 +130,10 @@ fn full_queue_refuses() -> Verdict {
     let mut batch = srq.batch()?;
     assert_eq!(batch.room(), max_wr);
     for wr_id in 0..max_wr.into() {
-        batch.push(Recv { wr_id, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(wr_id))?;
     }
     assert_eq!((batch.room(), batch.len()), (0, max_wr));
-    assert_eq!(batch.push(Recv { wr_id: 99, sges: &sges }), Err(uverbs::PostError::Full));
+    assert_eq!(batch.push(RecvWr::new(&sges).id(99)), Err(uverbs::PostError::Full));
     assert_eq!(batch.len(), max_wr, "a refused request was counted");
     Ok(())
 }
@@ -143,8 +143,8 @@ fn too_many_entries_are_refused() -> Verdict {
     let mut srq = make(&pd, 4, 2)?;
     let max = srq.query()?.max_sge;
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: 1, sges: &nowhere(max as usize) })?;
-    let refused = batch.push(Recv { wr_id: 2, sges: &nowhere(max as usize + 1) });
+    batch.push(RecvWr::new(&nowhere(max as usize)).id(1))?;
+    let refused = batch.push(RecvWr::new(&nowhere(max as usize + 1)).id(2));
     assert_eq!(refused, Err(uverbs::PostError::TooManySge { max }));
     Ok(())
 }
@@ -156,11 +156,11 @@ fn dropped_batch_leaves_no_trace() -> Verdict {
     let room = srq.batch()?.room();
     for _ in 0..3 {
         let mut batch = srq.batch()?;
-        batch.push(Recv { wr_id: 1, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(1))?;
         assert_eq!(batch.room(), room - 1);
     }
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    batch.push(RecvWr::new(&sges).id(1))?;
     std::mem::forget(batch);
     assert_eq!(srq.batch()?.room(), room);
     Ok(())

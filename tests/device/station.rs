@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain, QpAttr,
-    QpBuilder, QpState, QpType, QueuePair, Recv, SendWr, Sge, WcOpcode, WcStatus,
+    QpBuilder, QpState, QpType, QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Room for one frame.
@@ -147,7 +147,7 @@ impl Station {
         self.memory.copy_from(at, &poison).expect("a frame has room");
         let sges = [self.sge(at..at + ROOM)];
         let mut batch = self.qp.recv_batch()?;
-        batch.push(Recv { wr_id: self.next as u64, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(self.next as u64))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         self.next = if self.next + 1 == PLACES { 1 } else { self.next + 1 };

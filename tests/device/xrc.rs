@@ -13,8 +13,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use uverbs::{
     CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
-    ProtectionDomain, QpState, QpType, Qpn, QueuePair, Recv, SendWr, SharedReceiveQueue, SrqNumber,
-    WcOpcode, WcStatus, XrcDomain, XrcTarget,
+    ProtectionDomain, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr, SharedReceiveQueue,
+    SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
 trials![
@@ -115,7 +115,7 @@ impl Receiver {
 #[allow(unsafe_code, reason = "ringing is")]
 fn post(srq: &mut SharedReceiveQueue, wr_id: u64, sges: &[uverbs::Sge]) -> Verdict {
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id, sges })?;
+    batch.push(RecvWr::new(sges).id(wr_id))?;
     // SAFETY: memory of a receiver is only copied from and to, and goes after its queues.
     unsafe { batch.ring() };
     Ok(())

@@ -9,8 +9,8 @@ use crate::args::PathMtu;
 use crate::failure::{Failure, Result};
 use uverbs::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Destination, MemoryRegion, Mtu,
-    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, Recv, SendWr,
-    Sge, SharedReceiveQueue,
+    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, RecvWr,
+    SendWr, Sge, SharedReceiveQueue,
 };
 
 /// What a completion's number says about it. The rest of the number is the receive's buffer.
@@ -173,7 +173,7 @@ impl Posting {
         };
         for slot in slots {
             let wr_id = RECV | (slot as u64) << SLOT_SHIFT;
-            batch.push(Recv { wr_id, sges: &self.recv_sges[slot] })?;
+            batch.push(RecvWr::new(&self.recv_sges[slot]).id(wr_id))?;
         }
         // SAFETY: the buffers lie in a region that lives as long as the queue pairs, in the same
         // `Queues`, and that nobody borrows: it is only copied from and to.

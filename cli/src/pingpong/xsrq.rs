@@ -21,7 +21,7 @@ use std::fmt::Display;
 use std::time::Instant;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Mtu, Notify, PostError, Psn,
-    QpAttr, QpState, QpType, QueuePair, Recv, SendWr, SharedReceiveQueue, WcStatus, XrcDomain,
+    QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr, SharedReceiveQueue, WcStatus, XrcDomain,
     XrcTarget,
 };
 
@@ -329,7 +329,7 @@ impl<'a> Side<'a> {
         let sges = [self.memory.sge(..).map_err(run_failed)?];
         let mut batch = self.srq.batch().map_err(run_failed)?;
         for _ in 0..count {
-            batch.push(Recv { wr_id: 0, sges: &sges }).map_err(run_failed)?;
+            batch.push(RecvWr::new(&sges).id(0)).map_err(run_failed)?;
         }
         // SAFETY: the memory outlives the queue, in the same `Side`, and nobody looks at it.
         unsafe { batch.ring() };

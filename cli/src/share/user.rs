@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
         context.device(),
         region.rkey()
     );
-    let out_of_range = |error: uverbs::RegionError| Failure::peer(error.to_string());
+    let out_of_range = |error: uverbs::MemoryError| Failure::peer(error.to_string());
     let mut own = pd.allocate::<u8>(GREETING.len())?;
     let mut path = Path::new(&context, &pd, *ib_port, *gid_index)?;
 

@@ -9,7 +9,7 @@ use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
-    Access, Context, DeviceMemory, DeviceMemoryError, Errno, ErrorWith, Imported, MemoryRegion,
+    Access, Context, DeviceMemory, Errno, ErrorWith, Imported, MemoryError, MemoryRegion,
     ObjectKind, OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
@@ -97,12 +97,12 @@ fn parts_of_words_and_what_is_outside_are_refused() -> Verdict {
     let memory = alloc(&context, 64)?;
     fill(&memory, 0, 64, 3)?;
     for (offset, length) in [(0, 3), (1, 4), (2, 2), (62, 4)] {
-        let error = Err(DeviceMemoryError::Unaligned { offset, length });
+        let error = Err(MemoryError::Unaligned { offset, length, word: 4 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }
     for (offset, length) in [(0, 68), (64, 4), (usize::MAX - 3, 8), (68, 0)] {
-        let error = Err(DeviceMemoryError::OutOfRange { offset, length, size: 64 });
+        let error = Err(MemoryError::OutOfRange { offset, length, size: 64 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }

@@ -2,7 +2,8 @@
 
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
-use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
+use uverbs::MemoryError;
+use uverbs::mlx5::{Uar, UarKind, query_device};
 use uverbs::{Errno, ObjectKind};
 
 trials![
@@ -37,9 +38,12 @@ fn pages_are_mapped_and_rung() -> Verdict {
     // A doorbell of queue pair 0, which is nobody's.
     page.ring_be64(0x800, 0)?;
     again.ring_be64(0x800, 0)?;
-    let outside = PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 };
+    let outside = MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 };
     assert_eq!(page.ring_be64(4096, 0), Err(outside));
-    assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned { offset: 0x804, width: 8 }));
+    assert_eq!(
+        page.ring_be64(0x804, 0),
+        Err(MemoryError::Unaligned { offset: 0x804, length: 8, word: 8 })
+    );
     uar.destroy()?;
     // Nobody else gets the page while it is mapped.
     page.ring_be64(0x800, 0)?;

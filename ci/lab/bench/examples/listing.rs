@@ -4,8 +4,8 @@
 use std::hint::black_box;
 use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    CompletionQueue, Destination, Exclusive, Notify, PollError, PostError, QueuePair, Recv, Remote,
-    SendWr, Sge, SharedReceiveQueue, ThreadDomain,
+    CompletionQueue, Destination, Exclusive, Notify, PollError, PostError, QueuePair, RecvWr,
+    Remote, SendWr, Sge, SharedReceiveQueue, ThreadDomain,
 };
 
 /// Requests that are posted together.
@@ -160,7 +160,7 @@ fn listing_build_write(qp: &mut QueuePair, remote: Remote, sge: &Sge) -> Result<
 #[inline(never)]
 fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), PostError> {
     let mut batch = qp.recv_batch()?;
-    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
     unsafe { batch.ring() };
     Ok(())
@@ -172,7 +172,7 @@ fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), Po
 fn listing_post_receives(qp: &mut QueuePair, sges: &[Sge; BATCH]) -> Result<(), PostError> {
     let mut batch = qp.recv_batch()?;
     for (sge, wr_id) in sges.iter().zip(0..) {
-        batch.push(Recv { wr_id, sges: std::slice::from_ref(sge) })?;
+        batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
     unsafe { batch.ring() };
@@ -188,7 +188,7 @@ fn listing_post_shared_receive(
     id: u64,
 ) -> Result<(), PostError> {
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
     unsafe { batch.ring() };
     Ok(())
@@ -203,7 +203,7 @@ fn listing_post_shared_receives(
 ) -> Result<(), PostError> {
     let mut batch = srq.batch()?;
     for (sge, wr_id) in sges.iter().zip(0..) {
-        batch.push(Recv { wr_id, sges: std::slice::from_ref(sge) })?;
+        batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
     unsafe { batch.ring() };

@@ -24,7 +24,7 @@ use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::number::Lkey;
 use crate::provider::{Cursor, RecvCursor, SendLimits};
-use crate::wr::{PostError, Recv, SendWr, Sge};
+use crate::wr::{PostError, RecvWr, SendWr, Sge};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -186,11 +186,11 @@ impl Receiver {
     }
 
     /// As [`SqWrIds::push`].
-    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
-    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+    fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
@@ -219,11 +219,11 @@ impl SharedReceiver {
     }
 
     /// As [`SqWrIds::push`].
-    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
-    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+    fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
             self.push(&mut cursor, recv)?;

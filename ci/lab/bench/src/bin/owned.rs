@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
     CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpControl, QpType, QueuePair,
-    Recv, Remote, SendWr, Sge,
+    RecvWr, Remote, SendWr, Sge,
 };
 
 /// Bytes of each message.
@@ -130,7 +130,7 @@ impl Raw {
     fn receive(&mut self) -> Result<(), Failure> {
         for (sge, id) in self.slices.drain(RUN as usize..).zip(0..) {
             let mut batch = self.other.recv_batch()?;
-            batch.push(Recv { wr_id: id, sges: &[sge] })?;
+            batch.push(RecvWr::new(&[sge]).id(id))?;
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() };
         }
@@ -143,7 +143,7 @@ impl Raw {
             let mut batch = self.other.recv_batch()?;
             let rest = self.slices.len() - BATCH as usize;
             for (sge, id) in self.slices.drain(rest..).zip(u64::from(round * BATCH)..) {
-                batch.push(Recv { wr_id: id, sges: &[sge] })?;
+                batch.push(RecvWr::new(&[sge]).id(id))?;
             }
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() };

@@ -11,8 +11,8 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
-    MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair, Recv,
-    RecvBatch, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
+    MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair,
+    RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
     ThreadDomain, WcStatus,
 };
 
@@ -145,11 +145,11 @@ fn receive<Q: Receiver, const N: u32>(queue: &mut Q, sges: &[Sge; 1]) -> Result<
         let mut batch = queue.start()?;
         if N == 1 {
             id += 1;
-            batch.push(Recv { wr_id: id, sges })?;
+            batch.push(RecvWr::new(sges).id(id))?;
         } else {
             for _ in 0..N {
                 id += 1;
-                batch.push(Recv { wr_id: id, sges })?;
+                batch.push(RecvWr::new(sges).id(id))?;
             }
         }
         // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.

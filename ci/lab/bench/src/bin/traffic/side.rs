@@ -5,7 +5,7 @@ use lab_bench::Failure;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use uverbs::{
-    CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, Recv, Remote,
+    CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, RecvWr, Remote,
     Rkey, SendWr, Sge,
 };
 
@@ -106,7 +106,7 @@ impl Side {
         self.receives_left -= count;
         for _ in 0..count {
             let mut batch = self.qp.recv_batch()?;
-            batch.push(Recv { wr_id: 0, sges: &self.target })?;
+            batch.push(RecvWr::new(&self.target).id(0))?;
             // SAFETY: the memory lives as long as the queue pair, and nobody borrows it.
             unsafe { batch.ring() };
         }
