@@ -13,7 +13,7 @@ fn open() -> Outcome<(QueuePair, BufferPool, u32)> {
     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
     let context = Context::open(&device)?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(4096).build()?;
+    let pool = pd.buffer_pool_builder(4096).build()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(8).max_recv_wr(8))?;
     Ok((qp, pool, context.default_gid(1)?.index))

@@ -3,7 +3,7 @@
 mod retired;
 
 use crate::address_vector::AddressVector;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::number::{Qkey, Qpn};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
@@ -128,7 +128,7 @@ impl AddressHandle {
     /// `EBUSY` while requests name it that have not completed, on soft-RoCE; what the kernel answers.
     /// The handle comes back with the error.
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         let number = self.address.number();
         let requests = number.map_or(0, |number| self.pd.kernel.retired.requests(number));
         if requests > 0 {
@@ -136,11 +136,11 @@ impl AddressHandle {
                 "{requests} requests name the address handle and have not completed; a handle that is \
                  dropped goes with the last of them"
             ));
-            return Err((self, error));
+            return Err(error.with(self));
         }
         match self.object.as_mut().map_or(Ok(()), Object::destroy) {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Pairs with the completion event file of `core/uverbs_std_types_cq.c`.
 
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::file::set_nonblocking;
 use crate::events::keys::{ObjectKey, Resolved};
 use crate::events::wait::{Read, read_record, wait_readable};
@@ -165,10 +165,10 @@ impl CompletionChannel {
     ///
     /// `EBUSY` while a queue uses it; the channel comes back with the error.
     #[doc(alias = "ibv_destroy_comp_channel")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a completion queue still uses the channel";
         destroy_sole(self.inner, "destroy_comp_channel", HELD, |_| Ok(()))
-            .map_err(|(inner, error)| (CompletionChannel { inner }, error))
+            .map_err(|failed| failed.map(|inner| CompletionChannel { inner }))
     }
 }
 

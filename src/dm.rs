@@ -5,7 +5,7 @@
 
 use crate::context::Context;
 use crate::envelope::{Envelope, Proof};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
@@ -14,7 +14,6 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmPlace as Place;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
-use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::dm as uapi;
 use uverbs_uapi::object::UVERBS_OBJECT_DM;
@@ -227,15 +226,11 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// [`DeviceMemoryError::Unaligned`] unless `offset` and the bytes to copy are multiples of 4,
-    /// [`DeviceMemoryError::OutOfRange`], [`DeviceMemoryError::Forked`] in a child of the process
+    /// [`MemoryError::Unaligned`] unless `offset` and the bytes to copy are multiples of 4,
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Forked`] in a child of the process
     /// that has the memory. Nothing is copied then.
     #[doc(alias = "ibv_memcpy_to_dm")]
-    pub fn copy_from<T>(
-        &self,
-        offset: usize,
-        values: &T,
-    ) -> std::result::Result<(), DeviceMemoryError>
+    pub fn copy_from<T>(&self, offset: usize, values: &T) -> std::result::Result<(), MemoryError>
     where
         T: IntoBytes + Immutable + ?Sized,
     {
@@ -251,11 +246,7 @@ impl DeviceMemory {
     ///
     /// As [`copy_from`](Self::copy_from).
     #[doc(alias = "ibv_memcpy_from_dm")]
-    pub fn copy_to<T>(
-        &self,
-        offset: usize,
-        values: &mut T,
-    ) -> std::result::Result<(), DeviceMemoryError>
+    pub fn copy_to<T>(&self, offset: usize, values: &mut T) -> std::result::Result<(), MemoryError>
     where
         T: FromBytes + IntoBytes + ?Sized,
     {
@@ -269,19 +260,19 @@ impl DeviceMemory {
         &self,
         offset: usize,
         length: usize,
-    ) -> std::result::Result<&MmioWindow, DeviceMemoryError> {
+    ) -> std::result::Result<&MmioWindow, MemoryError> {
         match self.inner.object.memory() {
-            Some(window) if window.is_inherited() => Err(DeviceMemoryError::Forked),
+            Some(window) if window.is_inherited() => Err(MemoryError::Forked),
             Some(window) => Ok(window),
-            None => Err(DeviceMemoryError::OutOfRange { offset, length, size: 0 }),
+            None => Err(MemoryError::OutOfRange { offset, length, size: 0 }),
         }
     }
 
-    fn refusal(&self, offset: usize, length: usize) -> DeviceMemoryError {
+    fn refusal(&self, offset: usize, length: usize) -> MemoryError {
         if offset % WORD != 0 || length % WORD != 0 {
-            return DeviceMemoryError::Unaligned { offset, length };
+            return MemoryError::Unaligned { offset, length, word: WORD };
         }
-        DeviceMemoryError::OutOfRange { offset, length, size: self.len() }
+        MemoryError::OutOfRange { offset, length, size: self.len() }
     }
 
     /// The exported form, for [`Context::import_dm`].
@@ -301,13 +292,13 @@ impl DeviceMemory {
     /// # Errors
     ///
     /// As [`export`](Self::export); the memory comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         match self.export() {
             Ok(envelope) => {
                 self.inner.object.set_owned(false);
                 Ok(envelope)
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 
@@ -320,10 +311,10 @@ impl DeviceMemory {
     /// region of it was [released](crate::MemoryRegion::release) to; the memory comes back with the
     /// error.
     #[doc(alias = "ibv_free_dm")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a memory region is on the device memory";
         destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (DeviceMemory { inner }, error))
+            .map_err(|failed| failed.map(|inner| DeviceMemory { inner }))
     }
 }
 
@@ -349,57 +340,5 @@ impl Sealed for DeviceMemory {
 
     fn set_owned(&self, owned: bool) {
         self.inner.object.set_owned(owned);
-    }
-}
-
-/// Why device memory was not copied to or from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DeviceMemoryError {
-    /// It does not lie within the memory.
-    OutOfRange {
-        /// Where it would begin, in bytes.
-        offset: usize,
-        /// How long it would be, in bytes.
-        length: usize,
-        /// The bytes that there are.
-        size: usize,
-    },
-    /// It is not whole words of 4 bytes.
-    Unaligned {
-        /// Where it would begin, in bytes.
-        offset: usize,
-        /// How long it would be, in bytes.
-        length: usize,
-    },
-    /// This process is a fork of the one that has the memory.
-    Forked,
-}
-
-impl fmt::Display for DeviceMemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceMemoryError::OutOfRange { offset, length, size } => {
-                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
-            }
-            DeviceMemoryError::Unaligned { offset, length } => {
-                write!(f, "{length} bytes at {offset} are not whole words of {WORD} bytes")
-            }
-            DeviceMemoryError::Forked => {
-                f.write_str("this process is a fork of the one that has the device memory")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DeviceMemoryError {}
-
-impl From<DeviceMemoryError> for Error {
-    fn from(error: DeviceMemoryError) -> Error {
-        const VERB: &str = "copy_dm";
-        match error {
-            DeviceMemoryError::Forked => Error::forked(VERB),
-            other => Error::invalid(VERB, other.to_string()),
-        }
     }
 }

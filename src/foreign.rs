@@ -7,7 +7,7 @@
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::mr::MemoryRegion;
@@ -154,11 +154,11 @@ impl ForeignObject {
     /// `ENOENT` if it is gone already, `EBUSY` while something else depends on it; it comes back
     /// with the error.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub unsafe fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         let mut object = Object::imported(self.file.clone(), self.class, self.handle, ());
         match object.destroy_existing() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

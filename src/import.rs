@@ -3,7 +3,7 @@
 //! Pairs with rdma-core's `ibv_import_*` and `ibv_unimport_*`, of which the kernel knows nothing:
 //! there, an object has handles and no owner.
 
-use crate::error::Error;
+use crate::error::{Error, ErrorWith};
 use rustix::io::Errno;
 use std::ops::Deref;
 
@@ -67,14 +67,14 @@ impl<T: Importable> Imported<T> {
     #[doc(alias = "ibv_unimport_pd")]
     #[doc(alias = "ibv_unimport_mr")]
     #[doc(alias = "ibv_unimport_dm")]
-    pub fn unimport(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn unimport(self) -> std::result::Result<(), ErrorWith<Self>> {
         if let Err(error) = self.object.check_fork(T::UNIMPORT) {
-            return Err((self, error));
+            return Err(error.with(self));
         }
         if self.object.is_held() {
             let error = Error::new(T::UNIMPORT, Errno::BUSY)
                 .detail("something made from it in this process is still alive");
-            return Err((self, error));
+            return Err(error.with(self));
         }
         Ok(())
     }
@@ -98,9 +98,9 @@ impl<T: Importable> Imported<T> {
     /// `ENOENT` if the object is gone, `ESTALE` if it is another one; the import comes back with the
     /// error.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn into_owner(self) -> std::result::Result<T, (Self, Error)> {
+    pub unsafe fn into_owner(self) -> std::result::Result<T, ErrorWith<Self>> {
         if let Err(error) = self.object.check("into_owner") {
-            return Err((self, error));
+            return Err(error.with(self));
         }
         self.object.set_owned(true);
         Ok(self.object)

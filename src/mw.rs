@@ -6,7 +6,7 @@
 //! regions are held until DEALLOC_MW.
 
 use crate::access::Access;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::mr::{MemoryRegion, MrInner};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -118,10 +118,10 @@ enum Told {
 /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// # let context = Context::open(&devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
-/// # let mut cq = context.create_cq(16).build()?;
-/// # let mut qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+/// # let mut cq = context.cq_builder(16).build()?;
+/// # let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::MW_BIND)
 ///     .allocate::<u8>(1 << 20)?;
 /// let mut window = pd.alloc_mw(WindowType::Two)?;
@@ -371,10 +371,10 @@ impl MemoryWindow {
     ///
     /// What the kernel answers; the window comes back with the error.
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

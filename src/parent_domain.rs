@@ -1,7 +1,7 @@
 //! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or
 //! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
 
-use crate::error::Result;
+use crate::error::{ErrorWith, Result};
 use crate::memory::allocator::{DomainAllocator, QueueAllocator};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::td::{TdInner, ThreadDomain};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// let pd = context.alloc_pd()?;
 /// let td = context.alloc_td()?;
-/// let domain = uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+/// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
 /// let region = domain.allocate::<u64>(512)?;
 /// # drop(region); Ok(()) }
 /// ```
@@ -32,12 +32,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ParentDomain<S: Sharing = Shared>(ProtectionDomain<S>);
 
-impl ParentDomain {
-    /// Starts to extend `pd`.
+impl<P: Sharing> ProtectionDomain<P> {
+    /// Starts to extend this domain by a thread domain, an allocator for queue memory, or both; see
+    /// [`ParentDomain`].
     #[doc(alias = "ibv_alloc_parent_domain")]
-    pub fn builder<P: Sharing>(pd: &ProtectionDomain<P>) -> ParentDomainBuilder {
+    pub fn parent_domain_builder(&self) -> ParentDomainBuilder {
         ParentDomainBuilder {
-            pd: pd.inner.clone(),
+            pd: self.inner.clone(),
             td: None,
             allocator: None,
             sharing: PhantomData,
@@ -52,11 +53,11 @@ impl<S: Sharing> ParentDomain<S> {
     ///
     /// `EBUSY` while anything made from it lives; it comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, crate::Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something made from the parent domain is still alive";
         const VERB: &str = "dealloc_parent_domain";
         crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
-            .map_err(|(inner, error)| (ParentDomain(ProtectionDomain::of(inner)), error))
+            .map_err(|failed| failed.map(|inner| ParentDomain(ProtectionDomain::of(inner))))
     }
 }
 

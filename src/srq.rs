@@ -1,7 +1,7 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
-use crate::cq::{CompletionQueue, CqInner};
-use crate::error::{Error, Result};
+use crate::cq::{CqInner, CqRef};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -149,7 +149,7 @@ pub struct SrqBuilder {
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a shared receive queue with room for at least `max_wr` receives.
     #[doc(alias = "ibv_create_srq")]
-    pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
+    pub fn srq_builder(&self, max_wr: u32) -> SrqBuilder {
         SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, xrc: None }
     }
 }
@@ -167,9 +167,9 @@ impl SrqBuilder {
     /// kept alive by it.
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
         cq.tidy();
-        self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
+        self.xrc = Some((domain.inner.clone(), cq.control().inner.clone()));
         self
     }
 
@@ -412,11 +412,11 @@ impl SharedReceiveQueue {
     ///
     /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
         let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|(inner, error)| {
-            (SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge }, error)
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|failed| {
+            failed.map(|inner| SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge })
         })
     }
 }

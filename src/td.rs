@@ -2,7 +2,7 @@
 //! kept by a token that cannot be in two places.
 
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{ErrorWith, Result};
 use crate::file::File;
 use crate::object::destroy_sole;
 use crate::provider::ThreadRegister;
@@ -71,9 +71,9 @@ impl ThreadDomain {
     /// `EBUSY` while a parent domain or a queue created under it lives; the domain comes back
     /// with the error.
     #[doc(alias = "ibv_dealloc_td")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a parent domain or a queue still uses the thread domain";
         destroy_sole(self.inner, "dealloc_td", HELD, |td| td.file.check_fork("dealloc_td"))
-            .map_err(|(inner, error)| (ThreadDomain { inner }, error))
+            .map_err(|failed| failed.map(|inner| ThreadDomain { inner }))
     }
 }

@@ -8,7 +8,7 @@ use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use uverbs_uapi::mlx5::wqe::mlx5_av;
 
-pub use error::PostError;
+pub use error::{PostError, RingError};
 pub(crate) use operation::SendOp;
 pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
 pub use packet::Packet;
@@ -240,7 +240,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::Packet(packet), Payload::Sges(sges))
     }
 
-    /// The number that the completion will carry.
+    /// The number that the completion will carry; 0 unless set.
     #[inline]
     #[must_use]
     pub fn id(mut self, wr_id: u64) -> Self {
@@ -307,12 +307,32 @@ impl<'a> SendWr<'a> {
 }
 
 /// A request for a receive queue.
+///
+/// ```
+/// # use uverbs::{Lkey, RecvWr, Sge};
+/// let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
+/// let wr = RecvWr::new(&sges).id(42);
+/// ```
 #[doc(alias = "ibv_recv_wr")]
 #[derive(Clone, Copy, Debug)]
-pub struct Recv<'a> {
-    /// The number that the completion will carry.
-    pub wr_id: u64,
-    /// Where the message goes. A datagram is preceded by 40 bytes for a global route header,
-    /// which are written only if there was one.
-    pub sges: &'a [Sge],
+pub struct RecvWr<'a> {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: &'a [Sge],
+}
+
+impl<'a> RecvWr<'a> {
+    /// Receives a message into `sges`, in order. A datagram is preceded by 40 bytes for a global route
+    /// header, which are written only if there was one.
+    #[inline]
+    pub fn new(sges: &'a [Sge]) -> Self {
+        RecvWr { wr_id: 0, sges }
+    }
+
+    /// The number that the completion will carry; 0 unless set.
+    #[inline]
+    #[must_use]
+    pub fn id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
 }

@@ -5,7 +5,7 @@
 
 use crate::context::Context;
 use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::foreign;
 use crate::handles::ObjectKind;
@@ -51,10 +51,10 @@ pub struct XrcDomain {
     pub(crate) inner: Arc<XrcdInner>,
 }
 
-/// How to open an [`XrcDomain`]; started by [`Context::open_xrcd`].
+/// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct XrcDomainOptions<'a> {
+pub struct XrcdBuilder<'a> {
     context: &'a Context,
     file: Option<BorrowedFd<'a>>,
     flags: OFlags,
@@ -65,17 +65,17 @@ impl Context {
     ///
     /// ```no_run
     /// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
-    /// let private = context.open_xrcd().open()?;
-    /// let shared = context.open_xrcd().file(file).create().open()?;
+    /// let private = context.xrcd_builder().build()?;
+    /// let shared = context.xrcd_builder().file(file).create().build()?;
     /// # drop((private, shared)); Ok(()) }
     /// ```
     #[doc(alias = "ibv_open_xrcd")]
-    pub fn open_xrcd(&self) -> XrcDomainOptions<'_> {
-        XrcDomainOptions { context: self, file: None, flags: OFlags::empty() }
+    pub fn xrcd_builder(&self) -> XrcdBuilder<'_> {
+        XrcdBuilder { context: self, file: None, flags: OFlags::empty() }
     }
 }
 
-impl<'a> XrcDomainOptions<'a> {
+impl<'a> XrcdBuilder<'a> {
     /// Shares the domain by the inode of `file`: everybody who opens one on the same device with a
     /// file of the same inode has the same domain.
     ///
@@ -124,7 +124,7 @@ impl<'a> XrcDomainOptions<'a> {
     /// Those of the table, which are the kernel's; `EAGAIN` also at a cgroup's limit; `EBADF` for a
     /// file that was opened with `O_PATH`; `EOPNOTSUPP` where the device has no XRC domains, as rxe;
     /// `ENOMEM`.
-    pub fn open(self) -> Result<XrcDomain> {
+    pub fn build(self) -> Result<XrcDomain> {
         let file = &self.context.file;
         let request = ib_uverbs_open_xrcd {
             // All ones for none.
@@ -177,7 +177,7 @@ impl XrcDomain {
     }
 
     /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
-    /// opening. To share the domain itself, open it with a [file](XrcDomainOptions::file).
+    /// opening. To share the domain itself, open it with a [file](XrcdBuilder::file).
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl XrcDomain {
     /// `EBUSY` while something made in it lives, here or, for the last one who has it open, anywhere.
     /// The domain comes back with the error.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const VERB: &str = "close_xrcd";
         const HELD: &str =
             "a shared receive queue or a target of the XRC domain is still alive in this process";
@@ -207,7 +207,7 @@ impl XrcDomain {
                 _ => error,
             })
         })
-        .map_err(|(inner, error)| (XrcDomain { inner }, error))
+        .map_err(|failed| failed.map(|inner| XrcDomain { inner }))
     }
 }
 

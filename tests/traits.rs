@@ -9,10 +9,10 @@ use uverbs::owned::{
 use uverbs::{
     AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
     Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error, Exclusive,
-    Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, ObjectKey,
-    OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain, QpControl, QpParts,
-    QueuePair, QueuePairBuilder, RawRange, RecvBatch, RecvQueue, RegionBuilder, SendBatch,
-    SendQueue, Shared, SharedReceiveQueue, ThreadDomain, XrcDomain, XrcDomainOptions, XrcTarget,
+    Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, MrBuilder,
+    ObjectKey, OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain, QpBuilder,
+    QpControl, QpParts, QueuePair, RawRange, RecvBatch, RecvQueue, SendBatch, SendQueue, Shared,
+    SharedReceiveQueue, ThreadDomain, XrcDomain, XrcTarget, XrcdBuilder,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -23,7 +23,7 @@ const _: () = {
     carefree::<ProtectionDomain<Exclusive>>();
     carefree::<ParentDomain<Shared>>();
     carefree::<ParentDomain<Exclusive>>();
-    carefree::<RegionBuilder>();
+    carefree::<MrBuilder>();
     carefree::<MemoryRegion>();
     carefree::<MemoryRegion<u64, Vec<u64>>>();
     carefree::<MemoryRegion<u64, Box<[u64]>>>();
@@ -43,7 +43,7 @@ const _: () = {
     carefree::<Imported<MemoryRegion<u8, Foreign>>>();
     carefree::<XrcDomain>();
     carefree::<XrcTarget>();
-    shared::<XrcDomainOptions<'static>>();
+    shared::<XrcdBuilder<'static>>();
     carefree::<Device>();
     carefree::<Error>();
     carefree::<PostError>();
@@ -59,7 +59,7 @@ const _: () = {
     carefree::<SharedReceiveQueue>();
     carefree::<QueuePair>();
     carefree::<QueuePair<Exclusive>>();
-    carefree::<QueuePairBuilder>();
+    carefree::<QpBuilder>();
     carefree::<QpParts>();
     carefree::<QpParts<Exclusive>>();
     carefree::<SendQueue>();

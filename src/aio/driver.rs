@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory::lock::{Guard, Lock};
 use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
 use crate::pd::{ProtectionDomain, Sharing};
-use crate::qp::{QpType, QueuePairBuilder};
+use crate::qp::{QpBuilder, QpType};
 use crate::srq::SrqBuilder;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -157,7 +157,7 @@ impl CompletionQueue {
         watch: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(CompletionQueue, Driver<W>)> {
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(cqe).channel(&channel).build()?;
+        let cq = context.cq_builder(cqe).channel(&channel).build()?;
         let watch = watch(channel.as_fd())?;
         let cq = Lock::new(OwnedCompletionQueue::new(cq));
         let tables = Lock::new(Some(Vec::new()));
@@ -182,12 +182,12 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePairBuilder::build`] and [`OwnedCompletionQueue::adopt`].
+    /// Those of [`QpBuilder::build`] and [`OwnedCompletionQueue::adopt`].
     pub fn create_qp(
         &self,
         pd: &ProtectionDomain,
         qp_type: QpType,
-        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        describe: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Result<QueuePair> {
         self.create(pd, qp_type, (), None, describe)
     }
@@ -202,7 +202,7 @@ impl CompletionQueue {
         pd: &ProtectionDomain,
         qp_type: QpType,
         srq: &SharedReceiveQueue,
-        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        describe: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Result<QueuePair> {
         self.create(pd, qp_type, (), Some(srq), describe)
     }
@@ -218,7 +218,7 @@ impl CompletionQueue {
         pd: &ProtectionDomain<crate::Exclusive>,
         td: &Arc<std::sync::Mutex<crate::ThreadDomain>>,
         qp_type: QpType,
-        describe: impl FnOnce(QueuePairBuilder<crate::Exclusive>) -> QueuePairBuilder<crate::Exclusive>,
+        describe: impl FnOnce(QpBuilder<crate::Exclusive>) -> QpBuilder<crate::Exclusive>,
     ) -> Result<QueuePair<crate::Exclusive>> {
         self.create(pd, qp_type, td.clone(), None, describe)
     }
@@ -229,7 +229,7 @@ impl CompletionQueue {
         qp_type: QpType,
         mut token: S::Token,
         srq: Option<&SharedReceiveQueue>,
-        describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
+        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
     ) -> Result<QueuePair<S>> {
         // First: in a child another thread may hold the token for ever.
         pd.inner.kernel.object.file().check_fork(VERB)?;
@@ -239,7 +239,7 @@ impl CompletionQueue {
         }
         let core = &self.hub.core;
         let cq = core.cq(VERB)?;
-        let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), qp_type);
         drop(cq);
         // What the program describes it with is the program's, and may use this queue as well.
         let mut builder = describe(builder);
@@ -272,7 +272,7 @@ impl CompletionQueue {
         max_wr: u32,
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
     ) -> Result<SharedReceiveQueue> {
-        let srq = describe(pd.create_srq(max_wr)).build()?;
+        let srq = describe(pd.srq_builder(max_wr)).build()?;
         let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.hub.clone());
         self.enter(srq.table())?;
         Ok(srq)

@@ -11,7 +11,7 @@ use crate::owned::{
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, Remote, SendWr};
+use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
@@ -37,7 +37,7 @@ pub trait RingToken: Sharing + Sized {
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
         held: &mut Self::Held<'_>,
-    ) -> Result<(), PostError>;
+    ) -> Result<(), RingError>;
 }
 
 impl RingToken for Shared {
@@ -55,7 +55,7 @@ impl RingToken for Shared {
     }
 
     #[doc(hidden)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), PostError> {
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), RingError> {
         batch.ring()
     }
 }
@@ -80,7 +80,7 @@ impl RingToken for Exclusive {
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
         td: &mut Self::Held<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         batch.ring(td)
     }
 }
@@ -132,7 +132,7 @@ impl<S: RingToken> Queue for Inner<S> {
                 if !S::rings(&held, pd) {
                     // The program put another there. Before anything is lent: what a batch drops is
                     // the program's, too, and may post again.
-                    return Err((Some(memory), PostError::ForeignThreadDomain));
+                    return Err((Some(memory), RingError::ForeignThreadDomain.into()));
                 }
                 let mut batch = match qp.send_batch() {
                     Ok(batch) => batch,
@@ -143,7 +143,7 @@ impl<S: RingToken> Queue for Inner<S> {
                 drop(held);
                 match rung {
                     Ok(()) => Ok(()),
-                    Err(PostError::Kernel(_)) => {
+                    Err(RingError::StillQueued(_)) => {
                         // It stays in the queue, and nobody looks there: let it be flushed.
                         let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
                         drop(posting);
@@ -153,7 +153,7 @@ impl<S: RingToken> Queue for Inner<S> {
                         }
                         Ok(())
                     }
-                    Err(error) => Err((None, error)),
+                    Err(error) => Err((None, error.into())),
                 }
             }
             Request::Recv => {

@@ -9,7 +9,7 @@ mod tests;
 
 pub use spec::{FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::number::open_enum;
 use crate::object::{Class, Object};
 use crate::qp::{QpControl, QpInner, QpType};
@@ -262,10 +262,10 @@ impl Flow {
     ///
     /// What the kernel answers; the rule comes back with the error.
     #[doc(alias = "ibv_destroy_flow")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

@@ -9,7 +9,7 @@ use uverbs_uapi::mlx5::context::{mlx5_ib_query_dev_resp_flags, mlx5_ib_query_dev
 /// Attributes of a device that only mlx5 has.
 #[doc(alias = "mlx5dv_context")]
 #[derive(Clone, Copy)]
-pub struct DeviceAttr {
+pub struct ContextAttr {
     limits: Limits,
     raw: mlx5_ib_query_device_resp,
 }
@@ -20,14 +20,14 @@ pub struct DeviceAttr {
 ///
 /// `EOPNOTSUPP` on a device of another driver.
 #[doc(alias = "mlx5dv_query_device")]
-pub fn query_device(context: &Context) -> Result<DeviceAttr> {
+pub fn query_device(context: &Context) -> Result<ContextAttr> {
     const VERB: &str = "query_device";
     let limits = *context.file.provider.mlx5(VERB)?.limits();
     let (_, answer) = context.file.query_device(VERB)?;
-    Ok(DeviceAttr { limits, raw: answer.read() })
+    Ok(ContextAttr { limits, raw: answer.read() })
 }
 
-impl DeviceAttr {
+impl ContextAttr {
     /// Bytes that one copy into a BlueFlame register moves at most; 0 where the machine does not
     /// combine writes, and requests are announced by doorbells only.
     pub fn blueflame_bytes(&self) -> u32 {
@@ -96,9 +96,9 @@ impl DeviceAttr {
     }
 }
 
-impl std::fmt::Debug for DeviceAttr {
+impl std::fmt::Debug for ContextAttr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceAttr")
+        f.debug_struct("ContextAttr")
             .field("blueflame_bytes", &self.blueflame_bytes())
             .field("max_send_request", &self.max_send_request())
             .field("max_recv_request", &self.max_recv_request())

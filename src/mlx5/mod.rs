@@ -10,9 +10,9 @@ mod uar;
 mod var;
 mod var_export;
 
-pub use attr::{DeviceAttr, query_device};
+pub use attr::{ContextAttr, query_device};
 pub use clock::Clock;
-pub use page::{DoorbellPage, PageError};
+pub use page::DoorbellPage;
 pub use uar::{Uar, UarKind};
 pub use var::{Var, VarKind};
 pub use var_export::{ExportSizes, ImportedVar, export_sizes};

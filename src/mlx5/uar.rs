@@ -2,7 +2,7 @@
 
 use super::page::DoorbellPage;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::provider::mlx5::uar;
@@ -105,10 +105,10 @@ impl Uar {
     ///
     /// What the kernel answers; the UAR comes back with the error.
     #[doc(alias = "mlx5dv_devx_free_uar")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

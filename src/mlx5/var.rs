@@ -3,7 +3,7 @@
 
 use super::page::DoorbellPage;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
@@ -160,10 +160,10 @@ impl Var {
     /// What the kernel answers; the VAR comes back with the error. That somebody else destroyed it
     /// is no error.
     #[doc(alias = "mlx5dv_free_var")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

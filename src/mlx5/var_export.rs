@@ -4,7 +4,7 @@
 use super::var::{Place, Var};
 use crate::context::Context;
 use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::handles::ObjectKind;
 use crate::import::sealed::Sealed;
 use crate::import::{Imported, stale};
@@ -94,13 +94,13 @@ impl Var {
     /// # Errors
     ///
     /// [`Error::is_forked`], with the VAR.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         match self.export() {
             Ok(envelope) => {
                 self.object.set_owned(false);
                 Ok(envelope)
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

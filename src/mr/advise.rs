@@ -53,7 +53,7 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the region is not paged [on demand](crate::RegionBuilder::on_demand), for a
+    /// `EINVAL` if the region is not paged [on demand](crate::MrBuilder::on_demand), for a
     /// range that does not lie in it, or of more than 2^32 - 1 bytes; `EPERM` for a region that was
     /// [imported](crate::ProtectionDomain::import_mr), of which only its exporter says that it is paged.
     pub fn on_demand(&self, range: impl RangeBounds<usize>) -> Result<OnDemandRange<'_>> {

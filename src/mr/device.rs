@@ -1,6 +1,6 @@
 //! Regions of device memory. Pairs with `UVERBS_METHOD_DM_MR_REG` in `core/uverbs_std_types_mr.c`.
 
-use super::{MemoryRegion, MrInner, RegionBuilder, resolve};
+use super::{MemoryRegion, MrBuilder, MrInner, resolve};
 use crate::access::Access;
 use crate::dm::{DeviceMemory, DmInner};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register_dm`].
+    /// Those of [`MrBuilder::register_dm`].
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(
         &self,
@@ -43,11 +43,11 @@ impl<S: Sharing> ProtectionDomain<S> {
         range: impl RangeBounds<usize>,
         access: Access,
     ) -> Result<MemoryRegion<u8, OnDevice>> {
-        self.registration().access(access).register_dm(memory, range)
+        self.mr_builder().access(access).register_dm(memory, range)
     }
 }
 
-impl RegionBuilder {
+impl MrBuilder {
     /// Registers a part of device memory, which the region keeps alive. It is always
     /// [zero based](Self::zero_based); [relaxed ordering](Self::relaxed_ordering) means nothing here.
     ///

@@ -4,7 +4,7 @@
 use super::{HELD, MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::envelope::{Envelope, Proof};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
@@ -104,10 +104,10 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, and as
     /// [`export`](Self::export); the region comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         let envelope = match self.export() {
             Ok(envelope) => envelope,
-            Err(error) => return Err((self, error)),
+            Err(error) => return Err(error.with(self)),
         };
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
@@ -120,7 +120,7 @@ impl<T, M> MemoryRegion<T, M> {
             }
             Err(inner) => {
                 let error = Error::new("release_mr", Errno::BUSY).detail(HELD);
-                Err((Self::of(inner), error))
+                Err(error.with(Self::of(inner)))
             }
         }
     }

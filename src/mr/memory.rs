@@ -1,6 +1,7 @@
 //! How this process reads and writes the memory of a region.
 
-use super::{MemoryRegion, RegionError};
+use super::MemoryRegion;
+use crate::error::MemoryError;
 use crate::memory::region::{Backing, Borrowed, RawRange, StableBytes};
 use std::ptr;
 use std::sync::atomic::AtomicU64;
@@ -25,8 +26,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
         self.inner.object.memory()
     }
 
-    fn out_of_range(&self, offset: usize, length: usize) -> RegionError {
-        RegionError::OutOfRange { offset, length, size: self.backing().map_or(0, Backing::len) }
+    fn out_of_range(&self, offset: usize, length: usize) -> MemoryError {
+        MemoryError::OutOfRange { offset, length, size: self.backing().map_or(0, Backing::len) }
     }
 
     /// A copy of the value `index`, or `None` if there are not as many.
@@ -45,9 +46,9 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`] if there are not as many.
+    /// [`MemoryError::OutOfRange`] if there are not as many.
     #[inline]
-    pub fn write_at(&mut self, index: usize, value: T) -> Result<(), RegionError>
+    pub fn write_at(&mut self, index: usize, value: T) -> Result<(), MemoryError>
     where
         T: FromBytes + IntoBytes,
     {
@@ -61,9 +62,9 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], and nothing copied, if there is not as much.
+    /// [`MemoryError::OutOfRange`], and nothing copied, if there is not as much.
     #[inline]
-    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RegionError> {
+    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let copied = self.backing().is_some_and(|backing| backing.load(offset, bytes));
         if copied { Ok(()) } else { Err(self.out_of_range(offset, bytes.len())) }
     }
@@ -72,9 +73,9 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], and nothing copied, if there is no room.
+    /// [`MemoryError::OutOfRange`], and nothing copied, if there is no room.
     #[inline]
-    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let copied = self.backing().is_some_and(|backing| backing.store(offset, bytes));
         if copied { Ok(()) } else { Err(self.out_of_range(offset, bytes.len())) }
     }

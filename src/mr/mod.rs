@@ -18,14 +18,13 @@ mod tests;
 pub use advise::{Advice, OnDemandRange};
 pub use device::OnDevice;
 pub use memory::HostMemory;
-pub use range::RegionError;
 pub(crate) use range::resolve;
-pub use register::{RegionBuilder, RegisterError};
+pub use register::MrBuilder;
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 
 use crate::access::Access;
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, ErrorWith, MemoryError};
 use crate::file::File;
 use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
@@ -138,7 +137,7 @@ impl<T, M> MemoryRegion<T, M> {
     }
 
     /// Where the memory begins in requests and for peers: its virtual address in this process,
-    /// unless it was [registered at another](RegionBuilder::iova).
+    /// unless it was [registered at another](MrBuilder::iova).
     pub fn addr(&self) -> u64 {
         self.inner.iova
     }
@@ -179,12 +178,12 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     #[doc(alias = "ibv_sge")]
     #[inline]
-    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, RegionError> {
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, MemoryError> {
         let (offset, length) = self.resolve(range)?;
-        let too_long = RegionError::OutOfRange { offset, length, size: u32::MAX as usize };
+        let too_long = MemoryError::OutOfRange { offset, length, size: u32::MAX as usize };
         Ok(Sge {
             addr: self.inner.iova.wrapping_add(offset as u64),
             length: u32::try_from(length).map_err(|_| too_long)?,
@@ -196,9 +195,9 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`] beyond the end; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`] beyond the end; [`MemoryError::Dead`].
     #[inline]
-    pub fn remote(&self, offset: usize) -> Result<Remote, RegionError> {
+    pub fn remote(&self, offset: usize) -> Result<Remote, MemoryError> {
         self.resolve(offset..)?;
         Ok(Remote { addr: self.inner.iova.wrapping_add(offset as u64), rkey: self.rkey() })
     }
@@ -208,9 +207,9 @@ impl<T, M> MemoryRegion<T, M> {
     pub(crate) fn resolve(
         &self,
         range: impl RangeBounds<usize>,
-    ) -> Result<(usize, usize), RegionError> {
+    ) -> Result<(usize, usize), MemoryError> {
         if self.inner.dead {
-            return Err(RegionError::Dead);
+            return Err(MemoryError::Dead);
         }
         range::resolve(range, self.byte_len())
     }
@@ -223,23 +222,23 @@ impl<T, M> MemoryRegion<T, M> {
     /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise whatever the kernel
     /// answers. The region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn destroy(self) -> Result<M, (Self, Error)> {
+    pub fn destroy(self) -> Result<M, ErrorWith<Self>> {
         const VERB: &str = "dereg_mr";
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
             Err(inner) => {
                 let error = Error::new(VERB, Errno::BUSY).detail(HELD);
-                return Err((Self::of(inner), error));
+                return Err(error.with(Self::of(inner)));
             }
         };
         if let Err(error) = inner.object.destroy() {
-            return Err((Self::of(Arc::new(inner)), error));
+            return Err(error.with(Self::of(Arc::new(inner))));
         }
         match inner.object.reclaim() {
             Some(backing) => Ok(backing.into_owner()),
             None => {
                 let error = Error::new(VERB, Errno::INVAL).detail("the region has no memory");
-                Err((Self::of(Arc::new(inner)), error))
+                Err(error.with(Self::of(Arc::new(inner))))
             }
         }
     }

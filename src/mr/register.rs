@@ -7,7 +7,7 @@
 use super::{MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::region::{
     AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes,
 };
@@ -19,7 +19,6 @@ use crate::uverbs::invoke_write::write;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use rustix::param::page_size;
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use uverbs_uapi::mr::{
@@ -35,36 +34,6 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_REG_MR;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const VERB: &str = "reg_mr";
-
-/// A registration that failed, with the memory that it was about.
-///
-/// Turns into an [`Error`] by `?`, which frees the memory.
-pub struct RegisterError<M> {
-    /// What was to be registered.
-    pub memory: M,
-    /// Why it was not.
-    pub error: Error,
-}
-
-impl<M> From<RegisterError<M>> for Error {
-    fn from(failed: RegisterError<M>) -> Error {
-        failed.error
-    }
-}
-
-impl<M> fmt::Debug for RegisterError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<M> fmt::Display for RegisterError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> std::error::Error for RegisterError<M> {}
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// Allocates memory for `n` values of `T` and registers it. It is page aligned and zeroed.
@@ -93,7 +62,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 
     /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
     pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
-        let builder = self.registration().access(Access::ALL_REMOTE);
+        let builder = self.mr_builder().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
             Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
                 // Atomics are what a device may lack. If it was something else, that is what the
@@ -110,14 +79,14 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: StableBytes>(
         &self,
         memory: M,
         access: Access,
-    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
-        self.registration().access(access).register(memory)
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
+        self.mr_builder().access(access).register(memory)
     }
 
     /// Registers `length` bytes at `addr`.
@@ -132,7 +101,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn register_raw(
@@ -142,7 +111,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         access: Access,
     ) -> Result<MemoryRegion<u8, RawRange>> {
         // SAFETY: the caller's obligation is the same.
-        unsafe { self.registration().access(access).register_raw(addr, length) }
+        unsafe { self.mr_builder().access(access).register_raw(addr, length) }
     }
 
     /// Registers `length` bytes at `offset` of a dma-buf, memory of another device for one. Peers
@@ -150,7 +119,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register_dmabuf`].
+    /// Those of [`MrBuilder::register_dmabuf`].
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -160,12 +129,12 @@ impl<S: Sharing> ProtectionDomain<S> {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion<u8, DmaBuf>> {
-        self.registration().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
+        self.mr_builder().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
     }
 
     /// Starts to describe a registration: rights, addresses, on-demand paging.
-    pub fn registration(&self) -> RegionBuilder {
-        RegionBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
+    pub fn mr_builder(&self) -> MrBuilder {
+        MrBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
     }
 }
 
@@ -178,7 +147,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// use uverbs::Access;
 ///
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::REMOTE_READ)
 ///     .relaxed_ordering()
 ///     .register(vec![0u64; 4096])?;
@@ -186,13 +155,13 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct RegionBuilder {
+pub struct MrBuilder {
     pub(super) pd: Arc<PdInner>,
     pub(super) access: Access,
     pub(super) iova: Option<u64>,
 }
 
-impl RegionBuilder {
+impl MrBuilder {
     /// Sets the rights; without them the device only reads for requests of this side.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -251,7 +220,7 @@ impl RegionBuilder {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
             Error::new(VERB, errno).detail(format!("no {length} bytes of memory to register"))
         })?;
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
     /// Registers memory that the region takes ownership of.
@@ -266,9 +235,8 @@ impl RegionBuilder {
     pub fn register<M: StableBytes>(
         self,
         memory: M,
-    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
-        self.enter(Backing::own(memory))
-            .map_err(|(backing, error)| RegisterError { memory: backing.into_owner(), error })
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
+        self.enter(Backing::own(memory)).map_err(|failed| failed.map(Backing::into_owner))
     }
 
     /// Registers `length` bytes at `addr`.
@@ -288,7 +256,7 @@ impl RegionBuilder {
     ) -> Result<MemoryRegion<u8, RawRange>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::raw(addr, length) };
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
     /// Registers memory that stays its owner's.
@@ -310,7 +278,7 @@ impl RegionBuilder {
     ) -> Result<MemoryRegion<T, Borrowed<'_>>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::borrow(memory) };
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
     /// Registers memory that is borrowed for longer than `pledges` last.
@@ -319,7 +287,7 @@ impl RegionBuilder {
         memory: &'env mut [T],
         pledges: &mut Pledges<'env>,
     ) -> Result<MemoryRegion<u8, Pledged>> {
-        self.enter(pledges.backing(memory)).map_err(|(_, error)| error)
+        Ok(self.enter(pledges.backing(memory))?)
     }
 
     /// Registers the whole address space of this process, faulted in on demand ("implicit ODP").
@@ -339,11 +307,13 @@ impl RegionBuilder {
     pub unsafe fn register_address_space(self) -> Result<MemoryRegion<u8, AddressSpace>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::everything() };
-        self.on_demand().enter(backing).map_err(|(_, error)| match error.kernel_errno() {
-            // A device that pages on demand, but not all of the address space, says EINVAL.
-            Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
-                .detail("the device does not page a whole address space on demand"),
-            _ => error,
+        self.on_demand().enter(backing).map_err(Error::from).map_err(|error| {
+            match error.kernel_errno() {
+                // A device that pages on demand, but not all of the address space, says EINVAL.
+                Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
+                    .detail("the device does not page a whole address space on demand"),
+                _ => error,
+            }
         })
     }
 
@@ -418,16 +388,16 @@ impl RegionBuilder {
     fn enter<T, M>(
         self,
         backing: Backing<M>,
-    ) -> std::result::Result<MemoryRegion<T, M>, (Backing<M>, Error)> {
+    ) -> std::result::Result<MemoryRegion<T, M>, ErrorWith<Backing<M>>> {
         let file = self.pd.file();
         let (start, length) = (backing.address(), backing.reach());
         let hca_va = self.iova.unwrap_or(start);
         if let Err(error) = check(self.access, start, hca_va, length) {
-            return Err((backing, error));
+            return Err(error.with(backing));
         }
         if self.access.contains(Access::ON_DEMAND) && file.provider.pages_in_place_only() {
             if let Err(error) = check_in_place(start, hca_va, file.device.name()) {
-                return Err((backing, error));
+                return Err(error.with(backing));
             }
         }
         let request = ib_uverbs_reg_mr {
@@ -444,7 +414,7 @@ impl RegionBuilder {
         drop(command);
         if let Err(error) = made {
             let advertised = self.access.contains(Access::ON_DEMAND) && self.pages_on_demand();
-            return Err((backing, explain(error, length, self.access, advertised)));
+            return Err(explain(error, length, self.access, advertised).with(backing));
         }
         let object = Object::new(file.clone(), Class::MR, resp.mr_handle, backing);
         Ok(MemoryRegion::of(Arc::new(MrInner {
@@ -522,7 +492,7 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     if inside != 0 {
         return refused(format!(
             "memory at {start:#x}, {inside} bytes behind the beginning of its page (let it begin \
-             there, as RegionBuilder::allocate does)"
+             there, as MrBuilder::allocate does)"
         ));
     }
     if start != iova {

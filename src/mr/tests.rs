@@ -3,7 +3,7 @@
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
 use crate::uverbs::scripted::Op;
-use crate::{Access, Errno, RegionError, Rereg, WcStatus, WindowType};
+use crate::{Access, Errno, MemoryError, Rereg, WcStatus, WindowType};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn a_region_that_could_not_be_destroyed_comes_back() {
     script.refuse_destroy(region.handle(), Errno::BUSY);
     for _ in 0..2 {
         let error;
-        (region, error) = region.destroy().unwrap_err();
+        (region, error) = region.destroy().unwrap_err().into_parts();
         assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
         region.write_at(0, 9).unwrap();
     }
@@ -125,7 +125,7 @@ fn failed_registration_gives_the_memory_back() {
         script.fail_step(1, errno);
         let (memory, count) = told();
         let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
-        assert_eq!((failed.error.errno(), failed.memory.bytes[63]), (errno, 1));
+        assert_eq!((failed.error.errno(), failed.object.bytes[63]), (errno, 1));
         assert_eq!(freed(&count), 0);
         drop(failed);
         assert_eq!(freed(&count), 1);
@@ -179,7 +179,7 @@ fn nothing_is_asked_of_the_kernel_for_nothing() {
     assert_eq!(pd.try_allocate::<u64>(usize::MAX / 4).unwrap_err().errno(), Errno::NOMEM);
     assert!(pd.register(Vec::<u8>::new(), Access::LOCAL_WRITE).is_err());
     assert!(pd.register(vec![0u8; 8], Access::REMOTE_WRITE).is_err());
-    assert!(pd.registration().iova(1).allocate::<u8>(1).is_err());
+    assert!(pd.mr_builder().iova(1).allocate::<u8>(1).is_err());
     assert_eq!(script.log().len(), before);
 }
 
@@ -213,8 +213,8 @@ fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
     let error = region.rereg(Rereg::new().access(Access::ALL_REMOTE)).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(region.is_dead());
-    assert_eq!(region.sge(..), Err(RegionError::Dead));
-    assert_eq!(region.remote(0), Err(RegionError::Dead));
+    assert_eq!(region.sge(..), Err(MemoryError::Dead));
+    assert_eq!(region.remote(0), Err(MemoryError::Dead));
     assert_eq!(region.read_at(3), Some(1), "the memory is still this process's");
     assert!(region.rereg(Rereg::new().access(less)).is_err());
     assert_eq!(region.destroy().unwrap().bytes[3], 1);
@@ -227,7 +227,7 @@ fn a_change_of_domain_changes_what_is_held() {
     let other = context.alloc_pd().unwrap();
     let mut region = pd.allocate::<u8>(8).unwrap();
     region.rereg(Rereg::new().protection_domain(&other)).unwrap();
-    let (other, error) = other.destroy().unwrap_err();
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
     other.destroy().unwrap();
@@ -285,7 +285,7 @@ fn what_a_kernel_does_not_know_is_unsupported() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
     assert!(error.is_unsupported() && error.kernel_errno().is_some(), "{error:?}");
-    let region = pd.registration().on_demand().allocate::<u8>(64).unwrap();
+    let region = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap();
     let range = region.on_demand(..).unwrap();
     let error = pd.advise(crate::Advice::PREFETCH, &[range], true).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
@@ -299,17 +299,17 @@ fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
     let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
     let start = memory.as_ptr().align_offset(page);
     let (front, own) = memory.split_at_mut(start + 512);
-    let registration = bench.pd.registration().on_demand();
+    let registration = bench.pd.mr_builder().on_demand();
     let failed = registration.clone().register(own).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
     assert!(failed.error.message().contains("512 bytes behind"), "{}", failed.error);
-    bench.pd.register(failed.memory, Access::LOCAL_WRITE).unwrap();
+    bench.pd.register(failed.object, Access::LOCAL_WRITE).unwrap();
     let (_, whole) = front.split_at_mut(start);
     let failed = registration.clone().iova(0).register(whole).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert!(failed.error.message().contains("addressed from 0x0"), "{}", failed.error);
-    registration.register(failed.memory).unwrap();
+    registration.register(failed.object).unwrap();
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
         script.fail_step(1, errno);
-        let error = pd.registration().on_demand().allocate::<u8>(64).unwrap_err();
+        let error = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap_err();
         assert!(error.is_unsupported(), "{error:?}");
     }
 }

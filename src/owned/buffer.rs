@@ -6,7 +6,7 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::memory::buffer_slab::{BufferSlab, Pages, SharedSlabBuffer, SlabBuffer};
-use crate::mr::{MemoryRegion, RegionBuilder};
+use crate::mr::{MemoryRegion, MrBuilder};
 use crate::number::Lkey;
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::wr::{Remote, Sge};
@@ -61,7 +61,7 @@ pub(super) struct Extent {
 /// # fn main() -> uverbs::Result<()> {
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
-/// let pool = pd.buffer_pool(4096).count(256).build()?;
+/// let pool = pd.buffer_pool_builder(4096).count(256).build()?;
 /// let mut buffer = pool.take().expect("255 more are there");
 /// buffer[..5].copy_from_slice(b"hello");
 /// buffer.set_len(5);
@@ -76,7 +76,7 @@ pub struct BufferPool {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {
-    registration: RegionBuilder,
+    registration: MrBuilder,
     size: usize,
     count: usize,
     huge: bool,
@@ -85,9 +85,9 @@ pub struct BufferPoolBuilder {
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to describe a pool of buffers of `size` bytes each, 64 of them unless told.
-    pub fn buffer_pool(&self, size: usize) -> BufferPoolBuilder {
+    pub fn buffer_pool_builder(&self, size: usize) -> BufferPoolBuilder {
         BufferPoolBuilder {
-            registration: self.registration(),
+            registration: self.mr_builder(),
             size,
             count: 64,
             huge: false,

@@ -7,9 +7,9 @@ use super::route::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::loan_table::Spare;
-use crate::pd::{KernelPd, Shared, Sharing};
+use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,34 +41,6 @@ pub struct OwnedCompletionQueue<T> {
     strays: u64,
 }
 
-/// A queue pair that was not adopted.
-pub struct AdoptError<S: Sharing = Shared> {
-    /// The queue pair.
-    pub qp: QueuePair<S>,
-    /// Why it was not.
-    pub error: Error,
-}
-
-impl<S: Sharing> From<AdoptError<S>> for Error {
-    fn from(failed: AdoptError<S>) -> Error {
-        failed.error
-    }
-}
-
-impl<S: Sharing> fmt::Debug for AdoptError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdoptError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<S: Sharing> fmt::Display for AdoptError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<S: Sharing> std::error::Error for AdoptError<S> {}
-
 impl<T> OwnedCompletionQueue<T> {
     /// Takes over `cq`. Completions of queue pairs that are not adopted are dropped and
     /// [counted](Self::strays).
@@ -89,13 +61,13 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
-    /// [scatters to completions](crate::QueuePairBuilder::scatter_to_cqe), or if the queue has not
+    /// [scatters to completions](crate::QpBuilder::scatter_to_cqe), or if the queue has not
     /// room for all completions that it may have besides those of others. The queue pair comes back
     /// with the error.
     pub fn adopt<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.take_over(qp, None)
     }
 
@@ -109,7 +81,7 @@ impl<T> OwnedCompletionQueue<T> {
         &mut self,
         qp: QueuePair<S>,
         srq: &OwnedSharedReceiveQueue<T>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.take_over(qp, Some(srq))
     }
 
@@ -117,7 +89,7 @@ impl<T> OwnedCompletionQueue<T> {
         &mut self,
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.remember();
         // What those left that are gone lies in the queue as anything else does. Who dies meanwhile
         // counts once more.
@@ -127,7 +99,7 @@ impl<T> OwnedCompletionQueue<T> {
         }
         let (number, domain, slack) = match self.check(&qp, srq) {
             Ok(fits) => fits,
-            Err(error) => return Err(AdoptError { qp, error }),
+            Err(error) => return Err(error.with(qp)),
         };
         let caps = qp.caps();
         let sends = Desk::new(caps.max_send_wr, SEND, &domain);

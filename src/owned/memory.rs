@@ -2,9 +2,10 @@
 
 use super::buffer::{Buffer, SharedBuffer};
 use super::desk::{Place, Refused, named, taken_back};
+use crate::error::MemoryError;
 use crate::identity::Identity;
 use crate::memory::region::StableBytes;
-use crate::mr::{MemoryRegion, RegionError};
+use crate::mr::MemoryRegion;
 use crate::wr::Sge;
 use std::any::Any;
 use std::fmt;
@@ -27,11 +28,11 @@ impl RegionSlice {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T: 'static, M: StableBytes>(
         region: &Arc<MemoryRegion<T, M>>,
         range: impl RangeBounds<usize>,
-    ) -> Result<RegionSlice, RegionError> {
+    ) -> Result<RegionSlice, MemoryError> {
         let sge = region.sge(range)?;
         // Which the region keeps.
         let domain = Identity::of(&region.inner.pd.kernel);

@@ -8,7 +8,7 @@ use super::route::{Lent, Route, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, RingError, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -225,10 +225,10 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     ///
     /// # Errors
     ///
-    /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it,
-    /// with what was lent to them, and are sent with the next batch. [`PostError::Forked`].
+    /// After [`RingError::StillQueued`] the requests stay in the queue, with what was lent to them, and are
+    /// sent with the next batch. [`RingError::Forked`].
     #[inline(always)]
-    pub fn ring(self) -> Result<(), PostError> {
+    pub fn ring(self) -> Result<(), RingError> {
         let OwnedSendBatch { draft, batch } = self;
         let count = draft.count();
         told(draft, batch.ring_lent(count))
@@ -240,12 +240,11 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     ///
     /// # Errors
     ///
-    /// [`PostError::ForeignThreadDomain`] if the queue was created under another one, and then
-    /// what was pushed is dropped; [`PostError::Kernel`] if the kernel refused to look at the
-    /// queue: the requests stay in it, with what was lent to them, and are sent with the next
-    /// batch. [`PostError::Forked`].
+    /// [`RingError::ForeignThreadDomain`] if the queue was created under another one, and then what was
+    /// pushed is dropped. After [`RingError::StillQueued`] the requests stay in the queue, with what was lent
+    /// to them, and are sent with the next batch. [`RingError::Forked`].
     #[inline(always)]
-    pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+    pub fn ring(self, td: &mut ThreadDomain) -> Result<(), RingError> {
         let OwnedSendBatch { draft, batch } = self;
         let count = draft.count();
         told(draft, batch.ring_lent(td, count))
@@ -254,8 +253,8 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
 
 /// Keeps what was lent if the device knows of it.
 #[inline(always)]
-fn told<T>(draft: Draft<'_, T>, answer: Result<(), PostError>) -> Result<(), PostError> {
-    if matches!(answer, Ok(()) | Err(PostError::Kernel(_))) {
+fn told<T>(draft: Draft<'_, T>, answer: Result<(), RingError>) -> Result<(), RingError> {
+    if answer.is_ok() || answer.is_err_and(|error| error.stays_queued()) {
         draft.rung();
     }
     answer

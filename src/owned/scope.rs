@@ -8,15 +8,15 @@ use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::Result;
+use crate::error::{ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::region::{Pledged, Pledges};
-use crate::mr::{HostMemory, MemoryRegion, RegionError};
+use crate::mr::{HostMemory, MemoryRegion};
 use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, SendWr, Sge};
+use crate::wr::{PostError, RingError, SendWr, Sge};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, RangeBounds};
@@ -166,11 +166,11 @@ impl<'env> Part<'env> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T, M: HostMemory>(
         region: &'env MemoryRegion<T, M>,
         range: impl RangeBounds<usize>,
-    ) -> std::result::Result<Part<'env>, RegionError> {
+    ) -> std::result::Result<Part<'env>, MemoryError> {
         Ok(Part { sge: region.sge(range)?, domain: &region.inner.pd.kernel })
     }
 }
@@ -296,14 +296,14 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`](crate::RegionBuilder::register), and `EINVAL` for more
+    /// Those of [`MrBuilder::register`](crate::MrBuilder::register), and `EINVAL` for more
     /// than 2^32 - 1 bytes.
     pub fn register<P: Sharing, I: FromBytes + IntoBytes>(
         &mut self,
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
     ) -> Result<Local<'s>> {
-        let builder = pd.registration().access(Access::LOCAL_WRITE);
+        let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
         let region = builder.register_pledged(memory, self.pledges)?;
         let sge = region.sge(..)?;
         let domain = region.inner.pd.kernel.clone();
@@ -433,7 +433,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         &mut self,
         wr: SendWr<'_>,
         memory: M,
-        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), PostError>,
+        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), RingError>,
     ) -> std::result::Result<Pending<M>, PostError> {
         if wr.op.writes_here() && !memory.is_writable() {
             return Err(PostError::ReadOnly);
@@ -447,10 +447,11 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         append(&mut batch.batch, wr.id(number).signaled(), named(&memory))?;
         place.lend_scoped();
         let rung = ring(batch);
-        if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
+        if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
             self.open.push(number);
         }
-        rung.map(|()| Pending { memory, number, route: self.route() })
+        rung?;
+        Ok(Pending { memory, number, route: self.route() })
     }
 }
 
@@ -526,7 +527,9 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
             let file = region.inner.pd.file().clone();
             let mut left = Some(region);
             insist(&file, || {
-                left = left.take().and_then(|region| region.destroy().err().map(|(back, _)| back));
+                left = left
+                    .take()
+                    .and_then(|region| region.destroy().err().map(ErrorWith::into_object));
                 left.is_none()
             });
         }

@@ -5,7 +5,7 @@ use super::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::ah::Retired;
 use crate::context::Context;
 use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::import::{Imported, sealed::Sealed, stale};
@@ -35,13 +35,13 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// As [`export`](Self::export); the domain comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
+    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
         match self.export() {
             Ok(envelope) => {
                 self.inner.kernel.object.set_owned(false);
                 Ok(envelope)
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

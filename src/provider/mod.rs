@@ -301,7 +301,7 @@ pub(crate) struct SendLimits {
 
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wc<'r> {
+pub(crate) enum ProviderWc<'r> {
     Rxe(&'r ib_uverbs_wc),
-    Mlx5(mlx5::cqe::Wc<'r>),
+    Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }

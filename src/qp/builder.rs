@@ -2,7 +2,7 @@
 
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
-use crate::cq::{CompletionQueue, CqInner};
+use crate::cq::{CqInner, CqRef};
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
 use crate::file::File;
@@ -23,9 +23,9 @@ use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
-/// Builds a [`QueuePair`]; started by [`create_qp`](crate::ProtectionDomain::create_qp).
+/// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder).
 #[derive(Debug)]
-pub struct QueuePairBuilder<S: Sharing = Shared> {
+pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
@@ -38,19 +38,19 @@ pub struct QueuePairBuilder<S: Sharing = Shared> {
     sharing: PhantomData<fn() -> S>,
 }
 
-impl<S: Sharing> QueuePairBuilder<S> {
+impl<S: Sharing> QpBuilder<S> {
     pub(crate) fn new(
         pd: Arc<PdInner>,
-        send: &CompletionQueue,
-        recv: &CompletionQueue,
+        send: &impl CqRef,
+        recv: &impl CqRef,
         qp_type: QpType,
     ) -> Self {
         send.tidy();
         recv.tidy();
-        QueuePairBuilder {
+        QpBuilder {
             pd,
-            send_cq: send.inner.clone(),
-            recv_cq: recv.inner.clone(),
+            send_cq: send.control().inner.clone(),
+            recv_cq: recv.control().inner.clone(),
             srq: None,
             qp_type,
             cap: uapi::ib_uverbs_qp_cap {

@@ -16,7 +16,7 @@ mod transition;
 mod xrc;
 
 pub use attr::{PathMigState, QpAttr};
-pub use builder::QueuePairBuilder;
+pub use builder::QpBuilder;
 pub use control::QpControl;
 pub use endpoint::{Endpoint, Handshake};
 pub use info::QpInfo;
@@ -27,7 +27,7 @@ pub use xrc::XrcTarget;
 
 use crate::context::Context;
 use crate::cq::CqInner;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::Registration;
 use crate::file::File;
 use crate::mcast::Groups;
@@ -266,7 +266,7 @@ impl<S: Sharing> QueuePair<S> {
     /// # Errors
     ///
     /// `EINVAL`, with the parts, if they belong to different queue pairs or if one is missing.
-    pub fn join(parts: QpParts<S>) -> std::result::Result<Self, (QpParts<S>, Error)> {
+    pub fn join(parts: QpParts<S>) -> std::result::Result<Self, ErrorWith<QpParts<S>>> {
         let QpParts { send, recv, control } = &parts;
         let whole = Arc::ptr_eq(&send.qp, &control.qp)
             && match recv {
@@ -275,7 +275,7 @@ impl<S: Sharing> QueuePair<S> {
             };
         if !whole {
             let error = Error::invalid("join", "the parts are not those of one queue pair");
-            return Err((parts, error));
+            return Err(error.with(parts));
         }
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
     }
@@ -311,17 +311,19 @@ impl<S: Sharing> QueuePair<S> {
     /// `EBUSY` while something holds on to it: a multicast membership, a flow rule, or a
     /// [memory window](crate::MemoryWindow#what-a-window-holds); it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a multicast membership, a memory window of type 2 that was to be bound \
                             through it, or a flow rule still holds the queue pair: destroy that, or \
                             reallocate the window";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
-        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|(qp, error)| {
-            let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
-            let send = SendQueue::new(qp.clone(), send_ring);
-            (QueuePair { send, recv, control: QpControl { qp } }, error)
+        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|failed| {
+            failed.map(|qp| {
+                let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
+                let send = SendQueue::new(qp.clone(), send_ring);
+                QueuePair { send, recv, control: QpControl { qp } }
+            })
         })
     }
 }

@@ -170,7 +170,7 @@ fn who_posts_and_who_polls_are_different_threads() {
         pool
     });
     let filler = {
-        let first = bench.pd.buffer_pool(64).count(3).build().unwrap();
+        let first = bench.pd.buffer_pool_builder(64).count(3).build().unwrap();
         for _ in 0..3 {
             to_fill.send(first.take().unwrap()).unwrap();
         }

@@ -109,7 +109,7 @@ fn destroying_an_address_handle_that_requests_name_is_refused() {
     let ah = handle(&bench);
     post(&mut qp, &ah);
     post(&mut qp, &ah);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
     assert!(error.message().starts_with("2 requests"), "{error}");
     complete(&bench.script, &qp);
@@ -138,7 +138,7 @@ fn address_handle_that_a_leaked_queue_pair_names_is_leaked() {
 fn other_threads_drop_address_handles_while_requests_are_posted() {
     let bench = Bench::new();
     let mut qp =
-        bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).max_send_wr(63).build().unwrap();
+        bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).max_send_wr(63).build().unwrap();
     bring_up(&bench.script, &qp);
     let (sender, receiver) = std::sync::mpsc::channel::<AddressHandle>();
     std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, Recv, SendWr};
+use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, RecvWr, SendWr};
 use std::net::Ipv4Addr;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::write::{
@@ -20,7 +20,7 @@ fn times(bench: &Bench, op: Op) -> usize {
 #[test]
 fn a_change_of_state_holds_for_posting_at_once() {
     let bench = Bench::new();
-    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1))).unwrap();
     assert_eq!(qp.state(), QpState::INIT);
@@ -34,7 +34,7 @@ fn a_change_of_state_holds_for_posting_at_once() {
 #[test]
 fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
     let error = qp.modify(&attr).unwrap_err();
     assert_eq!(error.message(), "RC from RESET to INIT: missing access");
@@ -47,7 +47,7 @@ fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
 #[test]
 fn a_refusal_by_the_kernel_leaves_the_state() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     bench.script.refuse(Op::MODIFY_QP, Errno::PERM);
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1 << 31));
     let error = qp.modify(&attr).unwrap_err();
@@ -123,9 +123,9 @@ fn reset_is_not_a_modification() {
 #[test]
 fn reset_takes_exactly_the_queue_pair_s_completion_queues() {
     let mut bench = Bench::new();
-    let mut recv_cq = bench.context.create_cq(4).build().unwrap();
-    let mut stranger = bench.context.create_cq(4).build().unwrap();
-    let mut qp = bench.pd.create_qp(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
+    let mut recv_cq = bench.context.cq_builder(4).build().unwrap();
+    let mut stranger = bench.context.cq_builder(4).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
     let message = |result: crate::Result<()>| result.unwrap_err().message().to_owned();
     assert!(
         message(qp.reset(&mut [&mut bench.cq])).contains("receive completion queue is missing")
@@ -168,7 +168,7 @@ fn ring_indices_continue_after_a_reset() {
             batch.push(SendWr::send(&[]).id(round * 3 + n)).unwrap();
             ring(batch).unwrap();
             let mut batch = qp.recv_batch().unwrap();
-            batch.push(Recv { wr_id: 100 + round * 3 + n, sges: &[] }).unwrap();
+            batch.push(RecvWr::new(&[]).id(100 + round * 3 + n)).unwrap();
             ring_recv(batch);
         }
         // The kernel skips requests that it has not carried out, up to the producer index.
@@ -210,7 +210,7 @@ fn a_membership_ends_once_and_holds_its_queue_pair() {
     let error = qp.attach_mcast(group(1), 0).unwrap_err();
     assert_eq!(error.errno(), Errno::EXIST);
     assert_eq!(times(&bench, ATTACH), 2);
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("multicast"), "{error}");
     one.detach().unwrap();
@@ -231,7 +231,7 @@ fn a_membership_that_cannot_end_comes_back() {
     let qp = bench.qp(QpType::UD);
     let membership = qp.attach_mcast(group(1), 0).unwrap();
     bench.script.refuse(DETACH, Errno::NOMEM);
-    let (membership, error) = membership.detach().unwrap_err();
+    let (membership, error) = membership.detach().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert_eq!(qp.attach_mcast(group(1), 0).unwrap_err().errno(), Errno::EXIST);
     bench.script.allow(DETACH);

@@ -4,7 +4,7 @@
 use super::Bench;
 use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, AddressVector, Errno, Gid, ParentDomain, QpType, Recv, WindowType};
+use crate::{Access, AddressVector, Errno, ErrorWith, Gid, QpType, RecvWr, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,11 +77,15 @@ macro_rules! destroy_twice {
         for errno in [Errno::BUSY, Errno::IO] {
             $script.refuse_destroy(handle, errno);
         }
-        let Err((object, error)) = object.destroy() else { panic!("destroyed against its will") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("destroyed against its will")
+        };
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)));
         $script.permit_destroy(handle);
         $script.refuse_destroy(handle, Errno::IO);
-        let Err((object, error)) = object.destroy() else { panic!("a firmware failure is final") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("a firmware failure is final")
+        };
         assert_eq!(error.errno(), Errno::IO);
         assert_eq!($script.live().len(), before, "still there");
         $script.permit_destroy(handle);
@@ -95,15 +99,15 @@ fn a_handle_that_could_not_be_destroyed_comes_back_for_another_try() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     destroy_twice!(script, bench.qp(QpType::RC));
-    destroy_twice!(script, context.create_cq(4).build().unwrap());
-    destroy_twice!(script, pd.create_srq(4).build().unwrap());
+    destroy_twice!(script, context.cq_builder(4).build().unwrap());
+    destroy_twice!(script, pd.srq_builder(4).build().unwrap());
     destroy_twice!(script, pd.allocate::<u64>(8).unwrap());
     destroy_twice!(script, pd.alloc_mw(WindowType::Two).unwrap());
     destroy_twice!(script, context.alloc_pd().unwrap());
     let ah = pd.create_ah(&address()).unwrap();
     let handle = script.live().last().unwrap().1;
     script.refuse_destroy(handle, Errno::BUSY);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     script.permit_destroy(handle);
     ah.destroy().unwrap();
@@ -119,9 +123,9 @@ fn a_queue_pair_that_came_back_works() {
     let qp = bench.qp(QpType::RC);
     let handle = qp.handle();
     bench.script.refuse_destroy(handle, Errno::BUSY);
-    let (mut qp, _) = qp.destroy().unwrap_err();
+    let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: 7, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(7)).unwrap();
     super::ring_recv(batch);
     assert_eq!(bench.script.pending(handle, crate::uverbs::scripted::Role::Recv), 1);
 }
@@ -130,20 +134,20 @@ fn a_queue_pair_that_came_back_works() {
 fn handles_in_use_are_busy_without_asking_the_kernel() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
-    let srq = domain.create_srq(4).build().unwrap();
-    let qp = domain.create_qp(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let srq = domain.srq_builder(4).build().unwrap();
+    let qp = domain.qp_builder(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
     let Bench { script, context, pd, cq } = bench;
     let commands = script.log().len();
-    let (cq, error) = cq.destroy().unwrap_err();
+    let (cq, error) = cq.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
-    let (srq, error) = srq.destroy().unwrap_err();
+    let (srq, error) = srq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert_eq!(script.log().len(), commands);
     qp.destroy().unwrap();
@@ -222,16 +226,16 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     let mut bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
-    let srq = bench.pd.create_srq(4).build().unwrap();
+    let srq = bench.pd.srq_builder(4).build().unwrap();
     let ah = bench.pd.create_ah(&address()).unwrap();
     let mut qp = bench.qp(QpType::RC);
     bench.script.vanish();
     let Bench { context, pd, .. } = &bench;
     for error in [
         context.alloc_pd().unwrap_err(),
-        context.create_cq(4).build().unwrap_err(),
+        context.cq_builder(4).build().unwrap_err(),
         context.query_device().unwrap_err(),
-        pd.create_srq(4).build().unwrap_err(),
+        pd.srq_builder(4).build().unwrap_err(),
         pd.create_ah(&address()).unwrap_err(),
         srq.query().unwrap_err(),
         qp.query().unwrap_err(),
@@ -243,7 +247,7 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     assert!(bench.cq.poll().unwrap().next().is_none());
     let mut batch = qp.send_batch().unwrap();
     batch.push(crate::SendWr::send(&[])).unwrap();
-    assert_eq!(super::ring(batch), Err(crate::PostError::Kernel(Errno::IO)));
+    assert_eq!(super::ring(batch), Err(crate::RingError::StillQueued(Errno::IO)));
     drop((region, srq, ah, qp));
     let Bench { script, context, pd, cq } = bench;
     drop((pd, cq));
@@ -257,20 +261,20 @@ fn one_of_everything(script: &Script) -> Vec<Box<dyn Send>> {
     let context = script.open("rxe0");
     let pd = context.alloc_pd().unwrap();
     let td = context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let channel = context.create_comp_channel().unwrap();
-    let send_cq = context.create_cq(4).channel(&channel).build().unwrap();
-    let recv_cq = context.create_cq(4).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let send_cq = context.cq_builder(4).channel(&channel).build().unwrap();
+    let recv_cq = context.cq_builder(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let ah = domain.create_ah(&address()).unwrap();
     let region = domain
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(64)
         .unwrap();
-    let with_srq = domain.create_qp(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
+    let with_srq = domain.qp_builder(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
     let group = with_srq.attach_mcast("ff12::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0);
-    let parts = pd.create_qp(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
+    let parts = pd.qp_builder(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
     let binding = window.bind(&parts.control, &region, .., Access::REMOTE_READ).unwrap();
     assert_ne!(binding.rkey(), crate::Rkey(0));
@@ -350,9 +354,9 @@ fn a_queue_pair_and_its_dependencies_drop_in_every_order() {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(4).build().unwrap();
-        let srq = pd.create_srq(4).build().unwrap();
-        let parts = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
+        let cq = context.cq_builder(4).build().unwrap();
+        let srq = pd.srq_builder(4).build().unwrap();
+        let parts = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
         let mut all: [Option<Box<dyn Send>>; 6] = [
             Some(Box::new(context)),
             Some(Box::new(pd)),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 fn events_name_the_objects_that_they_are_about() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
-    let srq = pd.create_srq(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let qp = bench.qp(QpType::RC);
     assert_eq!(context.try_next_event().unwrap(), None);
     let user = |handle| script.object(handle).user_handle;
@@ -137,8 +137,8 @@ fn a_channel_names_the_queue_that_has_completions() {
     let bench = Bench::new();
     let Bench { script, context, .. } = &bench;
     let channel = context.create_comp_channel().unwrap();
-    let mut first = context.create_cq(4).channel(&channel).build().unwrap();
-    let mut second = context.create_cq(4).channel(&channel).build().unwrap();
+    let mut first = context.cq_builder(4).channel(&channel).build().unwrap();
+    let mut second = context.cq_builder(4).channel(&channel).build().unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
     first.req_notify(Notify::Next).unwrap();
     second.req_notify(Notify::Solicited).unwrap();
@@ -167,7 +167,7 @@ fn a_channel_names_the_queue_that_has_completions() {
     assert_eq!(channel.try_next().unwrap(), None);
     // The event of a destroyed queue is dropped.
     script.notify(first.handle());
-    let (channel, error) = channel.destroy().unwrap_err();
+    let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(first);
     assert_eq!(channel.wait(Some(Duration::from_millis(5))).unwrap(), None);

@@ -12,11 +12,11 @@ fn a_queue_without_sges_refuses_one() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4).build().unwrap();
+    let cq = context.cq_builder(4).build().unwrap();
     let to = Remote { addr: 0, rkey: Rkey(1) };
     let sges = [Sge { addr: 0, length: 8, lkey: Lkey(1) }; 2];
     for pieces in [0, 1] {
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(4).max_send_sge(pieces);
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_send_sge(pieces);
         let mut qp = qp.max_inline_data(16).build().unwrap();
         super::bring_up(&script, &qp);
         let mut batch = qp.send_batch().unwrap();
@@ -37,8 +37,8 @@ fn only_a_queue_with_a_channel_is_armed() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let channel = context.create_comp_channel().unwrap();
-    let mut alone = context.create_cq(4).build().unwrap();
-    let mut heard = context.create_cq(4).channel(&channel).build().unwrap();
+    let mut alone = context.cq_builder(4).build().unwrap();
+    let mut heard = context.cq_builder(4).channel(&channel).build().unwrap();
     for _ in 0..2 {
         // First with updates from the control path, then without.
         assert_eq!(alone.req_notify(Notify::Next).unwrap_err().errno(), Errno::INVAL);
@@ -74,8 +74,8 @@ fn the_first_request_after_a_key_change_is_fenced() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(0).build().unwrap();
+    let cq = context.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(0).build().unwrap();
     super::bring_up(&script, &qp);
     let handle = qp.handle();
     let (change, send) = (SendWr::local_inv(Rkey(5)), SendWr::send(&[]).inline(&[1; 16]));
@@ -84,7 +84,7 @@ fn the_first_request_after_a_key_change_is_fenced() {
     assert_eq!(fences(&script, handle), [CHANGE, WAITS, PLAIN]);
     post(&mut qp, &[change]);
     script.refuse_destroy(handle, Errno::BUSY);
-    let (mut qp, _) = qp.destroy().unwrap_err();
+    let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     // A dropped batch leaves no pending fence.
     qp.send_batch().unwrap().push(send).unwrap();
     post(&mut qp, &[send]);

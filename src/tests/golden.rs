@@ -7,7 +7,7 @@ use super::{Bench, ring, ring_recv};
 use crate::uverbs::scripted::Role;
 use crate::{
     Access, AddressVector, Destination, FlushLevel, Gid, Lkey, Placement, Qkey, QpType, Qpn,
-    QueuePair, Recv, Remote, Rkey, SendWr, Sge, WindowType,
+    QueuePair, RecvWr, Remote, Rkey, SendWr, Sge, WindowType,
 };
 
 const SGES: [Sge; 2] = [
@@ -195,7 +195,7 @@ fn invalidates_and_binds_have_the_golden_bytes() {
     );
     let region = bench
         .pd
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(4096)
         .unwrap();
@@ -238,8 +238,8 @@ fn receives_have_the_golden_bytes() {
     let mut qp = bench.qp(QpType::RC);
     bench.script.poison(qp.handle(), Role::Recv);
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: ID, sges: &SGES }).unwrap();
-    batch.push(Recv { wr_id: 1, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&SGES).id(ID)).unwrap();
+    batch.push(RecvWr::new(&[]).id(1)).unwrap();
     ring_recv(batch);
     let take = || bench.script.take(qp.handle(), Role::Recv).expect("a request");
     assert_bytes(&take(), Golden(vec![0; 40]).u64(0, ID).sges(16));

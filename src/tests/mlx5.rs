@@ -120,16 +120,16 @@ impl Bench {
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
         let memory = Arc::new(Counted::default());
-        let domain = ParentDomain::builder(&pd).allocator(memory.clone()).build().unwrap();
+        let domain = pd.parent_domain_builder().allocator(memory.clone()).build().unwrap();
         Bench { script, context, domain, pd, memory }
     }
 
     /// Four objects, with two buffers each.
     fn make(&self) -> Result<([QueuePair; 2], SharedReceiveQueue, CompletionQueue)> {
-        let cq = self.context.create_cq(10).parent_domain(&self.domain).build()?;
-        let srq = self.domain.create_srq(10).build()?;
-        let own = self.domain.create_qp(&cq, &cq, QpType::RC).build()?;
-        let shared = self.domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        let cq = self.context.cq_builder(10).parent_domain(&self.domain).build()?;
+        let srq = self.domain.srq_builder(10).build()?;
+        let own = self.domain.qp_builder(&cq, &cq, QpType::RC).build()?;
+        let shared = self.domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         Ok(([own, shared], srq, cq))
     }
 }
@@ -163,7 +163,7 @@ fn creation_that_fails_at_any_step_gives_everything_back() {
 #[test]
 fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).parent_domain(&bench.domain).build().unwrap();
     let lent = || bench.memory.lent.load(Ordering::Relaxed);
     // The device writes to memory that the allocator did not get back.
     let kept = |cq: &CompletionQueue| {
@@ -221,7 +221,7 @@ fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     assert_eq!(bench.memory.outstanding(), 6, "two of each");
     bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
     // An explicit call comes back, and changes nothing.
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
@@ -260,7 +260,7 @@ fn a_child_frees_nothing() {
 fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
-    let builder = || ParentDomain::builder(&bench.pd);
+    let builder = || bench.pd.parent_domain_builder();
     let arena = Arena::new(1 << 20).unwrap();
     let domains = [
         builder().allocator(Pages::new()).build().unwrap(),
@@ -269,7 +269,7 @@ fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
         builder().build().unwrap(),
     ];
     for domain in &domains {
-        let mut cq = bench.context.create_cq(10).parent_domain(domain).build().unwrap();
+        let mut cq = bench.context.cq_builder(10).parent_domain(domain).build().unwrap();
         let mut guard = Some(cq.poll().unwrap());
         crate::memory::fork::in_child(|| {
             assert!(guard.as_mut().unwrap().next().is_none());
@@ -314,7 +314,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
 #[test]
 fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     let bench = Bench::new();
-    let make = || bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let make = || bench.context.cq_builder(10).parent_domain(&bench.domain).build().unwrap();
     let before = bench.memory.outstanding();
     let mut cq = make();
     let own = bench.memory.outstanding();
@@ -347,7 +347,7 @@ fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
 #[test]
 fn a_queue_that_cannot_be_resized_says_so() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(10).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).build().unwrap();
     bench.script.refuse(Op::RESIZE_CQ, Errno::NOSYS);
     let error = cq.resize(100).unwrap_err();
     assert!(error.is_unsupported(), "{error}");
@@ -356,27 +356,28 @@ fn a_queue_that_cannot_be_resized_says_so() {
 
 #[test]
 fn doorbells_outside_the_page_or_unaligned_are_refused() {
-    use crate::mlx5::{PageError, Uar, UarKind};
+    use crate::MemoryError;
+    use crate::mlx5::{Uar, UarKind};
     let bench = Bench::new();
     let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
     let error = page.ring_u32(6, 0).unwrap_err();
-    assert_eq!(error, PageError::Unaligned { offset: 6, width: 4 });
+    assert_eq!(error, MemoryError::Unaligned { offset: 6, length: 4, word: 4 });
     assert!(error.to_string().contains("4 bytes at 6"), "{error}");
     for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
-        assert_eq!(error, PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 });
+        assert_eq!(error, MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 });
         assert!(error.to_string().contains("8 bytes at 4096 is not in a page of 4096"), "{error}");
     }
-    assert_eq!(page.peek_u32(9), Err(PageError::Unaligned { offset: 9, width: 4 }));
+    assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
 }
 
 #[test]
 fn padding_needs_cqes_of_128_bytes() {
     let bench = Bench::new();
-    let cq = || bench.context.create_cq(10).pad();
+    let cq = || bench.context.cq_builder(10).pad();
     let error = cq().build().unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("64 bytes"), "{error}");
     cq().cqe_size(128).build().unwrap();
-    let error = Script::new().open("rxe0").create_cq(10).cqe_size(128).pad().build().unwrap_err();
+    let error = Script::new().open("rxe0").cq_builder(10).cqe_size(128).pad().build().unwrap_err();
     assert!(error.is_unsupported(), "{error}");
 }
 
@@ -389,7 +390,7 @@ fn memory_that_cannot_be_pinned_is_told_in_bytes() {
         let text = format!("cannot pin {bytes} bytes");
         assert!(error.message().contains(&text), "{error}");
     }
-    let mut cq = bench.context.create_cq(10).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).build().unwrap();
     bench.script.fail_step(1, Errno::NOMEM);
     let error = cq.resize(1000).unwrap_err();
     assert!(error.message().contains("cannot pin 65536 bytes"), "{error}");
@@ -398,8 +399,8 @@ fn memory_that_cannot_be_pinned_is_told_in_bytes() {
 #[test]
 fn registers_are_dedicated_then_shared_then_recycled() {
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let qp = || bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let qp = || bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let page = |qp: &QueuePair| bench.script.object(qp.handle()).max_wr;
     let pages = || bench.script.count(MLX5_IB_OBJECT_UAR);
     // One page is there for arming. Two registers a page, four of one's own, twelve to share.
@@ -425,10 +426,10 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     drop(tds);
     let td = bench.context.alloc_td().unwrap();
     assert_eq!(pages(), 10);
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
-    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(bench.script.object(exclusive.handle()).max_wr, 14);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();
@@ -461,7 +462,7 @@ fn running_out_of_registers_names_their_number() {
     script.change_mlx5(|device| device.uars = 4);
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(10).build().unwrap();
+    let cq = context.cq_builder(10).build().unwrap();
     let tds: Vec<_> = (0..6).map(|_| context.alloc_td().unwrap()).collect();
     let error = context.alloc_td().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
@@ -473,7 +474,7 @@ fn running_out_of_registers_names_their_number() {
     let text = "no page of doorbell registers could be had; thread domains of this context have 6";
     assert!(error.errno() == Errno::IO && error.message().ends_with(text), "{error}");
     // A queue pair rings the page that is there.
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(qp.handle()).max_wr, 5);
     drop(tds);
     context.alloc_td().unwrap();
@@ -485,11 +486,11 @@ fn without_write_combining_every_queue_rings_the_non_cached_page() {
     script.change_mlx5(|device| device.context.bf_reg_size = 0);
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(10).build().unwrap();
+    let cq = context.cq_builder(10).build().unwrap();
     let td = context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
-    let shared = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
-    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let shared = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let page = |handle| script.object(handle).max_wr;
     assert_eq!((page(shared.handle()), page(exclusive.handle())), (5, 5));
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1);
@@ -500,7 +501,7 @@ fn pages_with_large_numbers_are_named_by_an_attribute() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.next_page = 1 << 16);
     let context = script.open("mlx5_0");
-    context.create_cq(10).build().unwrap();
+    context.cq_builder(10).build().unwrap();
 }
 
 #[test]
@@ -518,9 +519,9 @@ fn a_panic_in_an_allocator_leaves_nothing() {
         unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {}
     }
     let bench = Bench::new();
-    let domain = ParentDomain::builder(&bench.pd).allocator(Panics).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().allocator(Panics).build().unwrap();
     let live = bench.script.live();
-    let create = || bench.context.create_cq(10).parent_domain(&domain).build().map(drop);
+    let create = || bench.context.cq_builder(10).parent_domain(&domain).build().map(drop);
     assert!(catch_unwind(AssertUnwindSafe(create)).is_err());
     assert_eq!(bench.script.live(), live);
 }
@@ -564,29 +565,29 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let pd = context.alloc_pd().unwrap();
     let domain = |offset| {
         let parts = Arc::new(Parts { memory: Counted::default(), offset });
-        (parts.clone(), ParentDomain::builder(&pd).allocator(parts).build().unwrap())
+        (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7000);
-    let cq = context.create_cq(10).parent_domain(&at_page).build().unwrap();
-    let qp = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = context.cq_builder(10).parent_domain(&at_page).build().unwrap();
+    let qp = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(cq.handle()).start, 0x7000);
     assert_eq!(script.object(qp.handle()).start, 0x7000);
     // For shared receive queues the kernel takes an address.
-    drop(at_page.create_srq(10).build().unwrap());
+    drop(at_page.srq_builder(10).build().unwrap());
     drop((qp, cq));
     assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
     // The offset in the dma-buf has to be aligned.
     let (parts, askew) = domain(0x7008);
-    let error = context.create_cq(10).parent_domain(&askew).build().unwrap_err();
+    let error = context.cq_builder(10).parent_domain(&askew).build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("0x7008"), "{error}");
     assert_eq!(parts.memory.outstanding(), 0);
     // An older kernel does not know the attribute, and is not told an address in its stead.
     script.change_mlx5(|device| device.dmabufs = false);
-    let error = context.create_cq(10).parent_domain(&at_page).build().unwrap_err();
+    let error = context.cq_builder(10).parent_domain(&at_page).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
-    let cq = context.create_cq(10).build().unwrap();
-    let error = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+    let cq = context.cq_builder(10).build().unwrap();
+    let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
 }
 
@@ -596,12 +597,12 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
     const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let staying = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let staying = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let index = |qp: &QueuePair| bench.script.object(qp.handle()).uidx;
     let mut seen = std::collections::HashSet::new();
     for _ in 0..LIVES {
-        let short = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+        let short = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
         assert_ne!(index(&short), index(&staying), "in use");
         seen.insert(index(&short));
     }
@@ -611,15 +612,15 @@ fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
 #[test]
 fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let mut resized = bench.context.create_cq(10).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let mut resized = bench.context.cq_builder(10).build().unwrap();
     let ops = [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::RESIZE_CQ];
     ops.into_iter().for_each(|op| bench.script.refuse(op, Errno::NOMEM));
-    let qp = bench.pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(1000);
+    let qp = bench.pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(1000);
     let errors = [
-        bench.context.create_cq(1000).build().unwrap_err(),
+        bench.context.cq_builder(1000).build().unwrap_err(),
         qp.build().unwrap_err(),
-        bench.pd.create_srq(1000).build().unwrap_err(),
+        bench.pd.srq_builder(1000).build().unwrap_err(),
         resized.resize(1000).unwrap_err(),
     ];
     // A completion has 64 bytes, a request as many, and a receive of a shared queue 32 at least.
@@ -635,7 +636,7 @@ fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
 fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
     let bench = Bench::new();
     for asked in [1, 3, 4, 63, 64, 1000] {
-        let cq = bench.context.create_cq(asked).build().unwrap();
+        let cq = bench.context.cq_builder(asked).build().unwrap();
         let told = bench.script.object(cq.handle()).max_wr;
         assert!(told >= asked && told == cq.capacity(), "{asked}: {told}, {}", cq.capacity());
     }

@@ -3,6 +3,7 @@
 mod abandon;
 mod addresses;
 mod control;
+mod cq_handle;
 mod creation;
 mod destroy;
 mod events;
@@ -13,6 +14,7 @@ mod golden;
 mod mixing;
 mod mlx5;
 mod owned;
+mod plain_wc;
 mod posting;
 mod retire;
 mod room;
@@ -26,7 +28,8 @@ mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, SendBatch,
+    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, RingError,
+    SendBatch,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -43,7 +46,7 @@ impl Bench {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(16).build().unwrap();
+        let cq = context.cq_builder(16).build().unwrap();
         Bench { script, context, pd, cq }
     }
 
@@ -51,7 +54,7 @@ impl Bench {
     pub(crate) fn qp(&self, qp_type: QpType) -> QueuePair {
         let qp = self
             .pd
-            .create_qp(&self.cq, &self.cq, qp_type)
+            .qp_builder(&self.cq, &self.cq, qp_type)
             .max_send_wr(4)
             .max_recv_wr(4)
             .max_send_sge(2)
@@ -77,7 +80,7 @@ pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
 
 /// Rings a batch that no device will ever execute.
 #[allow(unsafe_code)]
-pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), crate::PostError> {
+pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
     // SAFETY: the scripted kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() }
 }

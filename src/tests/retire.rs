@@ -5,7 +5,7 @@ use crate::{CompletionQueue, Errno, QpState, QpType, QueuePair};
 
 /// A queue pair whose receives complete elsewhere than its sends.
 fn on(bench: &Bench, send: &CompletionQueue, recv: &CompletionQueue) -> QueuePair {
-    let qp = bench.pd.create_qp(send, recv, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(send, recv, QpType::RC).build().unwrap();
     super::bring_up(&bench.script, &qp);
     qp
 }
@@ -122,8 +122,8 @@ fn a_resize_keeps_the_completions_of_living_queue_pairs_only() {
 #[test]
 fn both_completion_queues_discard() {
     let bench = Bench::new();
-    let mut send = bench.context.create_cq(8).build().unwrap();
-    let mut recv = bench.context.create_cq(8).build().unwrap();
+    let mut send = bench.context.cq_builder(8).build().unwrap();
+    let mut recv = bench.context.cq_builder(8).build().unwrap();
     let dead = on(&bench, &send, &recv);
     let live = on(&bench, &send, &recv);
     for cq in [send.handle(), recv.handle()] {
@@ -160,7 +160,7 @@ fn a_reset_discards_what_was_not_polled() {
     for id in 0..3 {
         assert!(bench.script.complete(cq, wc(qpn, id)));
     }
-    let other = bench.context.create_cq(4).build().unwrap();
+    let other = bench.context.cq_builder(4).build().unwrap();
     let mut other = other;
     assert_eq!(qp.reset(&mut [&mut other]).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(qp.reset(&mut []).unwrap_err().errno(), Errno::INVAL);

@@ -54,9 +54,9 @@ fn posting_during_a_poll_overflows_nothing() {
         for look in looks {
             let bench = Bench::new();
             let (script, pd) = (&bench.script, &bench.pd);
-            let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+            let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
             let mut adopt = |sends, recvs| {
-                let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+                let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
                 let builder = builder.max_send_wr(sends).max_recv_wr(recvs).max_inline_data(4);
                 let qp = cq.adopt(builder.build().unwrap()).unwrap();
                 bring_up_owned(&bench, &qp);
@@ -91,7 +91,7 @@ fn posting_during_a_poll_overflows_nothing() {
 fn completions_that_a_reset_discards_make_room() {
     let bench = Bench::new();
     let script = &bench.script;
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
     let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
     let handle = cq.queue().handle();
     let (theirs, qpn) = (script.clone(), qp.qpn().0);
@@ -112,10 +112,10 @@ fn completions_that_a_reset_discards_make_room() {
 #[test]
 fn a_forgotten_poll_counts_when_a_queue_pair_is_adopted() {
     let bench = Bench::new();
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
     let handle = cq.queue().handle();
     let adopt = |cq: &mut OwnedCompletionQueue<u32>, sends| {
-        let builder = bench.pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
         let builder = builder.max_recv_wr(0).max_inline_data(4);
         cq.adopt(builder.build().unwrap()).unwrap()
     };

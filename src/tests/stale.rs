@@ -29,15 +29,15 @@ impl Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
-        let pool = pd.buffer_pool(64).count(4).build().unwrap();
-        let srq = OwnedSharedReceiveQueue::new(pd.create_srq(4).build().unwrap()).unwrap();
-        let cq = OwnedCompletionQueue::new(context.create_cq(64).build().unwrap());
+        let pool = pd.buffer_pool_builder(64).count(4).build().unwrap();
+        let srq = OwnedSharedReceiveQueue::new(pd.srq_builder(4).build().unwrap()).unwrap();
+        let cq = OwnedCompletionQueue::new(context.cq_builder(64).build().unwrap());
         Bench { script, context, pd, pool, srq, cq }
     }
 
     fn make(&self) -> QueuePair {
         let cq = self.cq.queue();
-        self.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).srq(self.srq.queue()).build().unwrap()
+        self.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(4).srq(self.srq.queue()).build().unwrap()
     }
 
     fn adopted(&mut self) -> OwnedQueuePair<u32> {
@@ -52,7 +52,7 @@ impl Bench {
     fn read(&self, qp: &mut OwnedQueuePair<u32>) -> Result<(), PostError> {
         let mut batch = qp.send_batch()?;
         batch.push(SendWr::read(REMOTE, &[]), self.pool.take().unwrap(), 1).unwrap();
-        batch.ring()
+        Ok(batch.ring()?)
     }
 
     /// Wqebbs that the device believes were written.
@@ -74,7 +74,7 @@ fn a_reset_that_cannot_be_finished_is_not_begun() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     bench.read(&mut qp).unwrap();
-    let mut wrong = OwnedCompletionQueue::new(bench.context.create_cq(8).build().unwrap());
+    let mut wrong = OwnedCompletionQueue::new(bench.context.cq_builder(8).build().unwrap());
     assert_eq!(qp.reset(&mut wrong).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(bench.script.object(qp.handle()).state, QpState::RTS.0, "the kernel was told");
     assert_eq!((qp.state(), bench.posted(&qp)), (QpState::RTS, 1));

@@ -44,12 +44,12 @@ impl Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
-        let mut cq = OwnedCompletionQueue::new(context.create_cq(capacity).build().unwrap());
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(capacity).build().unwrap());
         let device = cq.queue().played();
         let mut slack = cq.queue().capacity();
         assert_eq!(slack, capacity);
         let make = |cq: &OwnedCompletionQueue<u32>, sends| {
-            let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
+            let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
             qp.max_recv_wr(0).max_inline_data(4).build().unwrap()
         };
         let mut adopt = |sends| {

@@ -6,8 +6,8 @@ use crate::envelope::Envelope;
 use crate::handles::ObjectKind;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Errno, Error, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair, Rereg,
-    WcStatus, WindowType,
+    Access, Errno, Error, ErrorWith, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair,
+    Rereg, WcStatus, WindowType,
 };
 use std::sync::Arc;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW, UVERBS_OBJECT_QP};
@@ -43,7 +43,9 @@ fn bind(window: &mut MemoryWindow, qp: &QpControl, region: &Witnessed, status: W
 
 /// Fails unless the region is refused to the program because a window holds it.
 fn still_held(region: Witnessed) -> Witnessed {
-    let Err((region, error)) = region.destroy() else { panic!("destroyed under a window") };
+    let Err(ErrorWith { object: region, error }) = region.destroy() else {
+        panic!("destroyed under a window")
+    };
     names_the_remedy(&error);
     region
 }
@@ -163,7 +165,7 @@ fn held_region_is_not_changed_or_given_away() {
     names_the_remedy(&failed.error);
     let region = failed.region.unwrap();
     // `release` asks the kernel about the region, and changes nothing.
-    let (region, error) = region.release().unwrap_err();
+    let (region, error) = region.release().unwrap_err().into_parts();
     names_the_remedy(&error);
     let mut region = still_held(region);
     assert_eq!(bench.script.log().len(), commands + 1);
@@ -333,7 +335,7 @@ fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
         let qp = bench.qp(QpType::RC);
         bind(&mut window, &qp, &region, WcStatus::SUCCESS);
         window.invalidated();
-        let (qp, error) = qp.destroy().unwrap_err();
+        let (qp, error) = qp.destroy().unwrap_err().into_parts();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
         assert!(error.message().contains("reallocate the window"), "{error}");
         drop(qp);

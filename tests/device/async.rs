@@ -14,7 +14,7 @@ use std::task::Poll;
 use tokio::net::TcpListener;
 use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::{EventSource, EventType, ParentDomain, QpState, QpType, SendWr, WcOpcode, WcStatus};
+use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
     echo_comes_back,
@@ -97,7 +97,7 @@ fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
     run(2, async {
         let (a, b) = pair()?;
         let a = Arc::new(a);
-        let pool = a.pd.buffer_pool(64).count(MESSAGES as usize).build()?;
+        let pool = a.pd.buffer_pool_builder(64).count(MESSAGES as usize).build()?;
         let mut sends: Vec<_> = (0..MESSAGES)
             .map(|n| Box::pin(a.qp.send(pool.copy(&n.to_ne_bytes()).expect("a buffer"))))
             .collect();
@@ -176,7 +176,7 @@ fn at_once(threads: usize) -> Verdict {
         for n in 0..1024 {
             theirs.write_at(n, n as u64)?;
         }
-        let pool = a.pd.buffer_pool(64).count(REQUESTS).build()?;
+        let pool = a.pd.buffer_pool_builder(64).count(REQUESTS).build()?;
         let mut reads = Vec::with_capacity(REQUESTS);
         for n in 0..REQUESTS {
             let remote = theirs.remote(n % 1024 * 8)?;
@@ -232,7 +232,7 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 128)?;
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(64).count(8).build()?;
+        let pool = pd.buffer_pool_builder(64).count(8).build()?;
         let srq = supported(cq.create_srq(&pd, 8, |srq| srq), Capability::Srq)?;
         let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
         let client = Half::new()?;
@@ -298,10 +298,10 @@ fn last_wqe_reached_is_in_the_stream() -> Verdict {
         let context = env::open()?;
         let mut events = Events::new(&context)?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
-        let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+        let cq = context.cq_builder(16).build()?;
+        let srq = supported(pd.srq_builder(4).build(), Capability::Srq)?;
         for _ in 0..3 {
-            let qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
             let attr = uverbs::QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
             qp.modify(&attr.access(Default::default()))?;
             qp.modify(&uverbs::QpAttr::new().state(QpState::ERR))?;
@@ -346,7 +346,7 @@ fn many_senders_reach_one_srq() -> Verdict {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 1024)?;
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(64).count(64).build()?;
+        let pool = pd.buffer_pool_builder(64).count(64).build()?;
         let srq = supported(cq.create_srq(&pd, 32, |srq| srq), Capability::Srq)?;
         let index = gid(&context)?.index;
         let (mut servers, mut tasks) = (Vec::new(), Vec::new());
@@ -393,10 +393,10 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
             workers.push(tokio::spawn(async move {
                 let td = context.alloc_td()?;
                 let pd = context.alloc_pd()?;
-                let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+                let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
                 let td = Arc::new(Mutex::new(td));
                 let (cq, _) = CompletionQueue::spawn(&context, 128)?;
-                let pool = pd.buffer_pool(64).build()?;
+                let pool = pd.buffer_pool_builder(64).build()?;
                 let make =
                     || cq.create_exclusive_qp(&domain, &td, QpType::RC, |qp| qp.max_recv_wr(4));
                 let (one, other) = (make()?, make()?);

@@ -27,7 +27,7 @@ fn clones_share_one_file() -> Verdict {
     let pd = clone.alloc_pd()?;
     // Objects of one file work together whichever clone made them.
     let td = context.alloc_td()?;
-    uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    pd.parent_domain_builder().thread_domain(&td).build()?;
     let listed = supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
     assert_eq!(listed, [pd.handle()]);
     assert_eq!(clone.handles(ObjectKind::PD)?, listed);

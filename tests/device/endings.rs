@@ -111,7 +111,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 128)?;
         let a = Half::on(context, cq)?;
-        let pool = a.pd.buffer_pool(FAR_BYTES / 8).count(8).build()?;
+        let pool = a.pd.buffer_pool_builder(FAR_BYTES / 8).count(8).build()?;
         let mut peer = Helper::start()?;
         let remote = far(&mut peer, &a.context, &a.qp)?;
         let first = a.qp.read(remote, pool.take().expect("a buffer")).await?;

@@ -111,7 +111,7 @@ fn write_before_the_region_fails() -> Verdict {
 
 fn write_to_a_region_without_the_right_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
-    let region = pair.b.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.b.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)?;
@@ -175,7 +175,7 @@ fn send_from_beyond_the_region_fails() -> Verdict {
 
 fn read_into_memory_without_local_write_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let region = pair.a.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.a.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let sges = [region.sge(0..100)?];
     let remote = pair.b.remote(0);
     pair.a.send(SendWr::read(remote, &sges).id(1))?;
@@ -187,7 +187,7 @@ fn rkey_of_a_destroyed_region_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
 }
@@ -239,7 +239,7 @@ fn impatient() -> Config {
 
 fn send_to_a_destroyed_peer_fails() -> Verdict {
     let Pair { mut a, b, .. } = Pair::new(impatient())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
     let sges = [a.sge(0..100)];
     a.send(SendWr::send(&sges).id(1))?;
     a.send(SendWr::send(&sges).id(2))?;

@@ -124,7 +124,7 @@ fn completion_before_arming_is_found_by_polling() -> Verdict {
 
 fn one_channel_names_the_queue_of_each_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
-    let mut other = b.context.create_cq(4).channel(&b.channel).build()?;
+    let mut other = b.context.cq_builder(4).channel(&b.channel).build()?;
     other.req_notify(Notify::Next)?;
     b.cq.req_notify(Notify::Next)?;
     nudge(&mut a, &mut b, 1, false)?;
@@ -139,12 +139,12 @@ fn destroyed_queue_leaves_no_completion_event() -> Verdict {
     b.cq.req_notify(Notify::Next)?;
     nudge(&mut a, &mut b, 1, false)?;
     readable(b.channel.as_fd())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
-    b.cq.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
+    b.cq.destroy()?;
     assert_eq!(b.channel.wait(Some(SILENCE))?, None);
     // The kernel took it back itself: there was nothing for the library to drop.
     assert_eq!(b.context.dead_events(), 0);
-    b.channel.destroy().map_err(|(_, error)| error)?;
+    b.channel.destroy()?;
     Ok(())
 }
 
@@ -252,8 +252,8 @@ fn access_error_is_reported_to_the_responder() -> Verdict {
 fn destroyed_cq_leaves_no_async_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { cqe: 3, ..Config::rc() })?;
     overflow(&mut a, &mut b)?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
-    b.cq.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
+    b.cq.destroy()?;
     assert_eq!(b.context.next_event(Some(SILENCE))?, None);
     assert_eq!(b.context.dead_events(), 0);
     Ok(())
@@ -267,9 +267,9 @@ fn destroyed_srq_leaves_no_async_event() -> Verdict {
     a.send(SendWr::send(&[]).id(1).signaled())?;
     a.expect(1, WcOpcode::SEND)?;
     readable(b.context.events_fd())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
     let srq = b.srq.take().expect("a pair with a shared receive queue");
-    srq.destroy().map_err(|(_, error)| error)?;
+    srq.destroy()?;
     assert_eq!(b.context.next_event(Some(SILENCE))?, None);
     assert_eq!(b.context.dead_events(), 0);
     Ok(())
@@ -279,7 +279,7 @@ fn destroyed_qp_leaves_no_async_event() -> Verdict {
     let Pair { a, .. } = Pair::new(Config::rc())?;
     drain(&a)?;
     readable(a.context.events_fd())?;
-    a.qp.destroy().map_err(|(_, error)| error)?;
+    a.qp.destroy()?;
     assert_eq!(a.context.next_event(Some(SILENCE))?, None);
     assert_eq!(a.context.dead_events(), 0);
     Ok(())

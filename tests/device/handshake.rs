@@ -6,7 +6,7 @@ use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType, QueuePair,
-    Recv, SendWr, WcStatus,
+    RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -29,8 +29,8 @@ fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let memory = pd.allocate::<u64>(512)?;
-    let cq = context.create_cq(8).build()?;
-    let qp = pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+    let cq = context.cq_builder(8).build()?;
+    let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
     let endpoint = qp.endpoint(PORT, context.default_gid(PORT)?.index)?;
     Ok((Side { qp, cq, memory }, endpoint))
 }
@@ -53,7 +53,7 @@ fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
     a.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
     let sges = [b.memory.sge(..)?];
     let mut batch = b.qp.recv_batch()?;
-    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    batch.push(RecvWr::new(&sges).id(1))?;
     // SAFETY: the region lives as long as the queue pair, and is read only after completion.
     unsafe { batch.ring() };
     let sges = [a.memory.sge(..)?];
@@ -96,8 +96,8 @@ fn smaller_mtu_is_agreed_on() -> Verdict {
 
 fn handshake_before_endpoint_is_refused() -> Verdict {
     let ((_a, at_a), context) = (side(QpType::RC)?, env::open()?);
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let error = qp.handshake(&at_a).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("endpoint"), "{error}");

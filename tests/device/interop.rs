@@ -98,8 +98,8 @@ fn objects_of_rdma_core_are_imported() -> Verdict {
         own.copy_from(0, &[b'B'; 1000])?;
         assert_eq!(path.write(own.sge(..)?, region.remote(0)?)?, WcStatus::SUCCESS);
         drop((path, own));
-        region.unimport().map_err(|(_, error)| error)?;
-        pd.unimport().map_err(|(_, error)| error)?;
+        region.unimport()?;
+        pd.unimport()?;
     }
     peer.wire.send("check", None)?;
     let (text, _) = peer.hear()?;
@@ -127,8 +127,8 @@ fn rdma_core_imports_our_objects() -> Verdict {
     assert_eq!(context.handles(ObjectKind::MR)?, [region.handle()]);
     assert_eq!(context.handles(ObjectKind::QP)?, [0u32; 0]);
     assert_eq!(context.handles(ObjectKind::CQ)?, [0u32; 0]);
-    region.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error.into())
+    region.destroy()?;
+    pd.destroy().map_err(|failed| failed.error.into())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -160,10 +160,10 @@ fn vars_of_libmlx5_are_imported() -> Verdict {
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1);
         drop(page);
         if word == "free" {
-            imported.unimport().map_err(|(_, error)| error)?;
+            imported.unimport()?;
         } else {
             // Either side may destroy it, if all others only forget it.
-            take_over(imported).map_err(|(_, error)| error)?.destroy().map_err(|(_, e)| e)?;
+            take_over(imported)?.destroy()?;
         }
         assert_eq!(peer.ask(word)?, "left");
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0], "{word}");
@@ -189,7 +189,7 @@ fn libmlx5_imports_our_vars() -> Verdict {
         let left = if word == "free" { 0 } else { 1 };
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), left, "{word}");
         // libmlx5 destroyed the VAR, so destroying it again succeeds.
-        var.destroy().map_err(|(_, error)| error)?;
+        var.destroy()?;
         assert_eq!((context.handles(ObjectKind::MLX5_VAR)?.len(), context.leaked()), (0, 0));
     }
     Ok(())

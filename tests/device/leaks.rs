@@ -7,7 +7,7 @@ use crate::pair::{PORT, gid};
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
-use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{AddressVector, Context, Errno, ObjectKind, QpType};
 
 trials![
     every_live_handle_is_listed,
@@ -79,7 +79,7 @@ fn every_live_handle_is_listed() -> Verdict {
     let mut listed = count(ObjectKind::PD)?;
     listed.sort_unstable();
     assert_eq!(listed, expected);
-    let cq = context.create_cq(1).build()?;
+    let cq = context.cq_builder(1).build()?;
     assert_eq!(count(ObjectKind::CQ)?, [cq.handle()]);
     assert_eq!(count(ObjectKind::QP)?, [0u32; 0]);
     drop(domains);
@@ -110,7 +110,7 @@ fn protection_domains_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
-            context.alloc_pd()?.destroy().map_err(|(_, error)| error)?;
+            context.alloc_pd()?.destroy()?;
             drop(context.alloc_pd()?);
             Ok(())
         }))
@@ -123,8 +123,8 @@ fn parent_domains_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             let pd = context.alloc_pd()?;
             let td = context.alloc_td()?;
-            drop(ParentDomain::builder(&pd).build()?);
-            drop(ParentDomain::builder(&pd).thread_domain(&td).build()?);
+            drop(pd.parent_domain_builder().build()?);
+            drop(pd.parent_domain_builder().thread_domain(&td).build()?);
             Ok(())
         }))
     })
@@ -136,7 +136,7 @@ fn address_handles_leave_nothing() -> Verdict {
         let own = gid(context)?;
         let vector = AddressVector::global(PORT, own.index as u8, own.gid);
         Ok(Box::new(move || {
-            pd.create_ah(&vector)?.destroy().map_err(|(_, error)| error)?;
+            pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);
             Ok(())
         }))
@@ -152,9 +152,9 @@ fn completion_channels_leave_nothing() -> Verdict {
     assert_eq!(files()?, before + 1);
     for _ in 0..many() {
         drop(context.create_comp_channel()?);
-        context.create_comp_channel()?.destroy().map_err(|(_, error)| error)?;
+        context.create_comp_channel()?.destroy()?;
     }
-    channel.destroy().map_err(|(_, error)| error)?;
+    channel.destroy()?;
     assert_eq!(files()?, before);
     Ok(())
 }
@@ -164,7 +164,7 @@ fn completion_queues_leave_nothing() -> Verdict {
         let context = context.clone();
         let channel = context.create_comp_channel()?;
         Ok(Box::new(move || {
-            let mut cq = context.create_cq(16).channel(&channel).build()?;
+            let mut cq = context.cq_builder(16).channel(&channel).build()?;
             supported(cq.resize(32), Capability::CqResize)?;
             Ok(())
         }))
@@ -175,7 +175,7 @@ fn shared_receive_queues_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::SRQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
-            let mut srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+            let mut srq = supported(pd.srq_builder(16).build(), Capability::Srq)?;
             if env::device().driver() != Some(DriverId::MLX5) {
                 srq.resize(32)?;
             }
@@ -187,11 +187,11 @@ fn shared_receive_queues_leave_nothing() -> Verdict {
 fn queue_pairs_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         let mut types = [QpType::RC, QpType::UC, QpType::UD].into_iter().cycle();
         Ok(Box::new(move || {
             let qp_type = types.next().expect("it has no end");
-            pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+            pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
             Ok(())
         }))
     })
@@ -204,13 +204,13 @@ fn xrc_objects_leave_nothing() -> Verdict {
     rounds(&KINDS, |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         Ok(Box::new(move || {
-            let domain = supported(context.open_xrcd().open(), Capability::Xrc)?;
-            drop(pd.create_srq(16).xrc(&domain, &cq).build()?);
+            let domain = supported(context.xrcd_builder().build(), Capability::Xrc)?;
+            drop(pd.srq_builder(16).xrc(&domain, &cq).build()?);
             drop(domain.create_target()?);
-            drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
+            drop(pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
+            domain.destroy()?;
             Ok(())
         }))
     })
@@ -227,8 +227,8 @@ fn imports_leave_nothing() -> Verdict {
             let theirs = supported(context.import_pd(&envelopes.0), Capability::Import)?;
             let import = theirs.import_mr(&envelopes.1)?;
             assert_eq!(import.lkey(), region.lkey());
-            import.unimport().map_err(|(_, error)| error)?;
-            theirs.unimport().map_err(|(_, error)| error)?;
+            import.unimport()?;
+            theirs.unimport()?;
             Ok(())
         }))
     })

@@ -36,9 +36,9 @@ impl Half {
 
     pub(crate) fn on(context: Context) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(4096).count(64).remote_read().build()?;
-        let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+        let pool = pd.buffer_pool_builder(4096).count(64).remote_read().build()?;
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(128).build()?);
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         let builder = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64);
         let qp = cq.adopt(supported(builder.build(), Capability::Rc)?)?;
         Ok(Half { qp, cq, pool, pd, context })

@@ -46,11 +46,11 @@ fn cq_holds_cqes_up_to_the_limit() -> Verdict {
     let max = context.query_device()?.max_cqe;
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
     let many = max.min(MANY);
-    let cq = context.create_cq(many).build()?;
+    let cq = context.cq_builder(many).build()?;
     assert!(cq.capacity() >= many);
     drop(cq);
     for cqe in [max + 1, u32::MAX] {
-        let error = context.create_cq(cqe).build().unwrap_err();
+        let error = context.cq_builder(cqe).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&cqe.to_string()), "{error}");
     }
@@ -60,7 +60,7 @@ fn cq_holds_cqes_up_to_the_limit() -> Verdict {
 fn cq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
-    let mut cq = context.create_cq(10).build()?;
+    let mut cq = context.cq_builder(10).build()?;
     let before = cq.capacity();
     assert_eq!(cq.resize(max + 1).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(cq.capacity(), before);
@@ -72,10 +72,10 @@ fn cq_resize_works_up_to_the_limit() -> Verdict {
 
 fn qp_holds_wqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     let max = context.query_device()?.max_qp_wr;
     for beyond in [max + 1, u32::MAX] {
-        let builder = || pd.create_qp(&cq, &cq, QpType::RC);
+        let builder = || pd.qp_builder(&cq, &cq, QpType::RC);
         for made in [builder().max_send_wr(beyond).build(), builder().max_recv_wr(beyond).build()] {
             match made {
                 Err(error) => {
@@ -93,16 +93,16 @@ fn qp_holds_wqes_up_to_the_limit() -> Verdict {
     }
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
     let many = max.min(4096);
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
     assert!(qp.caps().max_send_wr >= many && qp.caps().max_recv_wr >= many, "{:?}", qp.caps());
     Ok(())
 }
 
 fn qp_holds_sges_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     let max = context.query_device()?.max_sge;
-    let builder = || pd.create_qp(&cq, &cq, QpType::RC);
+    let builder = || pd.qp_builder(&cq, &cq, QpType::RC);
     for beyond in [max + 1, u32::MAX] {
         for made in [builder().max_send_sge(beyond).build(), builder().max_recv_sge(beyond).build()]
         {
@@ -120,16 +120,16 @@ fn qp_holds_sges_up_to_the_limit() -> Verdict {
             }
         }
     }
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_sge(max).max_recv_sge(max).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_sge(max).max_recv_sge(max).build()?;
     assert!(qp.caps().max_send_sge >= max && qp.caps().max_recv_sge >= max);
     Ok(())
 }
 
 fn qp_takes_inline_data_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     for beyond in [100_000, u32::MAX] {
-        let build = pd.create_qp(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
+        let build = pd.qp_builder(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
         assert_eq!(build.unwrap_err().errno(), Errno::INVAL, "{beyond} bytes inline");
     }
     Ok(())
@@ -140,10 +140,10 @@ fn longest_inline_wqes_arrive_whole() -> Verdict {
     /// The global route header of a datagram.
     const HEADER: usize = 40;
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     for config in [Config::rc(), Config::uc(), Config::ud()] {
         let takes = |inline| {
-            let builder = pd.create_qp(&cq, &cq, config.qp_type);
+            let builder = pd.qp_builder(&cq, &cq, config.qp_type);
             builder.max_send_sge(config.sges).max_inline_data(inline).build().is_ok()
         };
         let (mut inline, mut beyond) = (config.inline, 100_000);
@@ -183,12 +183,12 @@ fn srq_holds_wqes_up_to_the_limit() -> Verdict {
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
     for beyond in [attr.max_srq_wr + 1, u32::MAX] {
-        let error = pd.create_srq(beyond).build().unwrap_err();
+        let error = pd.srq_builder(beyond).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&beyond.to_string()), "{error}");
     }
     let many = attr.max_srq_wr.min(4096);
-    assert!(pd.create_srq(many).build()?.query()?.max_wr >= many);
+    assert!(pd.srq_builder(many).build()?.query()?.max_wr >= many);
     Ok(())
 }
 
@@ -198,8 +198,8 @@ fn srq_holds_sges_up_to_the_limit() -> Verdict {
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
     let max = attr.max_srq_sge;
-    assert!(pd.create_srq(1).max_sge(max).build()?.query()?.max_sge >= max);
-    let error = pd.create_srq(1).max_sge(max + 1).build().unwrap_err();
+    assert!(pd.srq_builder(1).max_sge(max).build()?.query()?.max_sge >= max);
+    let error = pd.srq_builder(1).max_sge(max + 1).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }
@@ -208,7 +208,7 @@ fn srq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
-    let mut srq = context.alloc_pd()?.create_srq(10).build()?;
+    let mut srq = context.alloc_pd()?.srq_builder(10).build()?;
     let before = srq.query()?;
     supported(srq.resize(10), Capability::SrqResize)?;
     assert_eq!(srq.resize(attr.max_srq_wr + 1).unwrap_err().errno(), Errno::INVAL);

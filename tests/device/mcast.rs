@@ -35,9 +35,9 @@ fn second_attachment_is_refused() -> Verdict {
         assert_eq!((membership.gid(), membership.lid()), (gid, LID));
         let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
         assert_eq!(error.errno(), Errno::EXIST);
-        membership.detach().map_err(|(_, error)| error)?;
+        membership.detach()?;
         // The kernel agrees that it is out, or this would be refused like before.
-        attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+        attach(&pair.a, gid)?.detach()?;
     }
     Ok(())
 }
@@ -46,12 +46,12 @@ fn memberships_of_one_group_end_separately() -> Verdict {
     let Pair { a, b, .. } = Pair::new(Config::ud())?;
     let gid = groups()[0];
     let (one, other) = (attach(&a, gid)?, attach(&b, gid)?);
-    one.detach().map_err(|(_, error)| error)?;
-    a.qp.destroy().map_err(|(_, error)| error)?;
-    let (qp, error) = b.qp.destroy().unwrap_err();
+    one.detach()?;
+    a.qp.destroy()?;
+    let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(other);
-    qp.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
     Ok(())
 }
 
@@ -76,27 +76,27 @@ fn member_beyond_the_limit_is_refused() -> Verdict {
     let gid = groups()[1];
     let mut members = Vec::new();
     for _ in 0..limit {
-        let qp = pd.create_qp(cq, cq, uverbs::QpType::UD).build()?;
+        let qp = pd.qp_builder(cq, cq, uverbs::QpType::UD).build()?;
         members.push(supported(qp.attach_mcast(gid, LID), Capability::Multicast)?);
     }
     let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM, "{error}");
     assert!(error.message().contains("groups or members"), "{error}");
     drop(members);
-    attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+    attach(&pair.a, gid)?.detach()?;
     Ok(())
 }
 
 fn memberships_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let cq = context.cq_builder(4).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::UD).build()?;
         let mut groups = groups().into_iter().cycle();
         Ok(Box::new(move || {
             let gid = groups.next().expect("it has no end");
             let membership = supported(qp.attach_mcast(gid, LID), Capability::Multicast)?;
-            membership.detach().map_err(|(_, error)| error)?;
+            membership.detach()?;
             Ok(())
         }))
     })

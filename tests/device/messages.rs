@@ -60,7 +60,7 @@ async fn tell_and_write<S: uverbs::aio::RingToken>(
 
 /// A pool of one buffer, which holds whatever came last.
 fn narrow(half: &Half) -> Verdict<BufferPool> {
-    Ok(half.pd.buffer_pool(64).count(1).build()?)
+    Ok(half.pd.buffer_pool_builder(64).count(1).build()?)
 }
 
 fn a_write_with_immediate_shows_nothing_of_an_earlier_message() -> Verdict {
@@ -135,7 +135,7 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
             qps.push((qp, own));
         }
         let [(sender, _), (receiver, there)] = &qps[..] else { panic!("two queue pairs") };
-        let pool = b.pd.buffer_pool(128).count(1).build()?;
+        let pool = b.pd.buffer_pool_builder(128).count(1).build()?;
         pool.take().expect("a buffer").fill(0xee);
         let mut inbox = receiver.inbox(&pool, 1);
         poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;

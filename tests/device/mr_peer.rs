@@ -38,7 +38,7 @@ fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
 fn addresses_count_from_the_given_iova() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for iova in [0, 0x1234_5000, 1 << 62] {
-        let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).iova(iova);
+        let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).iova(iova);
         let region = builder.allocate::<u8>(3 * 4096)?;
         let remote = region.remote(4000)?;
         assert_eq!(remote.addr, iova + 4000);
@@ -71,7 +71,7 @@ fn pages_are_faulted_in() -> Verdict {
     // apart here is pages, by messages of one packet.
     const LENGTH: usize = 1000;
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let region = supported(builder.allocate::<u8>(16 * 4096), Capability::Odp)?;
     // None of the pages was ever touched.
     for page in 0..16 {
@@ -86,7 +86,7 @@ fn pages_are_faulted_in() -> Verdict {
         pair.a.expect(8, WcOpcode::READ)?;
         pair.a.check(0..LENGTH, page as u64);
     }
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn boxed_slice_can_be_reached() -> Verdict {
     let boxed = vec![0xaau8; 10_000].into_boxed_slice();
     let region = pair.b.pd.register(boxed, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(5)?, 9_000)?;
-    let boxed = region.destroy().map_err(|(_, error)| error)?;
+    let boxed = region.destroy()?;
     pattern::check(&boxed[5..9_005], 21);
     assert!(boxed[..5].iter().chain(&boxed[9_005..]).all(|byte| *byte == 0xaa));
     Ok(())
@@ -119,7 +119,7 @@ fn mapping_can_be_reached() -> Verdict {
     let mapping = memmap2::MmapMut::map_anon(20_000)?;
     let region = pair.b.pd.register(mapping, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(4090)?, 10_000)?;
-    let mapping = region.destroy().map_err(|(_, error)| error)?;
+    let mapping = region.destroy()?;
     pattern::check(&mapping[4090..14_090], 21);
     Ok(())
 }
@@ -132,7 +132,7 @@ fn raw_memory_can_be_reached() -> Verdict {
     // SAFETY: the vector outlives the region, and nothing touches it meanwhile.
     let region = unsafe { pair.b.pd.register_raw(address, 5000, Access::ALL_REMOTE) }?;
     reaches(&mut pair, region.remote(0)?, 5000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory, 21);
     Ok(())
 }
@@ -141,11 +141,11 @@ fn raw_memory_can_be_reached() -> Verdict {
 fn borrowed_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut memory = [0u8; 3000];
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE);
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE);
     // SAFETY: the region is destroyed before the borrow ends.
     let region = unsafe { builder.register_borrowed(&mut memory[..]) }?;
     reaches(&mut pair, region.remote(1000)?, 2000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory[1000..], 21);
     Ok(())
 }
@@ -173,7 +173,7 @@ fn region_works_in_its_new_protection_domain() -> Verdict {
     supported(region.rereg(Rereg::new().protection_domain(&pair.b.pd)), Capability::Rereg)?;
     reaches(&mut pair, region.remote(0)?, 4096)?;
     // The domain that it left is free.
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     let foreign = crate::env::open()?.alloc_pd()?;
     let error = region.rereg(Rereg::new().protection_domain(&foreign)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
@@ -197,7 +197,7 @@ fn exchanged_memory_can_be_reached() -> Verdict {
 #[allow(unsafe_code, reason = "all memory is exposed")]
 fn whole_address_space_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     // SAFETY: the only one who learns the key is this test.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;

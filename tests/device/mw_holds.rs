@@ -10,8 +10,8 @@ use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, Envelope, Errno, MemoryRegion, MemoryWindow, ObjectKind, Remote, Rereg, Rkey, SendWr,
-    WcOpcode, WcStatus, WindowType,
+    Access, Envelope, Errno, ErrorWith, MemoryRegion, MemoryWindow, ObjectKind, Remote, Rereg,
+    Rkey, SendWr, WcOpcode, WcStatus, WindowType,
 };
 
 trials![
@@ -57,8 +57,8 @@ fn failed_binding_is_followed_by_a_fresh_key() -> Verdict {
     let target = region.addr() + 4096;
     assert_eq!(write(&mut pair, window.rkey(), target, 8)?, WcStatus::SUCCESS);
     assert_eq!(write(&mut pair, first, target, 8)?, WcStatus::REM_ACCESS_ERR);
-    window.destroy().map_err(|(_, error)| error)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    window.destroy()?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -110,9 +110,9 @@ fn memory_as_slices(side: &Side, region: MemoryRegion<u8>) -> Verdict<Slices> {
             drop(memory);
             None
         }
-        Err((_region, error)) => Some((error.errno(), error.kernel_errno())),
+        Err(ErrorWith { error, .. }) => Some((error.errno(), error.kernel_errno())),
     };
-    let pool = side.pd.buffer_pool(4096).count(SIZE / 4096).build()?;
+    let pool = side.pd.buffer_pool_builder(4096).count(SIZE / 4096).build()?;
     let buffers: Vec<_> = std::iter::from_fn(|| pool.copy(&[0; 4096])).collect();
     assert_eq!(buffers.len(), SIZE / 4096);
     Ok(Slices { buffers, refused })
@@ -199,8 +199,8 @@ fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
     let paged = forge(&private.export()?, Access::LOCAL_WRITE | Access::ON_DEMAND)?;
     let error = pair.b.pd.import_mr(&paged)?.on_demand(..).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::PERM, None), "{error}");
-    private.destroy().map_err(|(_, error)| error)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    private.destroy()?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -215,7 +215,7 @@ fn reallocation_ends_every_key() -> Verdict {
         assert!(!window.is_bound());
         assert_ne!(window.rkey(), key);
         assert_eq!(write(&mut pair, key, target, 8)?, WcStatus::REM_ACCESS_ERR);
-        region.destroy().map_err(|(_, error)| error)?;
+        region.destroy()?;
 
         reconnect(&mut pair)?;
         let (region, _spare) = allocate(&pair.b, window_type)?;
@@ -238,7 +238,7 @@ fn hundreds_of_bindings_hold_few_regions() -> Verdict {
         let (_, mut window) = allocate(&pair.b, window_type)?;
         for round in 0..200 {
             let access = Access::LOCAL_WRITE | Access::MW_BIND;
-            let region = pair.b.pd.registration().access(access).allocate::<u8>(SIZE)?;
+            let region = pair.b.pd.mr_builder().access(access).allocate::<u8>(SIZE)?;
             bind(&mut pair.b, &mut window, &region, read_write())?;
             if round % 10 == 0 {
                 let target = region.addr() + 4096;

@@ -14,7 +14,7 @@ use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
 use uverbs::{
-    Access, Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
+    Access, Errno, ObjectKind, PostError, QpAttr, QpState, QpType, RingError, SendWr, WcStatus,
 };
 
 trials![
@@ -201,11 +201,11 @@ fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
     const REQUESTS: usize = 5000;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(60).build()?);
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(60).build()?);
     let mut qps: Vec<OwnedQueuePair<usize>> = Vec::new();
     for depth in [16, 8, 4, 2, 1] {
         let make = |cq: &uverbs::CompletionQueue| {
-            pd.create_qp(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
+            pd.qp_builder(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
         };
         while let Ok(qp) = cq.adopt(supported(make(cq.queue()), Capability::Rc)?) {
             let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
@@ -318,14 +318,14 @@ fn receives_of_an_srq_come_back() -> Verdict {
     const CLIENTS: usize = 4;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(256).count(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(512).build()?);
-    let srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+    let pool = pd.buffer_pool_builder(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(512).build()?);
+    let srq = supported(pd.srq_builder(16).build(), Capability::Srq)?;
     let mut srq = OwnedSharedReceiveQueue::new(srq)?;
     let mut clients = Vec::new();
     let mut servers = Vec::new();
     for _ in 0..CLIENTS {
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let client = Half::new()?;
         let there = server.endpoint(PORT, gid(&context)?.index)?;
@@ -369,13 +369,13 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
     const MESSAGES: usize = 3;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(256).count(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
-    let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+    let pool = pd.buffer_pool_builder(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(128).build()?);
+    let srq = supported(pd.srq_builder(4).build(), Capability::Srq)?;
     let mut srq = OwnedSharedReceiveQueue::new(srq)?;
     let room = srq.room();
     for round in 0..3 * room {
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let mut client = Half::new()?;
         let there = server.endpoint(PORT, gid(&context)?.index)?;
@@ -409,11 +409,11 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
     let context = env::open()?;
     let mut td = context.alloc_td()?;
     let pd = context.alloc_pd()?;
-    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let pool = pd.buffer_pool(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(64).build()?);
+    let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let pool = pd.buffer_pool_builder(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(64).build()?);
     let mut make = || {
-        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).build()?;
+        let qp = parent.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).build()?;
         Ok::<OwnedQueuePair<u64, _>, uverbs::Error>(cq.adopt(qp)?)
     };
     let (mut a, mut b) = (make()?, make()?);
@@ -427,7 +427,7 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
     let mut other = context.alloc_td()?;
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
-    assert_eq!(batch.ring(&mut other), Err(PostError::ForeignThreadDomain));
+    assert_eq!(batch.ring(&mut other), Err(RingError::ForeignThreadDomain));
     assert_eq!(pool.idle(), 63, "what was not sent is dropped");
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
@@ -528,13 +528,13 @@ fn huge_pages_carry_messages() -> Verdict {
     let (mut a, mut b) = pair()?;
     let before = env::free_huge_pages()?;
     // More than there are: the error names where they are set aside.
-    let greedy = a.pd.buffer_pool(1 << 30).count(before + 1).huge_pages();
+    let greedy = a.pd.buffer_pool_builder(1 << 30).count(before + 1).huge_pages();
     let error = greedy.build().expect_err("more huge pages than there are");
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
     assert_eq!(env::free_huge_pages()?, before);
     require(before > 0, Capability::HugePages, "none are set aside")?;
-    let pool = a.pd.buffer_pool(4096).count(16).huge_pages().build()?;
+    let pool = a.pd.buffer_pool_builder(4096).count(16).huge_pages().build()?;
     assert_eq!(env::free_huge_pages()?, before - 1);
     // The last is not in the page that the first is in, were pages small.
     let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
@@ -580,7 +580,7 @@ fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
     let start = memory.as_ptr().align_offset(PAGE);
     let (front, own) = memory.split_at_mut(start + 512);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let region = b.pd.registration().access(access).on_demand().register(own);
+    let region = b.pd.mr_builder().access(access).on_demand().register(own);
     let region = match region.map_err(|failed| failed.error) {
         Err(error) if error.message().contains("512 bytes behind") => return Ok(()),
         answer => supported(answer, Capability::Odp)?,
@@ -599,7 +599,7 @@ fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
 fn pages_on_demand_are_found_by_any_address_or_refused() -> Verdict {
     let (mut a, b) = pair()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let builder = b.pd.registration().access(access).on_demand().iova(0);
+    let builder = b.pd.mr_builder().access(access).on_demand().iova(0);
     let region = match builder.allocate::<u8>(4096) {
         Err(error) if error.message().contains("addressed from 0x0") => return Ok(()),
         answer => supported(answer, Capability::Odp)?,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, Context,
     Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, ParentDomain, PostError,
-    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey,
+    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, RecvWr, Remote, Rkey,
     SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
@@ -299,7 +299,7 @@ impl Side {
         let memory = pd.allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
         let domain = extend.map(|extend| extend(&pd)).transpose()?;
-        let cq = context.create_cq(config.cqe).cqe_size(config.cqe_size).channel(&channel);
+        let cq = context.cq_builder(config.cqe).cqe_size(config.cqe_size).channel(&channel);
         let cq = if config.pad { cq.pad() } else { cq };
         let cq = match &domain {
             Some(domain) => cq.parent_domain(domain).build()?,
@@ -308,13 +308,13 @@ impl Side {
         let queues = domain.as_deref().unwrap_or(&pd);
         let srq = match config.srq {
             true => Some(supported(
-                queues.create_srq(config.depth).max_sge(config.sges).build(),
+                queues.srq_builder(config.depth).max_sge(config.sges).build(),
                 Capability::Srq,
             )?),
             false => None,
         };
         let mut builder = queues
-            .create_qp(&cq, &cq, config.qp_type)
+            .qp_builder(&cq, &cq, config.qp_type)
             .max_send_wr(config.depth)
             .max_recv_wr(config.depth)
             .max_send_sge(config.sges)
@@ -444,7 +444,7 @@ impl Side {
         }
         // SAFETY: requests of tests name the memory of a side, which is dropped after its queue
         // pair and borrowed nowhere, or nothing that exists.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Posts a receive into a piece of the memory.
@@ -460,7 +460,7 @@ impl Side {
             Some(srq) => srq.batch()?,
             None => self.qp.recv_batch()?,
         };
-        batch.push(Recv { wr_id, sges })?;
+        batch.push(RecvWr::new(sges).id(wr_id))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         Ok(())

@@ -222,7 +222,7 @@ fn our_srq_client_uses_rdma_core() -> Verdict {
 }
 
 fn xrc() -> Verdict {
-    supported(env::open()?.open_xrcd().open(), Capability::Xrc)?;
+    supported(env::open()?.xrcd_builder().build(), Capability::Xrc)?;
     Ok(())
 }
 

@@ -98,9 +98,10 @@ fn advertised_limits_hold() -> Verdict {
     let context = env::open()?;
     let limits = context.query_device()?;
     let pd = context.alloc_pd()?;
-    assert!(context.create_cq(limits.max_cqe + 1).build().is_err());
-    let cq = context.create_cq(1).build()?;
-    let qp = |wr, sge| pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
+    assert!(context.cq_builder(limits.max_cqe + 1).build().is_err());
+    let cq = context.cq_builder(1).build()?;
+    let qp =
+        |wr, sge| pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
     // Some devices have room for more than they say: in some queues, or where requests are small.
     assert!(qp(1, limits.max_sge.saturating_mul(16)).is_err());
     qp(1, limits.max_sge)?;

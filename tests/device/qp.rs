@@ -4,7 +4,7 @@ use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, trials};
 use uverbs::{
-    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, Recv, SendWr,
+    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr,
 };
 
 trials![
@@ -27,8 +27,8 @@ trials![
 fn lone(qp_type: QpType) -> Verdict<QueuePair> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
-    Ok(pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
+    let cq = context.cq_builder(16).build()?;
+    Ok(pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
 }
 
 fn init(qp: &QueuePair) -> Verdict {
@@ -43,10 +43,10 @@ fn init(qp: &QueuePair) -> Verdict {
 fn grants_at_least_what_was_asked() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
+    let cq = context.cq_builder(16).build()?;
     for (wr, sge, inline) in [(1, 1, 0), (7, 2, 32), (64, 4, 128), (100, 16, 200)] {
         let qp = pd
-            .create_qp(&cq, &cq, QpType::RC)
+            .qp_builder(&cq, &cq, QpType::RC)
             .max_send_wr(wr)
             .max_recv_wr(wr)
             .max_send_sge(sge)
@@ -170,10 +170,10 @@ fn posting_in_the_wrong_state_is_refused() -> Verdict {
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     init(&qp)?;
     assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::INIT));
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.modify(&QpAttr::new().state(QpState::ERR))?;
     // In an error state both queues take requests, to flush them.
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.send_batch()?.push(SendWr::send(&[]))?;
     Ok(())
 }
@@ -183,17 +183,17 @@ fn split_parts_join_again() -> Verdict {
     pair.message(1, 64)?;
     let parts = pair.a.qp.split();
     assert_eq!(parts.control.query()?.state, QpState::RTS);
-    pair.a.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    pair.a.qp = QueuePair::join(parts)?;
     pair.message(2, 64)
 }
 
 fn parts_of_different_pairs_do_not_join() -> Verdict {
     let (one, other) = (lone(QpType::RC)?.split(), lone(QpType::RC)?.split());
     let mixed = uverbs::QpParts { send: one.send, recv: other.recv, control: one.control };
-    let (parts, error) = QueuePair::join(mixed).unwrap_err();
+    let (parts, error) = QueuePair::join(mixed).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::INVAL);
     let missing = uverbs::QpParts { send: parts.send, recv: None, control: parts.control };
-    assert_eq!(QueuePair::join(missing).unwrap_err().1.errno(), Errno::INVAL);
+    assert_eq!(QueuePair::join(missing).unwrap_err().error.errno(), Errno::INVAL);
     Ok(())
 }
 
@@ -213,8 +213,8 @@ fn last_part_destroys_the_queue_pair() -> Verdict {
 fn unknown_type_is_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
-    let error = pd.create_qp(&cq, &cq, QpType(77)).build().unwrap_err();
+    let cq = context.cq_builder(1).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType(77)).build().unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::OPNOTSUPP), "{error:?}");
     assert!(error.message().contains("77"), "{error}");
     Ok(())

@@ -6,8 +6,8 @@ use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, require, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, ParentDomain, Placement,
-    PostError, QpType, SendWr, Sge, WcOpcode, WcStatus,
+    Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, Placement, PostError, QpType,
+    RingError, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 trials![
@@ -412,7 +412,7 @@ fn fence_waits_for_reads() -> Verdict {
 fn shared_completion_queue_for_two_pairs() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     // A second queue pair on the queue of the first, which is busy meanwhile.
-    let second = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
+    let second = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     pair.message(1, 100)?;
     drop(second);
     pair.message(2, 100)
@@ -431,7 +431,7 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
         pair.a.expect(n, WcOpcode::SEND)?;
     }
     // All three have completed at b, too, and are not polled.
-    let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
+    let replacement = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     drop(std::mem::replace(&mut pair.b.qp, replacement));
     pair.b.expect_silence()
 }
@@ -475,7 +475,7 @@ fn flushable() -> Verdict<(Pair, MemoryRegion<u8>)> {
     require(caps.contains(DeviceCaps::FLUSH_GLOBAL), Capability::Flush, "not advertised")?;
     let mut pair = pair;
     pair.connect()?;
-    let region = pair.b.pd.registration().access(access).allocate::<u8>(8192)?;
+    let region = pair.b.pd.mr_builder().access(access).allocate::<u8>(8192)?;
     Ok((pair, region))
 }
 
@@ -514,8 +514,8 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     let mut pair = Pair::unconnected(Config::rc())?;
     let context = pair.a.context.clone();
     let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
-    let domain = ParentDomain::builder(&pair.a.pd).thread_domain(&td).build()?;
-    let mut qp = domain.create_qp(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
+    let domain = pair.a.pd.parent_domain_builder().thread_domain(&td).build()?;
+    let mut qp = domain.qp_builder(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
     // Connected in place of the pair's own queue pair.
     let (at_a, at_b) = (
         qp.endpoint(crate::pair::PORT, pair.a.gid.index)?,
@@ -531,7 +531,7 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     batch.push(SendWr::send(&sges).id(2).signaled())?;
     // SAFETY: nothing is sent.
     let refused = unsafe { batch.ring(&mut other) };
-    assert_eq!(refused, Err(PostError::ForeignThreadDomain));
+    assert_eq!(refused, Err(RingError::ForeignThreadDomain));
     pair.a.expect_silence()?;
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&sges).id(3).signaled())?;

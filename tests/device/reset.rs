@@ -110,7 +110,7 @@ fn completions_are_discarded() -> Verdict {
 fn completions_of_others_stay() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let Side { pd, cq, .. } = &pair.b;
-    let mut other = pd.create_qp(cq, cq, QpType::RC).build()?;
+    let mut other = pd.qp_builder(cq, cq, QpType::RC).build()?;
     // A queue pair in state ERR completes what is posted to it, in the same queue.
     let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
     other.modify(&init)?;
@@ -174,8 +174,8 @@ fn receives_of_a_shared_queue_stay() -> Verdict {
 fn completions_are_discarded_from_both_queues() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let Side { context, pd, .. } = &pair.a;
-    let (mut send, mut recv) = (context.create_cq(4).build()?, context.create_cq(4).build()?);
-    let mut qp = pd.create_qp(&send, &recv, QpType::RC).build()?;
+    let (mut send, mut recv) = (context.cq_builder(4).build()?, context.cq_builder(4).build()?);
+    let mut qp = pd.qp_builder(&send, &recv, QpType::RC).build()?;
     let error = qp.reset(&mut [&mut send]).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("receive completion queue"), "{error}");

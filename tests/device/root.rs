@@ -143,7 +143,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     let _interface = Interface::dummy("uvt1", "10.77.1.1/24")?;
     let _link = Link::add("uvt_rxe", "uvt1")?;
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let pd = context.alloc_pd()?;
     let memory = pd.allocate::<u8>(100)?;
     let (sender, removed) = channel();

@@ -11,7 +11,7 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use uverbs::owned::{Ending, OwnedCompletionQueue, Part, ScopeError};
-use uverbs::{ObjectKind, ParentDomain, PostError, QpState, QpType, SendWr, WcStatus};
+use uverbs::{ObjectKind, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
     borrowed_memory_of_every_kind_is_returned,
@@ -215,11 +215,11 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     let context = env::open()?;
     let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
     let pd = context.alloc_pd()?;
-    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let pool = pd.buffer_pool(64).build()?;
+    let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let pool = pd.buffer_pool_builder(64).build()?;
     let make = || {
-        let mut cq = OwnedCompletionQueue::<u64>::new(context.create_cq(64).build()?);
-        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
+        let mut cq = OwnedCompletionQueue::<u64>::new(context.cq_builder(64).build()?);
+        let qp = parent.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
         let qp = cq.adopt(supported(qp.max_recv_wr(4).build(), Capability::Rc)?)?;
         Ok::<_, Stop>((qp, cq))
     };
@@ -239,7 +239,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
         a.scope(&mut a_cq, |sender| {
             // A scope waits for no request that the other token did not ring.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
-            assert_eq!(refused.map(drop), Err(PostError::ForeignThreadDomain));
+            assert_eq!(refused.map(drop), Err(RingError::ForeignThreadDomain.into()));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
             let whole = sender.register(&parent, &mut local)?;
             let _read = sender.post(SendWr::read(remote, &[]), whole, &mut td)?;

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use uverbs::device::DriverId;
 use uverbs::{
     Access, Context, Errno, EventSource, EventType, Foreign, Imported, MemoryRegion, ObjectKind,
-    ProtectionDomain, QpType, Recv, SendWr, WcStatus,
+    ProtectionDomain, QpType, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -215,8 +215,7 @@ fn ownership_moves_to_the_importer() -> Verdict {
     let Exporter { region, pd, context } = exporter;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let (sent, sent_pd) =
-        (region.release().map_err(|(_, e)| e)?, pd.release().map_err(|(_, e)| e)?);
+    let (sent, sent_pd) = (region.release()?, pd.release()?);
     assert_eq!(census(&context)?[..2], [1, 1]);
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
     partner.ask(&format!("mr {}", print(&sent)), "mr")?;
@@ -240,7 +239,7 @@ fn region_destroyed_by_both_frees_its_memory_once() -> Verdict {
     assert_eq!(two.ask("own", "refused into_owner")?, refusal(Errno::NOENT));
     let handle = exporter.region.handle();
     assert!(!exporter.context.handles(ObjectKind::MR)?.contains(&handle));
-    let memory = exporter.region.destroy().map_err(|(_, error)| error)?;
+    let memory = exporter.region.destroy()?;
     assert_eq!(memory.len(), BYTES);
     assert_eq!(exporter.context.leaked(), 0);
     Ok(())
@@ -252,7 +251,7 @@ fn keys_end_with_the_destroyed_region() -> Verdict {
     exporter.fill(0, BYTES, 1)?;
     assert_eq!(partner.ask("copy 0 4096 100", "copied")?, "0");
     let sent = exporter.region.export()?;
-    exporter.region.destroy().map_err(|(_, error)| error)?;
+    exporter.region.destroy()?;
     // The keys name nothing any more.
     let status: u32 = partner.ask("copy 0 4096 100", "copied")?.parse()?;
     assert_ne!(status, WcStatus::SUCCESS.0);
@@ -260,7 +259,7 @@ fn keys_end_with_the_destroyed_region() -> Verdict {
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
     partner.ask("unimport", "unimported")?;
     let sent = exporter.pd.export()?;
-    exporter.pd.destroy().map_err(|(_, error)| error)?;
+    exporter.pd.destroy()?;
     let request = format!("pd {}", print(&sent));
     assert_eq!(partner.ask(&request, "refused import_pd")?, refusal(Errno::NOENT));
     Ok(())
@@ -273,7 +272,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     partner.ask(&format!("pd {}", print(&exporter.pd.export()?)), "pd")?;
     let pd = exporter.pd;
     let (sent, handle) = (exporter.region.export()?, exporter.region.handle());
-    exporter.region.destroy().map_err(|(_, error)| error)?;
+    exporter.region.destroy()?;
     let request = format!("mr {}", print(&sent));
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
     // The kernel gives the lowest handle that is free.
@@ -285,8 +284,8 @@ fn stale_envelopes_are_refused() -> Verdict {
     let destroy = format!("foreign {}", print(&sent));
     assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::STALE));
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [handle]);
-    other.destroy().map_err(|(_, error)| error)?;
-    let cq = exporter.context.create_cq(4).build()?;
+    other.destroy()?;
+    let cq = exporter.context.cq_builder(4).build()?;
     let domain = exporter.context.alloc_pd()?;
     assert!([cq.handle(), domain.handle()].contains(&handle), "the handle was not reused");
     // Another kind of object has the number.
@@ -326,9 +325,9 @@ fn envelopes_of_other_devices_are_refused() -> Verdict {
 
 fn foreign_queues_are_destroyed() -> Verdict {
     let exporter = Exporter::new()?;
-    let cq = exporter.context.create_cq(4).build()?;
-    let qp = exporter.pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let srq = exporter.pd.create_srq(8).build()?;
+    let cq = exporter.context.cq_builder(4).build()?;
+    let qp = exporter.pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let srq = exporter.pd.srq_builder(8).build()?;
     let mut partner = exporter.partner()?;
     // They are looked at first.
     let sent_srq = print(&srq.export()?);
@@ -384,7 +383,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         for handle in exporter.context.handles(kind)? {
             // SAFETY: the exporter has no queues, so these are the partner's, which is dead.
             let object = unsafe { exporter.context.foreign_raw(kind, handle) }?;
-            heir::destroy(object).map_err(|(_, error)| error)?;
+            heir::destroy(object)?;
         }
     }
     assert_eq!(census(&exporter.context)?, before);
@@ -392,7 +391,7 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         if !doorbells.contains(&handle) {
             // SAFETY: these came with the partner, whose queues are gone.
             let page = unsafe { exporter.context.foreign_raw(ObjectKind::MLX5_UAR, handle) }?;
-            heir::destroy(page).map_err(|(_, error)| error)?;
+            heir::destroy(page)?;
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
@@ -440,7 +439,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         own.copy_to(0, &mut back)?;
         crate::pattern::check(&back, 3);
         // The heir destroys it.
-        take_over(region).map_err(|(_, error)| error)?;
+        take_over(region)?;
         assert_eq!(context.handles(ObjectKind::MR)?, [own.handle()]);
     }
     env::settles(&idle)
@@ -495,18 +494,18 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
 
 /// Makes a shared receive queue raise its event, and waits for it.
 pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<String> {
-    let mut srq = pd.create_srq(8).build()?;
+    let mut srq = pd.srq_builder(8).build()?;
     let memory = pd.allocate::<u8>(64)?;
     #[allow(unsafe_code, reason = "ringing is")]
     {
         let mut batch = srq.batch()?;
-        batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
+        batch.push(RecvWr::new(&[memory.sge(..)?]).id(1))?;
         // SAFETY: nothing else uses the memory.
         unsafe { batch.ring() };
     }
     srq.set_limit(1)?;
-    let cq = context.create_cq(8).build()?;
-    let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
+    let cq = context.cq_builder(8).build()?;
+    let make = || pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build();
     let (mut left, right) = (make()?, make()?);
     let gid = gid(context)?.index;
     let (here, there) = (left.endpoint(PORT, gid)?, right.endpoint(PORT, gid)?);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain, QpAttr,
-    QpState, QpType, QueuePair, QueuePairBuilder, Recv, SendWr, Sge, WcOpcode, WcStatus,
+    QpBuilder, QpState, QpType, QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Room for one frame.
@@ -60,7 +60,7 @@ impl Station {
     /// Ready to send and to receive.
     pub(crate) fn made(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let station = Station::raw(device, refine)?;
         station.start()?;
@@ -70,14 +70,14 @@ impl Station {
     /// In state RESET.
     pub(crate) fn raw(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let context = Context::open(device)?;
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(ROOM * PLACES)?;
-        let cq = context.create_cq(2 * DEPTH).build()?;
+        let cq = context.cq_builder(2 * DEPTH).build()?;
         let builder = pd
-            .create_qp(&cq, &cq, QpType::RAW_PACKET)
+            .qp_builder(&cq, &cq, QpType::RAW_PACKET)
             .max_send_wr(DEPTH)
             .max_recv_wr(DEPTH)
             .max_send_sge(3)
@@ -109,7 +109,7 @@ impl Station {
         batch.push(wr)?;
         // SAFETY: requests name the memory of a station, which is dropped after its queue pair and
         // borrowed nowhere.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Sends a request and waits until it is gone.
@@ -147,7 +147,7 @@ impl Station {
         self.memory.copy_from(at, &poison).expect("a frame has room");
         let sges = [self.sge(at..at + ROOM)];
         let mut batch = self.qp.recv_batch()?;
-        batch.push(Recv { wr_id: self.next as u64, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(self.next as u64))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         self.next = if self.next + 1 == PLACES { 1 } else { self.next + 1 };

@@ -52,7 +52,7 @@ impl Half {
 
     pub(crate) fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(1024).count(BUFFERS).build()?;
+        let pool = pd.buffer_pool_builder(1024).count(BUFFERS).build()?;
         let qp = cq.create_qp(&pd, QpType::RC, |qp| {
             qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
         });

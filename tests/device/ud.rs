@@ -199,7 +199,7 @@ fn address_handles_come_and_go() -> Verdict {
         let own = gid(context)?;
         let vector = AddressVector::global(PORT, own.index as u8, own.gid);
         Ok(Box::new(move || {
-            supported(pd.create_ah(&vector), Capability::Ah)?.destroy().map_err(|(_, e)| e)?;
+            supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
             drop(pd.create_ah(&vector)?);
             Ok(())
         }))
@@ -342,7 +342,7 @@ fn multicast_ends_with_the_membership() -> Verdict {
         b.recv(round, 0..GRH + 100)?;
         send_to_group(&mut a, gid, round)?;
         b.expect(round, WcOpcode::RECV)?;
-        membership.detach().map_err(|(_, error)| error)?;
+        membership.detach()?;
         send_to_group(&mut a, gid, 77)?;
         b.recv(round, 0..GRH + 100)?;
         b.expect_silence()?;
@@ -357,7 +357,7 @@ fn multicast_membership_holds_the_queue_pair() -> Verdict {
     let (gid, _socket) = group(&b)?;
     let membership = attach(&b, gid)?;
     let context = b.context.clone();
-    let (qp, error) = b.qp.destroy().unwrap_err();
+    let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
     // The membership keeps the kernel's queue pair until it ends itself.

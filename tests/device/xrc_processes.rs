@@ -54,7 +54,7 @@ fn target_outlives_the_process_that_made_it() -> Verdict {
     sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
     assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
     let file = File::open(&name.0)?;
-    let error = context.open_xrcd().file(&file).open().unwrap_err();
+    let error = context.xrcd_builder().file(&file).build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
     Ok(())
 }
@@ -144,7 +144,7 @@ impl Half {
             ("xrc-receive", [device, path]) => {
                 let context = Context::open(&uverbs::Device::by_name(device)?)?;
                 let file = File::open(path)?;
-                let xrcd = context.open_xrcd().file(&file).create().open()?;
+                let xrcd = context.xrcd_builder().file(&file).create().build()?;
                 let mut receiver = Receiver::new(&context, xrcd)?;
                 for at in 0..16 {
                     receiver.recv(at, at as usize * 4096, 4096)?;
@@ -156,7 +156,7 @@ impl Half {
             ("xrc-target", [device, path, peer @ ..]) => {
                 let context = Context::open(&uverbs::Device::by_name(device)?)?;
                 let file = File::open(path)?;
-                let xrcd = context.open_xrcd().file(&file).open()?;
+                let xrcd = context.xrcd_builder().file(&file).build()?;
                 let target = xrcd.create_target()?;
                 let own = target.endpoint(PORT, gid(&context)?.index)?;
                 target.handshake(&parse(&peer.join(" "), &own)?)?;

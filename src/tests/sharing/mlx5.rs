@@ -24,8 +24,8 @@ fn shared() -> (Script, Context, Context) {
 /// Makes and drops queues that ring registers of each kind.
 fn use_registers(context: &Context) {
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4).build().unwrap();
-    let make = |_| pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = context.cq_builder(4).build().unwrap();
+    let make = |_| pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let queues: Vec<_> = (0..6).map(make).collect();
     let td = context.alloc_td().unwrap();
     drop((queues, td));
@@ -111,8 +111,8 @@ fn registers_of_a_forked_parent_are_left_alone() {
 fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
     let (script, exporter, importer) = shared();
     let pd = importer.alloc_pd().unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     script.refuse_destroy(qp.handle(), Errno::BUSY);
     drop((qp, cq, pd));
@@ -177,7 +177,7 @@ fn a_domain_of_another_number_is_stale() {
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
     assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
     // An imported object must still be the same when it is taken over.
-    let (imported, error) = super::own(imported).unwrap_err();
+    let (imported, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     drop(imported);
@@ -225,7 +225,7 @@ fn an_import_keeps_the_page_of_its_var_mapped() {
     assert_eq!(script.mappings(), before + 1);
     var.destroy().unwrap();
     assert_eq!(script.mappings(), before + 1, "whatever its owner does");
-    let (owned, error) = super::own(imported).unwrap_err();
+    let (owned, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     assert_eq!(script.mappings(), before + 1, "it came back");
     drop(owned);
@@ -249,7 +249,7 @@ fn a_region_of_device_memory_changes_hands() {
     let imported = imported_pd.import_mr(&sent).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
     // The region keeps the memory, here as there.
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)), "{error}");
     super::own(imported).unwrap().destroy().unwrap();
     memory.destroy().unwrap();

@@ -159,15 +159,15 @@ unsafe impl QueueAllocator for Watched {
 }
 
 fn domain(pd: &ProtectionDomain, watched: &Arc<Watched>) -> uverbs::Result<ParentDomain> {
-    ParentDomain::builder(pd).allocator(watched.clone()).build()
+    pd.parent_domain_builder().allocator(watched.clone()).build()
 }
 
 /// A completion queue, a shared receive queue and a queue pair of each kind of receives.
 fn make_all(context: &Context, domain: &ParentDomain) -> uverbs::Result<()> {
-    let cq = context.create_cq(100).parent_domain(domain).build()?;
-    let srq = domain.create_srq(50).max_sge(2).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(20).max_recv_wr(40).build()?;
-    let shared = domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    let cq = context.cq_builder(100).parent_domain(domain).build()?;
+    let srq = domain.srq_builder(50).max_sge(2).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(20).max_recv_wr(40).build()?;
+    let shared = domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
     drop((qp, shared));
     Ok(())
 }
@@ -194,7 +194,7 @@ fn allocator_is_asked_for_every_buffer() -> Verdict {
     }
     watched.settle();
     // A domain without the queue's name in it is not asked for completion queues.
-    drop(context.create_cq(10).build()?);
+    drop(context.cq_builder(10).build()?);
     assert_eq!(watched.log(|log| log.asked.len()), 0);
     Ok(())
 }
@@ -347,11 +347,11 @@ fn memory_is_freed_after_its_object() -> Verdict {
     watched.log(|log| log.context = Some(context.clone()));
     let pd = context.alloc_pd()?;
     let domain = domain(&pd, &watched)?;
-    let cq = context.create_cq(100).parent_domain(&domain).build()?;
-    let srq = domain.create_srq(50).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    let cq = context.cq_builder(100).parent_domain(&domain).build()?;
+    let srq = domain.srq_builder(50).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
     // Objects made in the domain keep it.
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((domain, pd));
     let lent = watched.log(|log| log.lent.len());
@@ -359,7 +359,7 @@ fn memory_is_freed_after_its_object() -> Verdict {
     // The queue pair still holds both queues: nothing is freed.
     drop((cq, srq));
     assert_eq!(watched.log(|log| log.freed), 0);
-    qp.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
     watched.settle();
     watched.log(|log| log.context = None);
     Ok(())
@@ -369,7 +369,7 @@ fn memory_is_freed_after_its_object() -> Verdict {
 fn carries<A: QueueAllocator>(allocator: &Arc<A>) -> Verdict<Pair> {
     super::open()?;
     let extend =
-        |pd: &ProtectionDomain| ParentDomain::builder(pd).allocator(allocator.clone()).build();
+        |pd: &ProtectionDomain| pd.parent_domain_builder().allocator(allocator.clone()).build();
     let mut pair = Pair::within(Config { srq: true, ..Config::rc() }, &extend)?;
     for seed in 0..50 {
         pair.message(seed, 1000)?;
@@ -395,8 +395,8 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
     // No machine has so many.
     let context = super::open()?;
     let nowhere =
-        ParentDomain::builder(&context.alloc_pd()?).allocator(NumaNode::new(1000)).build()?;
-    let error = context.create_cq(1).parent_domain(&nowhere).build().unwrap_err();
+        context.alloc_pd()?.parent_domain_builder().allocator(NumaNode::new(1000)).build()?;
+    let error = context.cq_builder(1).parent_domain(&nowhere).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     Ok(())
 }
@@ -414,11 +414,11 @@ fn huge_pages_carry_traffic() -> Verdict {
     assert_eq!((huge.buffers(), env::free_huge_pages()?), (0, before));
     // Where none is left there is an error, or other memory if that is as well.
     let pd = context.alloc_pd()?;
-    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(34)?).build()?;
-    let error = context.create_cq(1).parent_domain(&greedy).build().unwrap_err();
+    let greedy = pd.parent_domain_builder().allocator(HugePages::of(34)?).build()?;
+    let error = context.cq_builder(1).parent_domain(&greedy).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
-    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(34)?.or_default()).build()?;
-    context.create_cq(1).parent_domain(&modest).build()?;
+    let modest = pd.parent_domain_builder().allocator(HugePages::of(34)?.or_default()).build()?;
+    context.cq_builder(1).parent_domain(&modest).build()?;
     Ok(())
 }
 
@@ -430,8 +430,8 @@ fn an_arena_carries_traffic() -> Verdict {
     assert!(used > 0 && used < arena.len());
     // It fails when it is used up, and nothing is lost by that.
     let context = super::open()?;
-    let domain = ParentDomain::builder(&context.alloc_pd()?).allocator(arena.clone()).build()?;
-    let error = context.create_cq(1 << 14).parent_domain(&domain).build().unwrap_err();
+    let domain = context.alloc_pd()?.parent_domain_builder().allocator(arena.clone()).build()?;
+    let error = context.cq_builder(1 << 14).parent_domain(&domain).build().unwrap_err();
     assert_eq!((error.errno(), arena.used()), (Errno::NOMEM, used));
     drop(pair);
     assert_eq!(arena.used(), 0);
@@ -465,15 +465,15 @@ fn dma_bufs_carry_traffic() -> Verdict {
         }
     };
     let pd = context.alloc_pd()?;
-    let domain = ParentDomain::builder(&pd).allocator(made.clone()).build()?;
-    match context.create_cq(10).parent_domain(&domain).build() {
+    let domain = pd.parent_domain_builder().allocator(made.clone()).build()?;
+    match context.cq_builder(10).parent_domain(&domain).build() {
         Ok(cq) => drop(cq),
         Err(error) => {
             // A kernel without dma-buf queues must refuse with a reason, and leave nothing behind.
             assert!(error.message().contains("dma-bufs"), "{error}");
             assert_eq!(made.buffers()?.len(), 0);
-            let cq = context.create_cq(10).build()?;
-            let refused = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+            let cq = context.cq_builder(10).build()?;
+            let refused = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
             assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
             assert!(refused.message().contains("dma-bufs"), "{refused}");
             assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
@@ -483,8 +483,8 @@ fn dma_bufs_carry_traffic() -> Verdict {
     let mut pair = carries(&made)?;
     assert_eq!(made.buffers()?.len(), 2 * 6);
     // Larger than what a page's steps reach, and moved, to where the kernel wants an address.
-    let cq = context.create_cq(10).parent_domain(&domain).build()?;
-    let large = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
+    let cq = context.cq_builder(10).parent_domain(&domain).build()?;
+    let large = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
     drop(large.build()?);
     pair.b.cq.resize(300)?;
     pair.message(99, 1000)?;

@@ -6,7 +6,7 @@ use crate::verdict::{Verdict, trials};
 use std::sync::Arc;
 use uverbs::allocator::Arena;
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ParentDomain, Remote, Rkey, SendWr, WcOpcode, WcStatus};
+use uverbs::{Errno, ProtectionDomain, Remote, Rkey, SendWr, WcOpcode, WcStatus};
 
 trials![
     cqes_of_128_bytes_carry_traffic,
@@ -67,7 +67,7 @@ fn cqes_of_128_bytes_report_errors() -> Verdict {
 
 fn cqe_padding_works_or_is_refused() -> Verdict {
     let context = super::open()?;
-    let cq = || context.create_cq(10).pad();
+    let cq = || context.cq_builder(10).pad();
     assert_eq!(cq().build().unwrap_err().errno(), Errno::INVAL, "nothing to pad");
     if !query_device(&context)?.pads_completions() {
         let error = cq().cqe_size(128).build().unwrap_err();
@@ -84,7 +84,8 @@ fn cqe_padding_works_or_is_refused() -> Verdict {
 fn resize_to_the_same_size_stays_in_its_arena() -> Verdict {
     super::open()?;
     let arena = Arc::new(Arena::new(1 << 20)?);
-    let extend = |pd: &_| ParentDomain::builder(pd).allocator(arena.clone()).build();
+    let extend =
+        |pd: &ProtectionDomain| pd.parent_domain_builder().allocator(arena.clone()).build();
     let mut pair = Pair::within(Config::rc(), &extend)?;
     let (used, buffers) = (arena.used(), arena.buffers());
     for wr_id in 0..4 {

@@ -9,8 +9,8 @@ use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
-    Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
-    OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
+    Access, Context, DeviceMemory, Errno, ErrorWith, Imported, MemoryError, MemoryRegion,
+    ObjectKind, OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
 trials![
@@ -97,12 +97,12 @@ fn partial_words_and_ranges_outside_are_refused() -> Verdict {
     let memory = alloc(&context, 64)?;
     fill(&memory, 0, 64, 3)?;
     for (offset, length) in [(0, 3), (1, 4), (2, 2), (62, 4)] {
-        let error = Err(DeviceMemoryError::Unaligned { offset, length });
+        let error = Err(MemoryError::Unaligned { offset, length, word: 4 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }
     for (offset, length) in [(0, 68), (64, 4), (usize::MAX - 3, 8), (68, 0)] {
-        let error = Err(DeviceMemoryError::OutOfRange { offset, length, size: 64 });
+        let error = Err(MemoryError::OutOfRange { offset, length, size: 64 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }
@@ -209,7 +209,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     let refused = [
         pd.register_dm(&memory, .., Access::REMOTE_WRITE),
         pd.register_dm(&memory, .., Access::LOCAL_WRITE | Access::MW_BIND),
-        pd.registration().iova(4096).register_dm(&memory, ..),
+        pd.mr_builder().iova(4096).register_dm(&memory, ..),
         env::open()?.alloc_pd()?.register_dm(&memory, .., Access::LOCAL_WRITE),
     ];
     for answer in refused {
@@ -218,7 +218,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     }
     // A hint is no right.
     let access = Access::LOCAL_WRITE;
-    drop(pd.registration().access(access).relaxed_ordering().register_dm(&memory, ..)?);
+    drop(pd.mr_builder().access(access).relaxed_ordering().register_dm(&memory, ..)?);
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0]);
     Ok(())
 }
@@ -277,15 +277,15 @@ fn exhausted_memory_is_free_again_after_a_drop() -> Verdict {
 fn memory_with_a_region_is_not_freed() -> Verdict {
     let (mut pair, memory) = pair()?;
     let region = register(&pair, &memory)?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // This process does not know of the region, so the kernel refuses.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
-    let (own, error) = own.destroy().unwrap_err();
+    let own = take_over(context.import_dm(&envelope)?)?;
+    let (own, error) = own.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
-    own.release().map_err(|(_, error)| error)?;
+    own.release()?;
     // The region keeps the memory when all other handles are gone.
     drop(memory);
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
@@ -326,7 +326,7 @@ fn ownership_moves_to_the_importer() -> Verdict {
     let memory = alloc(&context, 64)?;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let envelope = memory.release().map_err(|(_, error)| error)?;
+    let envelope = memory.release()?;
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1, "released, not freed");
     partner.ask(&format!("dm-import {}", print(&envelope)), "imported")?;
     partner.ask("dm-own", "owned")?;
@@ -345,15 +345,15 @@ fn ownership_of_a_region_moves_to_the_importer() -> Verdict {
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let sent = region.release().map_err(|(_, error)| error)?;
-    let sent_pd = pd.release().map_err(|(_, error)| error)?;
+    let sent = region.release()?;
+    let sent_pd = pd.release()?;
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
     partner.ask(&format!("mr {}", print(&sent)), "mr")?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "the region has crossed: {error}");
     partner.ask("own", "owned")?;
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0], "the new owner destroyed it");
-    memory.destroy().map_err(|(_, error)| error)?;
+    memory.destroy()?;
     partner.dismiss()?;
     assert_eq!(context.leaked(), 0);
     Ok(())
@@ -369,8 +369,8 @@ fn stale_envelopes_are_refused() -> Verdict {
     // SAFETY: allocated above.
     let bare = unsafe { context.import_dm_raw(handle) }?;
     assert_eq!(bare.len(), 64);
-    bare.unimport().map_err(|(_, error)| error)?;
-    memory.destroy().map_err(|(_, error)| error)?;
+    bare.unimport()?;
+    memory.destroy()?;
     assert_eq!(context.import_dm(&envelope).unwrap_err().errno(), Errno::NOENT);
     // Another one under the same handle is told by its length.
     let next = alloc(&context, 128)?;
@@ -419,7 +419,7 @@ impl Desk {
                         self.own = Some(memory);
                         "owned".into()
                     }
-                    Err((_, error)) => refused(&error),
+                    Err(ErrorWith { error, .. }) => refused(&error),
                 }
             }
             _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
@@ -438,8 +438,8 @@ fn memory_leaves_nothing() -> Verdict {
             memory.copy_from(0, &1u64)?;
             let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
             drop(context.import_dm(&memory.export()?)?);
-            region.destroy().map_err(|(_, error)| error)?;
-            memory.destroy().map_err(|(_, error)| error)?;
+            region.destroy()?;
+            memory.destroy()?;
             Ok(())
         }))
     })

@@ -177,9 +177,9 @@ fn data_comes_in_cqes_only_when_asked_for() -> Verdict {
 fn owned_queue_refuses_a_queue_pair_that_scatters_to_cqes() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = OwnedCompletionQueue::<u32>::new(context.create_cq(16).build()?);
+    let mut cq = OwnedCompletionQueue::<u32>::new(context.cq_builder(16).build()?);
     let make = |cq: &OwnedCompletionQueue<u32>, scatter| {
-        let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+        let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         if scatter { qp.scatter_to_cqe().build() } else { qp.build() }
     };
     let refused = cq.adopt(make(&cq, true)?).unwrap_err();
@@ -194,8 +194,8 @@ fn owned_queue_refuses_a_queue_pair_that_scatters_to_cqes() -> Verdict {
 fn queue_pair_types_without_it_are_refused() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
-    let error = pd.create_qp(&cq, &cq, QpType::UD).scatter_to_cqe().build().unwrap_err();
+    let cq = context.cq_builder(16).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType::UD).scatter_to_cqe().build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("type UD"), "{error}");
     Ok(())

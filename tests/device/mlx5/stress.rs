@@ -14,8 +14,8 @@ use std::time::Instant;
 use uverbs::mlx5::query_device;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, Exclusive, MemoryRegion, Notify,
-    ObjectKind, ParentDomain, PostError, ProtectionDomain, QpType, QueuePair, SendBatch, SendWr,
-    Shared, Sharing, ThreadDomain, WcStatus,
+    ObjectKind, PostError, ProtectionDomain, QpType, QueuePair, SendBatch, SendWr, Shared, Sharing,
+    ThreadDomain, WcStatus,
 };
 
 trials![threads_ring_shared_registers, threads_ring_registers_of_their_own];
@@ -55,12 +55,12 @@ impl<S: Sharing> Worker<S> {
         count: usize,
     ) -> Verdict<Worker<S>> {
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(4 * count as u32).channel(&channel).build()?;
-        let memory = pd.registration().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
+        let cq = context.cq_builder(4 * count as u32).channel(&channel).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
         let index = gid(context)?.index;
         let mut queues = Vec::new();
         for _ in 0..count {
-            let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(8).max_inline_data(64);
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_inline_data(64);
             let qp = qp.build()?;
             let own = qp.endpoint(PORT, index)?;
             qp.handshake(&own)?;
@@ -157,7 +157,7 @@ pub(crate) struct Owner {
 impl Owner {
     pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Owner> {
         let td = context.alloc_td()?;
-        let domain = ParentDomain::builder(pd).thread_domain(&td).build()?;
+        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
         Ok(Owner { worker: Worker::new(context, &domain, QUEUES_OF_DOMAIN)?, td })
     }
 
@@ -166,7 +166,7 @@ impl Owner {
         let Owner { worker, td } = self;
         // SAFETY: the requests carry their data, and write to memory that the worker drops after
         // its queue pairs and borrows nowhere.
-        worker.work(|batch| unsafe { batch.ring(td) })
+        worker.work(|batch| Ok(unsafe { batch.ring(td) }?))
     }
 
     /// Posts one request of the first queue pair.
@@ -174,7 +174,7 @@ impl Owner {
     pub(crate) fn post(&mut self) -> Result<(), PostError> {
         let Owner { worker, td } = self;
         // SAFETY: as above.
-        worker.start(0, |batch| unsafe { batch.ring(td) })
+        worker.start(0, |batch| Ok(unsafe { batch.ring(td) }?))
     }
 }
 
@@ -183,14 +183,14 @@ impl Worker<Shared> {
     #[allow(unsafe_code, reason = "ringing is")]
     pub(crate) fn post(&mut self, at: usize) -> Result<(), PostError> {
         // SAFETY: as above.
-        self.start(at, |batch| unsafe { batch.ring() })
+        self.start(at, |batch| Ok(unsafe { batch.ring() }?))
     }
 }
 
 #[allow(unsafe_code, reason = "ringing is")]
 fn work(worker: &mut Worker<Shared>) -> Verdict {
     // SAFETY: as above.
-    worker.work(|batch| unsafe { batch.ring() })
+    worker.work(|batch| Ok(unsafe { batch.ring() }?))
 }
 
 /// Runs all of them at the same time.

@@ -4,7 +4,7 @@ use crate::capability::Capability;
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{Errno, ObjectKind, QpType};
 
 trials![
     registers_are_recycled,
@@ -25,7 +25,7 @@ fn registers_are_recycled() -> Verdict {
     drop(five);
     for _ in 0..100 {
         let td = context.alloc_td()?;
-        td.destroy().map_err(|(_, error)| error)?;
+        td.destroy()?;
     }
     let six = (0..6).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     assert_eq!(pages()?, most, "registers that came back are lent again");
@@ -37,11 +37,11 @@ fn a_domain_in_use_is_busy() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let (td, error) = td.destroy().unwrap_err();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(domain);
-    td.destroy().map_err(|(_, error)| error)?;
+    td.destroy()?;
     Ok(())
 }
 
@@ -80,13 +80,13 @@ fn domains_leave_nothing() -> Verdict {
         super::open()?;
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
+        let cq = context.cq_builder(4).build()?;
         Ok(Box::new(move || {
             let td = context.alloc_td()?;
-            let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-            drop(domain.create_qp(&cq, &cq, QpType::RC).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
-            td.destroy().map_err(|(_, error)| error)?;
+            let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+            drop(domain.qp_builder(&cq, &cq, QpType::RC).build()?);
+            domain.destroy()?;
+            td.destroy()?;
             Ok(())
         }))
     })

@@ -73,7 +73,7 @@ fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     let mut partner = partner(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     // The mapping stays, and the page goes to no other VAR meanwhile.
     partner.ask("var-ring 5", "rung")?;
     let next = alloc(&context)?;
@@ -100,7 +100,7 @@ fn owner_keeps_its_mapping_after_an_importer_destroys() -> Verdict {
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0]);
     assert_eq!(var.map().unwrap_err().errno(), Errno::INVAL);
     page.ring_u32(0, 3)?;
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     assert_eq!(context.leaked(), 0);
     Ok(())
 }
@@ -111,7 +111,7 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     let envelope = var.export()?;
     drop(import(&context, &envelope)?);
     let (handle, id) = (var.handle(), var.page_id());
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     let error = import(&context, &envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     // The next one has the same offset and handle, so the import cannot tell them apart.
@@ -127,7 +127,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     let var = alloc(&context)?;
     let id = var.page_id();
     let taken = import(&context, &var.export()?)?;
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     // Their registers are in pages that take the lowest free places of the file.
     let domains = (0..4).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     match taken.map() {
@@ -145,7 +145,7 @@ fn ownership_moves_to_the_importer() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let mut partner = partner(&context)?;
-    let envelope = var.release().map_err(|(_, error)| error)?;
+    let envelope = var.release()?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1, "released, not destroyed");
     partner.ask(&format!("var-import {}", print(&envelope)), "imported")?;
     partner.ask("var-own", "owned")?;
@@ -160,7 +160,7 @@ fn dropped_imports_leave_nothing() -> Verdict {
     for _ in 0..3 {
         let imported = import(&context, &var.export()?)?;
         let page = imported.map()?;
-        imported.unimport().map_err(|(_, error)| error)?;
+        imported.unimport()?;
         page.ring_u32(0, 1)?;
         drop(import(&context, &var.export()?)?);
     }

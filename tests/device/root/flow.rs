@@ -47,7 +47,7 @@ fn only_last(a: &mut Station, b: &mut Station, rule: &FlowAttr, frames: &[Frame]
         a.send(&last)?;
     }
     b.expect(&last)?;
-    flow.destroy().map_err(|(_, error)| error)?;
+    flow.destroy()?;
     Ok(())
 }
 
@@ -63,7 +63,7 @@ fn without_a_rule_nothing_is_received() -> Verdict {
     a.send(&frames[1])?;
     assert_eq!(b.expect(&frames[1])?.tag, 0);
     b.listen()?;
-    flow.destroy().map_err(|(_, error)| error)?;
+    flow.destroy()?;
     a.send(&frames[2])?;
     b.expect_silence()
 }
@@ -201,7 +201,7 @@ fn drop_rule_drops_packets() -> Verdict {
     a.send(&wanted)?;
     b.expect(&wanted)?;
     // It was the rule that kept it away.
-    dropping.destroy().map_err(|(_, error)| error)?;
+    dropping.destroy()?;
     b.listen()?;
     a.send(&unwanted)?;
     b.expect(&unwanted)?;
@@ -227,7 +227,7 @@ fn dont_trap_rule_leaves_packets_to_others_or_is_refused() -> Verdict {
     a.send(&frame)?;
     assert_eq!((b.expect(&frame)?.tag, c.expect(&frame)?.tag), (1, 2));
     // One that keeps them leaves none to the other.
-    first.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
     let _keeping = b.qp.create_flow(&udp(&b, 7000).priority(1).tag(3))?;
     b.listen()?;
     c.listen()?;
@@ -310,14 +310,14 @@ fn rules_keep_their_queue_pair() -> Verdict {
     let rule = |port| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(port));
     let flows = [qp.create_flow(&rule(1))?, qp.create_flow(&rule(2))?];
     assert_ne!(flows[0].handle(), flows[1].handle());
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("flow rule"), "{error}");
     let qps = device.resources()?;
     drop(qp);
     assert_eq!(device.resources()?, qps, "the queue pair is there as long as its rules");
     let [first, second] = flows;
-    first.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
     drop((cq, memory, pd));
     drop(second);
     assert_eq!(context.leaked(), 0);
@@ -339,7 +339,7 @@ fn rules_come_and_go() -> Verdict {
         flows.truncate(20);
     }
     drop(flows);
-    it.qp.destroy().map_err(|(_, error)| error)?;
+    it.qp.destroy()?;
     assert_eq!(it.context.leaked(), 0);
     Ok(())
 }
@@ -359,7 +359,7 @@ fn egress_rule_stops_packets_or_is_refused() -> Verdict {
             b.listen()?;
             a.send(&frame)?;
             b.expect_silence()?;
-            flow.destroy().map_err(|(_, error)| error)?;
+            flow.destroy()?;
         }
     }
     b.listen()?;
@@ -384,7 +384,7 @@ fn refused_rules_name_the_reason() -> Verdict {
     let error = refusal(it.rule().spec(eth.ether_type(0x86dd)).spec(FlowIpv4::new()));
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
     drop(it.qp.create_flow(&it.rule().spec(eth).priority(15))?);
-    let rc = it.pd.create_qp(&it.cq, &it.cq, QpType::RC).build()?;
+    let rc = it.pd.qp_builder(&it.cq, &it.cq, QpType::RC).build()?;
     let error = rc.create_flow(&it.rule().spec(eth)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("type RC; only raw packet has flow rules"), "{error}");
@@ -400,7 +400,7 @@ fn rules_need_cap_net_raw() -> Verdict {
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
     // Ending one needs none.
     let flow = it.qp.create_flow(&rule)?;
-    unprivileged(|| flow.destroy().map_err(|(_, error)| error))??;
+    unprivileged(|| flow.destroy())??;
     Ok(())
 }
 
@@ -432,7 +432,7 @@ fn sniffer_rule_copies_every_packet() -> Verdict {
     env::lab()?;
     let it = Station::on(&env::device())?;
     match it.qp.create_flow(&it.rule().flow_type(FlowType::SNIFFER)) {
-        Ok(flow) => flow.destroy().map_err(|(_, error)| error)?,
+        Ok(flow) => flow.destroy()?,
         Err(error) => {
             assert!(error.is_unsupported(), "{error}");
             let name = env::device();
@@ -453,16 +453,16 @@ fn rules_leave_nothing() -> Verdict {
     let rule = move |vlan| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(vlan));
     rounds(&[ObjectKind::FLOW, ObjectKind::QP, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
+        let cq = context.cq_builder(4).build()?;
         let make = move || {
-            let qp = pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build();
+            let qp = pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build();
             supported(qp, Capability::RawPacket)
         };
         let kept = make()?;
         let mut round = 0;
         Ok(Box::new(move || {
             round += 1;
-            kept.create_flow(&rule(1))?.destroy().map_err(|(_, error)| error)?;
+            kept.create_flow(&rule(1))?.destroy()?;
             if round % 50 == 1 {
                 let qp = make()?;
                 let flow = qp.create_flow(&rule(2).tag(7))?;

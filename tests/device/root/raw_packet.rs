@@ -208,8 +208,8 @@ fn message_opcodes_are_refused() -> Verdict {
 fn contradictory_attributes_are_refused() -> Verdict {
     env::lab()?;
     let it = Station::raw(&env::device(), |builder| builder)?;
-    let srq = it.pd.create_srq(4).build()?;
-    let builder = |qp_type| it.pd.create_qp(&it.cq, &it.cq, qp_type);
+    let srq = it.pd.srq_builder(4).build()?;
+    let builder = |qp_type| it.pd.qp_builder(&it.cq, &it.cq, qp_type);
     let error = builder(QpType::RAW_PACKET).srq(&srq).build().unwrap_err();
     assert!(error.message().contains("queues of their own"), "{error}");
     let error = builder(QpType::RC).cvlan_stripping().build().unwrap_err();
@@ -229,9 +229,9 @@ fn device_without_raw_packets_says_so() -> Verdict {
     env::lab()?;
     let context = Context::open(&env::device())?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let caps = context.query_device()?.raw_packet_caps;
-    match pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build() {
+    match pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build() {
         Ok(qp) => assert_eq!(qp.qp_type(), QpType::RAW_PACKET),
         Err(error) => {
             assert!(error.is_unsupported() && caps.is_empty(), "{error}, and {caps:?}");
