@@ -38,14 +38,14 @@ pub enum VarKind {
 
 /// Where a VAR is, as the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) page_id: u32,
-    pub(super) length: u32,
-    pub(super) offset: u64,
+pub(crate) struct Place {
+    pub(crate) page_id: u32,
+    pub(crate) length: u32,
+    pub(crate) offset: u64,
 }
 
 impl Place {
-    pub(super) fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
+    pub(crate) fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
         const VERB: &str = "map_var";
         file.check_fork(VERB)?;
         let mapping = file.kernel.mapper().map(self.offset, self.length as usize);
@@ -67,11 +67,11 @@ impl Place {
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {
-    pub(super) object: Object,
-    pub(super) place: Place,
+    pub(crate) object: Object,
+    pub(crate) place: Place,
     /// Of an import: a mapping, so that the kernel gives the place in the file to no other page while
     /// the import lives.
-    pub(super) _kept: Option<DoorbellPage>,
+    pub(crate) _kept: Option<DoorbellPage>,
 }
 
 impl Var {

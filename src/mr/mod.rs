@@ -2,12 +2,11 @@
 //!
 //! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process
 //! reaches it, [`range`] names pieces of it for requests, [`rereg`] changes it, [`advise`] says
-//! which pages will be needed, and [`import`] shares it with other processes. Pairs with
-//! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
+//! which pages will be needed, and [`sharing`](crate::sharing) shares it with other processes. Pairs
+//! with `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;
 mod device;
-mod import;
 mod memory;
 mod range;
 mod register;
@@ -31,6 +30,7 @@ use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::Object;
 use crate::pd::PdInner;
+use crate::sharing::mr::Known;
 use crate::wr::{Remote, Sge};
 use memmap2::MmapMut;
 use rustix::io::Errno;
@@ -40,23 +40,23 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// Why a region cannot be changed, given away or destroyed.
-const HELD: &str = "a memory window holds the region, which was handed out for a binding: destroy or \
-                    reallocate the window first";
+pub(crate) const HELD: &str = "a memory window holds the region, which was handed out for a \
+                               binding: destroy or reallocate the window first";
 
 /// What a region and the windows that hold it share.
 pub(crate) struct MrInner<M> {
     /// First, so that the kernel lets go of the memory before the protection domain goes.
-    object: Object<Backing<M>>,
+    pub(crate) object: Object<Backing<M>>,
     pub(crate) pd: Arc<PdInner>,
-    lkey: Lkey,
-    rkey: Rkey,
+    pub(crate) lkey: Lkey,
+    pub(crate) rkey: Rkey,
     pub(crate) access: Access,
-    iova: u64,
+    pub(crate) iova: u64,
     /// Whether a failed change left it without a translation.
-    dead: bool,
+    pub(crate) dead: bool,
     /// Of an imported region, what the kernel said of it. Of device memory that is not `iova` but
     /// where on the device it begins.
-    imported: Option<import::Known>,
+    pub(crate) imported: Option<Known>,
 }
 
 impl<M> MrInner<M> {
@@ -123,7 +123,7 @@ pub struct MemoryRegion<T = u8, M = MmapMut> {
 }
 
 impl<T, M> MemoryRegion<T, M> {
-    fn of(inner: Arc<MrInner<M>>) -> Self {
+    pub(crate) fn of(inner: Arc<MrInner<M>>) -> Self {
         MemoryRegion { inner, item: PhantomData }
     }
 

@@ -3,7 +3,7 @@
 mod mlx5;
 
 use super::Bench;
-use crate::import::Importable;
+use crate::sharing::imported::Importable;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind,

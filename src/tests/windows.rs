@@ -2,8 +2,8 @@
 
 use super::Bench;
 use super::destroy::{Witness, witness};
-use crate::envelope::Envelope;
 use crate::handles::ObjectKind;
+use crate::sharing::envelope::Envelope;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Errno, Error, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair, Rereg,

@@ -6,13 +6,13 @@
 
 use crate::context::{Context, alloc_async_fd, no_epoch};
 use crate::device::{Device, devices};
-use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
 use crate::file::{Facts, File, random};
 use crate::handles::ObjectKind;
 use crate::memory::fork::Epoch;
 use crate::provider::{Opening, Provider};
+use crate::sharing::envelope::Envelope;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;

@@ -1,17 +1,17 @@
 //! Memory regions that processes share. Pairs with `UVERBS_METHOD_QUERY_MR` in
 //! `core/uverbs_std_types_mr.c`.
 
-use super::{HELD, MemoryRegion, MrInner};
 use crate::access::Access;
-use crate::envelope::{Envelope, Proof};
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
-use crate::import::{Imported, sealed::Sealed, stale};
 use crate::memory::region::{Backing, Foreign, Place};
+use crate::mr::{HELD, MemoryRegion, MrInner};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{ProtectionDomain, Sharing};
+use crate::sharing::envelope::{Envelope, Proof};
+use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const VERB: &str = "import_mr";
 
 /// What the kernel knows of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(crate) struct Known {
     lkey: u32,
     rkey: u32,
     length: u64,

@@ -1,15 +1,15 @@
 //! Protection domains that processes share. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`; other
 //! drivers tell of a protection domain only that it exists.
 
-use super::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::ah::Retired;
 use crate::context::Context;
-use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
-use crate::import::{Imported, sealed::Sealed, stale};
 use crate::object::{Class, Object};
+use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
+use crate::sharing::envelope::Envelope;
+use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use std::sync::Arc;
 
 const VERB: &str = "import_pd";

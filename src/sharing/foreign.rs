@@ -6,7 +6,6 @@
 
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
@@ -14,7 +13,9 @@ use crate::mr::MemoryRegion;
 use crate::object::{Class, Object};
 use crate::pd::ProtectionDomain;
 use crate::qp::{QpControl, QpInfo};
+use crate::sharing::envelope::Envelope;
 use crate::srq::{SharedReceiveQueue, SrqAttr};
+use crate::xrcd::XrcDomain;
 use std::fmt;
 use std::sync::Arc;
 
@@ -184,12 +185,7 @@ impl fmt::Debug for ForeignObject {
 }
 
 /// Seals an object of which the kernel tells nothing that could be compared.
-pub(crate) fn seal(
-    file: &File,
-    verb: &'static str,
-    kind: ObjectKind,
-    handle: u32,
-) -> Result<Envelope> {
+fn seal(file: &File, verb: &'static str, kind: ObjectKind, handle: u32) -> Result<Envelope> {
     file.check_fork(verb)?;
     Ok(Envelope::seal(file, kind, handle, [0; 4]))
 }
@@ -226,5 +222,17 @@ impl SharedReceiveQueue {
     /// [`Error::is_forked`] in a child of the process that has it.
     pub fn export(&self) -> Result<Envelope> {
         seal(self.inner.file(), "export_srq", ObjectKind::SRQ, self.handle())
+    }
+}
+
+impl XrcDomain {
+    /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
+    /// opening. To share the domain itself, open it with a [file](crate::XrcDomainOptions::file).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that opened it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_xrcd", ObjectKind::XRCD, self.handle())
     }
 }

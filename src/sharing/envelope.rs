@@ -1,7 +1,7 @@
 //! What a process tells another of an object that both can reach: a number, and enough beside it
 //! to notice that the number does not mean what the other believes.
 //!
-//! Pairs with nothing in the kernel, which knows handles only. [`import`](crate::import) opens what
+//! Pairs with nothing in the kernel, which knows handles only. [`imported`](super::imported) opens what
 //! is sealed here.
 
 use crate::device::Device;

@@ -1,14 +1,13 @@
 //! VARs that several processes use. Pairs with rdma-core's `mlx5dv_var_export`, of which the kernel
 //! knows nothing.
 
-use super::var::{Place, Var};
 use crate::context::Context;
-use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::handles::ObjectKind;
-use crate::import::sealed::Sealed;
-use crate::import::{Imported, stale};
+use crate::mlx5::var::{Place, Var};
 use crate::object::{Class, Object};
+use crate::sharing::envelope::Envelope;
+use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
