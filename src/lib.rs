@@ -124,10 +124,10 @@ pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec,
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
-pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
+pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
-    RegionBuilder, RegionError, RegisterError, Rereg,
+    Advice, AnyMemoryRegion, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange,
+    OnDevice, RegionBuilder, RegionError, RegisterError, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};

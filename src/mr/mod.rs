@@ -2,10 +2,11 @@
 //!
 //! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process
 //! reaches it, [`range`] names pieces of it for requests, [`rereg`] changes it, [`advise`] says
-//! which pages will be needed, and [`sharing`](crate::sharing) shares it with other processes. Pairs
+//! which pages will be needed, [`any`] is regions of any memory as one type, and [`sharing`](crate::sharing) shares it with other processes. Pairs
 //! with `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;
+mod any;
 mod device;
 mod memory;
 mod range;
@@ -15,6 +16,7 @@ mod rereg;
 mod tests;
 
 pub use advise::{Advice, OnDemandRange};
+pub use any::AnyMemoryRegion;
 pub use device::OnDevice;
 pub use memory::HostMemory;
 pub use range::RegionError;
@@ -183,13 +185,7 @@ impl<T, M> MemoryRegion<T, M> {
     #[doc(alias = "ibv_sge")]
     #[inline]
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, RegionError> {
-        let (offset, length) = self.resolve(range)?;
-        let too_long = RegionError::OutOfRange { offset, length, size: u32::MAX as usize };
-        Ok(Sge {
-            addr: self.inner.iova.wrapping_add(offset as u64),
-            length: u32::try_from(length).map_err(|_| too_long)?,
-            lkey: self.lkey(),
-        })
+        range::sge(self.inner.iova, self.lkey(), self.resolve(range)?)
     }
 
     /// What a peer needs to reach the byte `offset` and those behind it.

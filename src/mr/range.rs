@@ -1,6 +1,8 @@
 //! Pieces of a region, by byte.
 
 use crate::error::Error;
+use crate::number::Lkey;
+use crate::wr::Sge;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
@@ -63,6 +65,21 @@ pub(crate) fn resolve(
         return Ok((start, end - start));
     }
     Err(RegionError::OutOfRange { offset: start, length: end.saturating_sub(start), size })
+}
+
+/// The SGE of `length` bytes at `offset` of a region that begins at `addr`.
+#[inline]
+pub(super) fn sge(
+    addr: u64,
+    lkey: Lkey,
+    (offset, length): (usize, usize),
+) -> Result<Sge, RegionError> {
+    let too_long = RegionError::OutOfRange { offset, length, size: u32::MAX as usize };
+    Ok(Sge {
+        addr: addr.wrapping_add(offset as u64),
+        length: u32::try_from(length).map_err(|_| too_long)?,
+        lkey,
+    })
 }
 
 #[cfg(test)]

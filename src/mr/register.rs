@@ -9,7 +9,7 @@ use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::memory::region::{
-    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes,
+    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes, Unowned,
 };
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -120,7 +120,56 @@ impl<S: Sharing> ProtectionDomain<S> {
         self.registration().access(access).register(memory)
     }
 
-    /// Registers `length` bytes at `addr`.
+    /// Registers `length` bytes at `addr` that stay the program's: the region gives keys, addresses
+    /// and SGEs, and does not access the memory.
+    ///
+    /// This is what `ibv_reg_mr` does, and what a program needs that has its memory already. The
+    /// memory need not be initialised, it may be borrowed, and it may be registered several times, with
+    /// several domains and devices.
+    ///
+    /// ```no_run
+    /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+    /// use uverbs::Access;
+    ///
+    /// let mut memory = Vec::<u8>::with_capacity(1 << 20);
+    /// let (addr, length) = (memory.as_mut_ptr(), memory.capacity());
+    /// // SAFETY: `memory` is neither grown nor dropped before both regions are, and its bytes are
+    /// // looked at only after the receive that wrote them has completed.
+    /// let region = unsafe { one.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
+    /// // SAFETY: as above.
+    /// let again = unsafe { other.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
+    /// assert_eq!(region.addr(), again.addr());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The range stays mapped until the region was destroyed or dropped successfully. If the region is
+    /// leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
+    ///
+    /// What the device and peers do to the memory, as far as `access` lets them, is the caller's
+    /// business, too: where one of them may write, the program holds no reference to the bytes and does
+    /// not take them for unchanged.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RegionBuilder::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_unowned(
+        &self,
+        addr: *mut u8,
+        length: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<u8, Unowned>> {
+        // SAFETY: the caller's obligation is the same.
+        unsafe { self.registration().access(access).register_unowned(addr, length) }
+    }
+
+    /// Registers `length` bytes at `addr`, which this process then accesses through the region and in
+    /// no other way. For memory that the program goes on using by itself there is
+    /// [`register_unowned`](Self::register_unowned).
     ///
     /// # Safety
     ///
@@ -170,6 +219,19 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 /// Describes a registration, then makes it.
+///
+/// Which method fits depends on the memory:
+///
+/// | memory | method |
+/// |---|---|
+/// | that the program has and goes on accessing by itself, as in C | [`register_unowned`](Self::register_unowned) |
+/// | to be allocated for the purpose | [`allocate`](Self::allocate) |
+/// | a vector, boxed slice or mapping that the region shall own | [`register`](Self::register) |
+/// | a borrowed slice | [`register_borrowed`](Self::register_borrowed), or a [scope](crate::owned::Scope) |
+/// | an address range that only the region accesses | [`register_raw`](Self::register_raw) |
+/// | behind a dma-buf, of another device for one | [`register_dmabuf`](Self::register_dmabuf) |
+/// | on the device | [`register_dm`](Self::register_dm) |
+/// | everything in this process, on demand | [`register_address_space`](Self::register_address_space) |
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -271,7 +333,30 @@ impl RegionBuilder {
             .map_err(|(backing, error)| RegisterError { memory: backing.into_owner(), error })
     }
 
-    /// Registers `length` bytes at `addr`.
+    /// Registers `length` bytes at `addr` that stay the program's; see
+    /// [`ProtectionDomain::register_unowned`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`ProtectionDomain::register_unowned`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_unowned(
+        self,
+        addr: *mut u8,
+        length: usize,
+    ) -> Result<MemoryRegion<u8, Unowned>> {
+        // SAFETY: the caller's obligation is the same.
+        let backing = unsafe { Backing::unowned(addr, length) };
+        self.enter(backing).map_err(|(_, error)| error)
+    }
+
+    /// Registers `length` bytes at `addr`; see [`ProtectionDomain::register_raw`].
     ///
     /// # Safety
     ///
