@@ -379,6 +379,17 @@ impl DeviceAttr {
     }
 }
 
+/// Which values are above the device's limits for them, in words; `None` if none is. Each comes with its
+/// name and its limit.
+pub(crate) fn above_limits(device: &str, values: &[(&str, u32, u32)]) -> Option<String> {
+    let above: Vec<_> = values
+        .iter()
+        .filter(|(_, value, limit)| value > limit)
+        .map(|(name, value, limit)| format!("{name} {value} is above the {limit} of {device}"))
+        .collect();
+    (!above.is_empty()).then(|| above.join(", "))
+}
+
 fn odp_caps(raw: &Raw) -> Option<OdpCaps> {
     use uapi::ib_uverbs_odp_general_cap_bits as General;
     let caps = told!(raw, odp_caps)?;

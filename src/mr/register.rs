@@ -469,12 +469,17 @@ impl RegionBuilder {
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey)
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
-            Errno::OPNOTSUPP => error.detail(format!(
-                "the driver of {} registers no dma-bufs, not with access {:?}, or only for a \
-                 device that pages on demand",
-                file.device.name(),
-                self.access
-            )),
+            Errno::OPNOTSUPP => {
+                let name = file.device.name();
+                let cause = file.provider.refuses_dmabufs(self.pages_on_demand());
+                error.detail(match cause {
+                    Some(cause) => format!("{name} registers no dma-buf: {cause}"),
+                    None => format!(
+                        "the driver of {name} registers no dma-buf with access {:?}",
+                        self.access
+                    ),
+                })
+            }
             _ => error,
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);

@@ -2,7 +2,7 @@
 
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
-use crate::uverbs::scripted::Op;
+use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, AnyMemoryRegion, Errno, MemoryRegion, ProtectionDomain, RegionError, Rereg, Unowned,
     WcStatus, WindowType,
@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs_uapi::mr::UVERBS_METHOD_REG_DMABUF_MR;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
 
@@ -504,5 +505,35 @@ fn a_dead_region_is_dead_when_it_is_erased() {
     assert_eq!(
         (region.sge(..), region.remote(0)),
         (Err(RegionError::Dead), Err(RegionError::Dead))
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
+fn a_refused_dmabuf_names_the_one_cause() {
+    const REG_DMABUF: Op =
+        Op::Method { object: UVERBS_OBJECT_MR, method: UVERBS_METHOD_REG_DMABUF_MR };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let message = |script: Script, device| {
+        script.refuse(REG_DMABUF, Errno::OPNOTSUPP);
+        let pd = script.open(device).alloc_pd().unwrap();
+        let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+        assert!(error.is_unsupported(), "{error}");
+        error.message().to_owned()
+    };
+    assert_eq!(
+        message(Script::new(), "rxe0"),
+        "rxe0 registers no dma-buf: its driver has no regions of dma-bufs"
+    );
+    let without = message(Script::mlx5(), "mlx5_0");
+    assert!(
+        without.starts_with("mlx5_0 registers no dma-buf: it pages nothing on demand"),
+        "{without}"
+    );
+    let pages = Script::mlx5();
+    pages.change_mlx5(|device| device.on_demand = true);
+    assert_eq!(
+        message(pages, "mlx5_0"),
+        "the driver of mlx5_0 registers no dma-buf with access Access(LOCAL_WRITE)"
     );
 }

@@ -165,14 +165,35 @@ fn limits_are_named() {
         (context.create_cq(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
         (context.create_cq(8).vector(2).build().map(drop), "vector 2"),
         (pd.create_srq(0).build().map(drop), "0 receives"),
+        (pd.create_srq(1 << 20).build().map(drop), "max_wr 1048576 is above the 16384 of rxe0 ("),
+        (pd.create_srq(8).max_sge(33).build().map(drop), "max_sge 33 is above the 32 of rxe0 ("),
         (
-            pd.create_srq(1 << 20).build().map(drop),
-            "1048576 receives of 1 entries; rxe0 takes at most 16384 of 32",
+            pd.create_qp(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop),
+            "create_qp: max_send_wr 1048576 is above the 16384 of rxe0 (",
         ),
-        (pd.create_qp(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop), "1048576 sends"),
+        (
+            pd.create_qp(cq, cq, QpType::RC).max_recv_wr(1 << 20).build().map(drop),
+            "create_qp: max_recv_wr 1048576 is above the 16384 of rxe0 (",
+        ),
+        (
+            pd.create_qp(cq, cq, QpType::RC).max_send_sge(33).build().map(drop),
+            "create_qp: max_send_sge 33 is above the 32 of rxe0 (",
+        ),
         (
             pd.create_qp(cq, cq, QpType::RC).max_recv_sge(33).build().map(drop),
-            "1 receives of 33 entries; rxe0 takes at most 16384 of 32",
+            "create_qp: max_recv_sge 33 is above the 32 of rxe0 (",
+        ),
+        (
+            pd.create_qp(cq, cq, QpType::RC).max_inline_data(513).build().map(drop),
+            "create_qp: max_inline_data 513 is above the 512 of rxe0 (",
+        ),
+        (
+            pd.create_qp(cq, cq, QpType::RC)
+                .max_send_sge(33)
+                .max_recv_wr(1 << 20)
+                .build()
+                .map(drop),
+            "max_recv_wr 1048576 is above the 16384 of rxe0, max_send_sge 33 is above the 32 of rxe0 (",
         ),
         (pd.create_ah(&AddressVector::local(1, 7)).map(drop), "lid 7"),
     ];
