@@ -278,7 +278,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let mut memory = pd.registration().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let window = pd.alloc_mw(WindowType::Two)?;
     let own = gid(&context)?;
-    let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+    let vector = AddressVector::global(PORT, own.index, own.gid);
     let handle = pd.create_ah(&vector)?;
     let mut cq = context.create_cq(8).build()?;
     let mut srq = pd.create_srq(8).build()?;
