@@ -35,11 +35,11 @@ open_enum! {
         /// Those that its specifications match; all, if it has none.
         #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
         NORMAL = raw::IB_FLOW_ATTR_NORMAL.0, "normal";
-        /// Those that nobody else takes. It has no specifications. mlx5 of Linux 7.2 refuses it.
+        /// Those that nobody else takes. It has no specifications. mlx5 refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
         ALL_DEFAULT = raw::IB_FLOW_ATTR_ALL_DEFAULT.0, "all default";
-        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5 of
-        /// Linux 7.2 refuses it.
+        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5
+        /// refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
         MC_DEFAULT = raw::IB_FLOW_ATTR_MC_DEFAULT.0, "multicast default";
         /// A copy of all that the port receives and sends. It has no specifications.
@@ -244,7 +244,7 @@ impl QpControl {
             Errno::NOMEM => error.detail(format!("{device} has no room for another rule")),
             Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
                 error.detail(format!(
-                    "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"
+                    "the kernel refuses {attr:?}; mlx5 refuses all default rules from Linux 6.16 on"
                 ))
             }
             Errno::INVAL => error.detail(format!(
