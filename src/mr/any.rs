@@ -82,8 +82,8 @@ impl<T, M: Send + 'static> From<MemoryRegion<T, M>> for AnyMemoryRegion {
 impl<T, M: Send + 'static> MemoryRegion<T, M> {
     /// The same region as a type that names neither the memory nor its elements.
     ///
-    /// There is no way back. [Windows](crate::MemoryWindow) are bound to a region before that, and what
-    /// they hold stays held.
+    /// There is no way back. Bind [windows](crate::MemoryWindow) before; they hold the erased region as they
+    /// held this one.
     pub fn erase(self) -> AnyMemoryRegion {
         AnyMemoryRegion {
             lkey: self.lkey(),
@@ -103,7 +103,7 @@ impl AnyMemoryRegion {
         self.lkey
     }
 
-    /// The key by which a peer names the memory; of use as far as [`access`](Self::access) goes.
+    /// The key by which a peer names the memory, within the rights of [`access`](Self::access).
     pub fn rkey(&self) -> Rkey {
         self.rkey
     }
@@ -135,12 +135,12 @@ impl AnyMemoryRegion {
         Context { file: self.registration.file().clone() }
     }
 
-    /// The number by which the kernel knows the region within its file.
+    /// The kernel's handle of the region, a number within its file.
     pub fn handle(&self) -> u32 {
         self.registration.handle()
     }
 
-    /// A piece of the region for a request of this side; `range` counts bytes from its beginning.
+    /// The SGE of a part of the region, for a request of this side; `range` counts bytes from its beginning.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl AnyMemoryRegion {
         range::sge(self.addr, self.lkey, self.resolve(range)?)
     }
 
-    /// What a peer needs to reach the byte `offset` and those behind it.
+    /// The address and key by which a peer reaches the byte `offset` and those behind it.
     ///
     /// # Errors
     ///
@@ -170,14 +170,14 @@ impl AnyMemoryRegion {
         if self.dead { Err(RegionError::Dead) } else { range::resolve(range, self.length) }
     }
 
-    /// Deregisters the memory, frees what the region owned, and says whether that went well; dropping
-    /// the region does the same silently.
+    /// Deregisters the memory and frees what the region owned; dropping the region does the same and
+    /// ignores errors.
     ///
     /// # Errors
     ///
     /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region: destroy
-    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise what the kernel
-    /// answers. The region comes back with the error.
+    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Other errors are the kernel's. The
+    /// region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
         let destroyed = match Arc::get_mut(&mut self.registration) {

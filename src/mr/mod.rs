@@ -1,14 +1,16 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
-//! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process
-//! reaches it, [`range`] names pieces of it for requests, [`rereg`] changes it, [`advise`] says
-//! which pages will be needed, [`any`] is regions of any memory as one type, and [`sharing`](crate::sharing) shares it with other processes. Pairs
-//! with `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
+//! [`register`] registers memory of this process and dma-bufs, [`device`] registers memory on the device.
+//! [`memory`] reads and writes a region, [`range`] checks ranges of it, [`rereg`] changes it, [`advise`]
+//! prefetches its pages, [`any`] is a region of any memory, [`query`] asks the kernel about it, and
+//! [`sharing`](crate::sharing) shares it with other processes. Pairs with
+//! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;
 mod any;
 mod device;
 mod memory;
+mod query;
 mod range;
 mod register;
 mod rereg;
@@ -19,6 +21,7 @@ pub use advise::{Advice, OnDemandRange};
 pub use any::AnyMemoryRegion;
 pub use device::OnDevice;
 pub use memory::HostMemory;
+pub(crate) use query::RegionInfo;
 pub use range::RegionError;
 pub(crate) use range::resolve;
 pub use register::{RegionBuilder, RegisterError};
@@ -32,7 +35,6 @@ use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
 use crate::object::Object;
 use crate::pd::PdInner;
-use crate::sharing::mr::Known;
 use crate::wr::{Remote, Sge};
 use memmap2::MmapMut;
 use rustix::io::Errno;
@@ -41,24 +43,23 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// Why a region cannot be changed, given away or destroyed.
+/// The reason of an `EBUSY` from changing, releasing or destroying a region.
 pub(crate) const HELD: &str = "a memory window holds the region, which was handed out for a \
                                binding: destroy or reallocate the window first";
 
-/// What a region and the windows that hold it share.
+/// The part of a region that the windows which hold it share.
 pub(crate) struct MrInner<M> {
-    /// First, so that the kernel lets go of the memory before the protection domain goes.
+    /// The first field: the region is deregistered before the protection domain is deallocated.
     pub(crate) object: Object<Backing<M>>,
     pub(crate) pd: Arc<PdInner>,
     pub(crate) lkey: Lkey,
     pub(crate) rkey: Rkey,
     pub(crate) access: Access,
     pub(crate) iova: u64,
-    /// Whether a failed change left it without a translation.
+    /// Whether a failed REREG left it without a translation.
     pub(crate) dead: bool,
-    /// Of an imported region, what the kernel said of it. Of device memory that is not `iova` but
-    /// where on the device it begins.
-    pub(crate) imported: Option<Known>,
+    /// The kernel's answer when the region was imported; `None` if it was registered here.
+    pub(crate) imported: Option<RegionInfo>,
 }
 
 impl<M> MrInner<M> {
@@ -66,7 +67,7 @@ impl<M> MrInner<M> {
         self.object.file()
     }
 
-    /// Whether another process registered it, or another part of this one that exported it.
+    /// Whether it was imported from another process or another context.
     pub(crate) fn is_imported(&self) -> bool {
         self.object.memory().is_some_and(|memory| memory.place() == Place::Foreign)
     }
@@ -96,16 +97,18 @@ impl<M> fmt::Debug for MrInner<M> {
 ///
 /// It is not a slice. A peer that has the key may write it at any time, so this process copies in
 /// and out ([`read_at`](Self::read_at), [`write_at`](Self::write_at)), or borrows it as
-/// [atomics](Self::as_atomics). Reading takes `&self`, writing `&mut self`: what the device does is
-/// beyond the language, but threads of this process must not race with each other either.
+/// [atomics](Self::as_atomics). Reading takes `&self` and writing `&mut self`, so that threads of this
+/// process do not race with each other.
 ///
-/// `M` is what the memory was registered with, and what [`destroy`](Self::destroy) gives back: an
-/// anonymous mapping for [`allocate`], or the vector, box or mapping given to
-/// [`register`](crate::ProtectionDomain::register).
+/// `M` is the owner of the memory, which [`destroy`](Self::destroy) gives back: an anonymous mapping for
+/// [`allocate`], or the vector, box or mapping given to
+/// [`register`](crate::ProtectionDomain::register). [`RegionBuilder`] lists all kinds of memory. Memory
+/// that the program goes on using by itself is
+/// [unowned](crate::ProtectionDomain::register_unowned): its region has keys, address and SGEs, and no
+/// access. [`erase`](Self::erase) gives regions of different memory one type.
 ///
-/// Dropping the region deregisters it and then frees the memory, in this order: memory that the
-/// kernel does not give back is never freed (see [`Context::leaked`]). All methods may be called
-/// from any thread.
+/// Dropping the region deregisters it and then frees the memory. If the kernel refuses to deregister it,
+/// the memory is never freed (see [`Context::leaked`]). All methods may be called from any thread.
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -134,7 +137,7 @@ impl<T, M> MemoryRegion<T, M> {
         self.inner.lkey
     }
 
-    /// The key by which a peer names the memory; of use as far as [`access`](Self::access) goes.
+    /// The key by which a peer names the memory, within the rights of [`access`](Self::access).
     pub fn rkey(&self) -> Rkey {
         self.inner.rkey
     }
@@ -172,12 +175,12 @@ impl<T, M> MemoryRegion<T, M> {
         Context { file: self.inner.file().clone() }
     }
 
-    /// The number by which the kernel knows the region within its file.
+    /// The kernel's handle of the region, a number within its file.
     pub fn handle(&self) -> u32 {
         self.inner.object.handle()
     }
 
-    /// A piece of the region for a request of this side; `range` counts bytes from its beginning.
+    /// The SGE of a part of the region, for a request of this side; `range` counts bytes from its beginning.
     ///
     /// # Errors
     ///
@@ -188,7 +191,7 @@ impl<T, M> MemoryRegion<T, M> {
         range::sge(self.inner.iova, self.lkey(), self.resolve(range)?)
     }
 
-    /// What a peer needs to reach the byte `offset` and those behind it.
+    /// The address and key by which a peer reaches the byte `offset` and those behind it.
     ///
     /// # Errors
     ///
@@ -216,8 +219,8 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region: destroy
-    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise whatever the kernel
-    /// answers. The region comes back with the error.
+    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Other errors are the kernel's. The
+    /// region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn destroy(self) -> Result<M, (Self, Error)> {
         const VERB: &str = "dereg_mr";

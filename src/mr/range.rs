@@ -1,4 +1,4 @@
-//! Pieces of a region, by byte.
+//! Ranges of a region, in bytes.
 
 use crate::error::Error;
 use crate::number::Lkey;
@@ -6,7 +6,7 @@ use crate::wr::Sge;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-/// Why a piece of a region cannot be had.
+/// Why a range of a region is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionError {
@@ -16,10 +16,10 @@ pub enum RegionError {
         offset: usize,
         /// How long it would be, in bytes.
         length: usize,
-        /// The bytes that there are.
+        /// The length of the region, in bytes.
         size: usize,
     },
-    /// The region lost its memory to a failed change; see
+    /// A failed change left the region without memory; see
     /// [`MemoryRegion::is_dead`](crate::MemoryRegion::is_dead).
     Dead,
 }
@@ -28,7 +28,7 @@ impl fmt::Display for RegionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RegionError::OutOfRange { offset, length, size } => {
-                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
+                write!(f, "{length} bytes at {offset} exceed the {size} bytes of the region")
             }
             RegionError::Dead => f.write_str("a failed change left the region without memory"),
         }
@@ -55,8 +55,7 @@ pub(crate) fn resolve(
         Bound::Unbounded => 0,
     };
     let end = match range.end_bound() {
-        // No memory ends at the last address, so saturation cannot turn a bad range into a good
-        // one.
+        // No memory has `usize::MAX` bytes, so saturation makes no bad range a good one.
         Bound::Included(&end) => end.saturating_add(1),
         Bound::Excluded(&end) => end,
         Bound::Unbounded => size,

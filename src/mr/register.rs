@@ -1,8 +1,8 @@
-//! Registration: from memory to a region. Pairs with `ib_uverbs_reg_mr` in `core/uverbs_cmd.c`,
-//! and for dma-bufs with `core/uverbs_std_types_mr.c`.
+//! Registering memory. Pairs with `ib_uverbs_reg_mr` in `core/uverbs_cmd.c`, and for dma-bufs with
+//! `core/uverbs_std_types_mr.c`.
 //!
-//! Linux 6.17 has a method of its own for what the older command does; it is not used, because
-//! rxe's regions made by it fail every range check on Linux 7.2.
+//! The REG_MR method of Linux 6.17 is not used: on Linux 7.2 a region that rxe made by it fails every range
+//! check.
 
 use super::{MemoryRegion, MrInner};
 use crate::access::Access;
@@ -36,13 +36,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const VERB: &str = "reg_mr";
 
-/// A registration that failed, with the memory that it was about.
+/// A failed registration, with the memory that was to be registered.
 ///
 /// Turns into an [`Error`] by `?`, which frees the memory.
 pub struct RegisterError<M> {
-    /// What was to be registered.
+    /// The memory that was to be registered.
     pub memory: M,
-    /// Why it was not.
+    /// Why the registration failed.
     pub error: Error,
 }
 
@@ -71,8 +71,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// The region grants [`Access::ALL_REMOTE`]: local writes, and reads, writes and atomics by
     /// peers; atomics only if the device supports them ([`MemoryRegion::access`] tells). Local
-    /// reads are always allowed. Registration pins memory and takes its time, so it does not
-    /// belong into the data path.
+    /// reads are always allowed. Registration pins memory and is slow: keep it out of the data path.
     ///
     /// # Panics
     ///
@@ -96,8 +95,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         let builder = self.registration().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
             Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
-                // Atomics are what a device may lack. If it was something else, that is what the
-                // caller wants to know.
+                // The device may lack atomics. If it refuses without them, too, the first error has the
+                // cause.
                 let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
                 builder.access(plain).allocate(n).map_err(|_| error)
             }
@@ -194,8 +193,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         unsafe { self.registration().access(access).register_raw(addr, length) }
     }
 
-    /// Registers `length` bytes at `offset` of a dma-buf, memory of another device for one. Peers
-    /// and requests address it from `iova` on.
+    /// Registers `length` bytes at `offset` of a dma-buf, such as memory of a GPU. Peers and requests
+    /// address it from `iova` on.
     ///
     /// # Errors
     ///
@@ -212,13 +211,13 @@ impl<S: Sharing> ProtectionDomain<S> {
         self.registration().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
     }
 
-    /// Starts to describe a registration: rights, addresses, on-demand paging.
+    /// Starts to build a registration: rights, addresses, on-demand paging.
     pub fn registration(&self) -> RegionBuilder {
         RegionBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
     }
 }
 
-/// Describes a registration, then makes it.
+/// Builds a registration; started by [`registration`](ProtectionDomain::registration).
 ///
 /// Which method fits depends on the memory:
 ///
@@ -229,7 +228,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// | a vector, boxed slice or mapping that the region shall own | [`register`](Self::register) |
 /// | a borrowed slice | [`register_borrowed`](Self::register_borrowed), or a [scope](crate::owned::Scope) |
 /// | an address range that only the region accesses | [`register_raw`](Self::register_raw) |
-/// | behind a dma-buf, of another device for one | [`register_dmabuf`](Self::register_dmabuf) |
+/// | behind a dma-buf, such as memory of a GPU | [`register_dmabuf`](Self::register_dmabuf) |
 /// | on the device | [`register_dm`](Self::register_dm) |
 /// | everything in this process, on demand | [`register_address_space`](Self::register_address_space) |
 ///
@@ -255,14 +254,14 @@ pub struct RegionBuilder {
 }
 
 impl RegionBuilder {
-    /// Sets the rights; without them the device only reads for requests of this side.
+    /// Sets the rights. Unless set, the device only reads the memory, for requests of this side.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// Lets the device reorder its accesses on the bus, which can be faster. A hint: a kernel or
-    /// device that does not know it ignores it.
+    /// Lets the device reorder its accesses on the bus, which can be faster. A kernel or device that does
+    /// not know the flag ignores it.
     #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= Access::RELAXED_ORDERING;
@@ -272,7 +271,7 @@ impl RegionBuilder {
     /// Lets addresses count from 0, the beginning of the region, which must lie at a page
     /// boundary.
     ///
-    /// rxe of current kernels answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub fn zero_based(mut self) -> Self {
         self.access |= Access::ZERO_BASED;
@@ -282,19 +281,18 @@ impl RegionBuilder {
 
     /// Pins no pages: the device faults them in when it needs them.
     ///
-    /// Possible where [`query_device`](crate::Context::query_device) advertises it. rxe does from
-    /// Linux 6.15 on, but up to 7.2 at least it copies each packet to and from the beginning of its
-    /// page, which corrupts whatever does not begin there; and it finds no page by another address than
-    /// the memory's own. So on rxe memory is refused (`EOPNOTSUPP`) that does not begin at a page, where
-    /// what stands before it is somebody else's, or that is to be addressed from elsewhere.
+    /// [`odp_caps`](crate::DeviceAttr::odp_caps) tells whether the device can. rxe can from Linux 6.15 on,
+    /// but up to 7.2 at least it copies each packet to and from the beginning of its page, and it finds
+    /// pages only by the memory's own address. On rxe the library therefore refuses (`EOPNOTSUPP`) memory
+    /// that does not begin at a page, and an [`iova`](Self::iova) other than the memory's address.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub fn on_demand(mut self) -> Self {
         self.access |= Access::ON_DEMAND;
         self
     }
 
-    /// Lets addresses in requests and of peers count from `iova` instead of the memory's virtual
-    /// address. Both must agree in the bits below the page size.
+    /// Lets requests and peers address the memory from `iova` on instead of its virtual address. Both must
+    /// agree in the bits below the page size.
     #[doc(alias = "ibv_reg_mr_iova")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
@@ -322,8 +320,9 @@ impl RegionBuilder {
     ///
     /// `EINVAL` for zero bytes, rights that contradict each other, or an
     /// [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
-    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory
-    /// that does not allow what the rights ask. The memory comes back with the error.
+    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory that is
+    /// not mapped, or is read-only where the rights let the device write. The memory comes back with the
+    /// error.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: StableBytes>(
         self,
@@ -376,14 +375,13 @@ impl RegionBuilder {
         self.enter(backing).map_err(|(_, error)| error)
     }
 
-    /// Registers memory that stays its owner's.
+    /// Registers a borrowed slice.
     ///
     /// # Safety
     ///
-    /// The region must not be forgotten, nor otherwise be kept from being dropped before the
-    /// borrow ends. To be sure that the kernel let go of the memory, call
-    /// [`destroy`](MemoryRegion::destroy) and look at its answer: while it is an error, the memory
-    /// must be left alone.
+    /// The region must not be forgotten or leaked: it is dropped before the borrow ends. Only a successful
+    /// [`destroy`](MemoryRegion::destroy) proves that the device no longer reaches the memory; after an
+    /// error the memory must not be accessed.
     ///
     /// # Errors
     ///
@@ -398,7 +396,7 @@ impl RegionBuilder {
         self.enter(backing).map_err(|(_, error)| error)
     }
 
-    /// Registers memory that is borrowed for longer than `pledges` last.
+    /// Registers memory whose borrow outlives `pledges`.
     pub(crate) fn register_pledged<'env, T: FromBytes + IntoBytes>(
         self,
         memory: &'env mut [T],
@@ -413,8 +411,8 @@ impl RegionBuilder {
     ///
     /// # Safety
     ///
-    /// Whoever knows the keys can, as far as the rights go, read and write everything in this
-    /// process. All of them must be trusted to leave alone what they were not given.
+    /// Every peer that knows the keys can, as far as the rights go, read and write all memory of this
+    /// process. All of them must be trusted to access only the memory that they were given.
     ///
     /// # Errors
     ///
@@ -438,10 +436,10 @@ impl RegionBuilder {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the driver has no such registration, rxe's for one, or only for devices that
-    /// page on demand, as mlx5's of Linux 7.2; `EINVAL` for zero
-    /// bytes, a range that overflows, or an `offset` whose bits below the page size differ from
-    /// those of the address; `EBADF` or `EINVAL` for a file that is no dma-buf.
+    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 from Linux 7.2 on if the device
+    /// does not page on demand; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
+    /// below the page size differ from those of the address; `EBADF` or `EINVAL` for a file that is no
+    /// dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         self,
@@ -504,7 +502,7 @@ impl RegionBuilder {
         context.query_device().is_ok_and(|device| device.odp_caps.is_some())
     }
 
-    /// Registers what `backing` stands for.
+    /// Registers the memory of `backing`.
     fn enter<T, M>(
         self,
         backing: Backing<M>,
@@ -570,14 +568,14 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
     })
 }
 
-/// Refuses in words what the kernel would refuse by number. `start` is an address of this process
-/// or an offset in a dma-buf.
+/// Refuses, and names the value, what the kernel would refuse by an errno alone. `start` is an address of
+/// this process or an offset in a dma-buf.
 pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Result<()> {
     access.check(VERB)?;
     if length == 0 {
         return Err(Error::invalid(VERB, "a region of 0 bytes"));
     }
-    // The whole address space is one byte too long to count, and is known by that.
+    // The length of the whole address space does not fit; `u64::MAX` stands for it.
     let whole = start == 0 && length == u64::MAX;
     for first in [start, iova] {
         if !whole && first.checked_add(length).is_none() {
@@ -601,7 +599,7 @@ pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Resul
     Ok(())
 }
 
-/// Refuses memory that a driver would miss; see
+/// Refuses memory that a driver would address wrongly; see
 /// [`pages_in_place_only`](crate::provider::Provider::pages_in_place_only).
 fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     let inside = start % page_size() as u64;
@@ -621,13 +619,13 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says what a refusal of the kernel is likely to mean, and what to do about it.
+/// Explains a refusal of the kernel, and says what to change.
 fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> Error {
     let on_demand = access.contains(Access::ON_DEMAND);
     match error.errno() {
         // Linux 6.1 says EINVAL.
         Errno::INVAL | Errno::OPNOTSUPP if on_demand && !pages_on_demand => {
-            Error::new(VERB, Errno::OPNOTSUPP).detail("the device pages nothing on demand")
+            Error::new(VERB, Errno::OPNOTSUPP).detail("the device does not page on demand")
         }
         Errno::NOMEM | Errno::PERM if !on_demand => {
             error.pinning(usize::try_from(length).unwrap_or(usize::MAX))

@@ -527,7 +527,7 @@ fn a_refused_dmabuf_names_the_one_cause() {
     );
     let without = message(Script::mlx5(), "mlx5_0");
     assert!(
-        without.starts_with("mlx5_0 registers no dma-buf: it pages nothing on demand"),
+        without.starts_with("mlx5_0 registers no dma-buf: it does not page on demand"),
         "{without}"
     );
     let pages = Script::mlx5();

@@ -145,7 +145,7 @@ impl Provider {
         match self {
             Provider::Rxe => Some("its driver has no regions of dma-bufs"),
             Provider::Mlx5(_) if !on_demand => Some(
-                "it pages nothing on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
+                "it does not page on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
                  device that does",
             ),
             Provider::Mlx5(_) => None,

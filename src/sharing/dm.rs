@@ -1,7 +1,7 @@
 //! Device memory that several processes use. Pairs with the provider's query of device memory, on
 //! mlx5 `MLX5_IB_METHOD_DM_QUERY`.
 
-use super::envelope::{Envelope, Proof};
+use super::envelope::{Envelope, Fingerprint};
 use super::imported::{Imported, sealed::Sealed, stale};
 use crate::context::Context;
 use crate::dm::{DeviceMemory, DmInner, map};
@@ -22,11 +22,11 @@ impl DeviceMemory {
     pub fn export(&self) -> Result<Envelope> {
         let file = self.inner.object.file();
         file.check_fork("export_dm")?;
-        let proof = proof(self.inner.place, self.len() as u64);
-        Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), proof))
+        let fingerprint = fingerprint(self.inner.place, self.len() as u64);
+        Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), fingerprint))
     }
 
-    /// Leaves it to another process to free the memory. Regions of it that were made here stay.
+    /// Leaves it to another process to free the memory. Regions that were registered here stay.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl DeviceMemory {
 impl Context {
     /// Imports device memory of another process that has this context's file.
     ///
-    /// What the exporter said of it is compared with what the kernel says. Memory that took the
-    /// place of the exported one, under its handle and as long, is not told from it.
+    /// The envelope is compared with the kernel's answer about the memory. Other memory of the same length
+    /// that got the place and the handle of the exported one is not noticed.
     ///
     /// # Errors
     ///
@@ -56,9 +56,9 @@ impl Context {
     #[doc(alias = "ibv_import_dm")]
     pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
         const VERB: &str = "import_dm";
-        let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
+        let (handle, exported) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
         let (place, length) = query(&self.file, VERB, handle)?;
-        if proof(place, length) != told {
+        if fingerprint(place, length) != exported {
             let detail = format!("device memory {handle} has {length} bytes at {place:x?}");
             return Err(stale(VERB, detail));
         }
@@ -69,8 +69,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The handle was exported as that of device memory of this context's file by whoever frees it.
-    /// Another one names a stranger's memory, which [`Imported::into_owner`] would claim.
+    /// The owner of device memory of this context's file exported the handle. Any other handle names a
+    /// stranger's memory, which [`Imported::into_owner`] would claim.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
     })
 }
 
-fn proof(place: Place, length: u64) -> Proof {
+fn fingerprint(place: Place, length: u64) -> Fingerprint {
     let [start, index] = place.numbers();
     [start, index, length, 0]
 }

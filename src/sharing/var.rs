@@ -1,12 +1,12 @@
-//! VARs that several processes use. Pairs with rdma-core's `mlx5dv_var_export`, of which the kernel
-//! knows nothing.
+//! VARs that several processes use. Pairs with `mlx5dv_var_export` and `mlx5dv_var_import` of rdma-core,
+//! of which the kernel knows nothing.
 
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::handles::ObjectKind;
-use crate::mlx5::var::{Place, Var};
+use crate::mlx5::var::{Var, VarLocation};
 use crate::object::{Class, Object};
-use crate::sharing::envelope::Envelope;
+use crate::sharing::envelope::{Envelope, Fingerprint};
 use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -16,13 +16,13 @@ const VERB: &str = "import_var";
 /// A VAR that another process, or another context of this one, allocated.
 ///
 /// Dropping it, or [`unimport`](Imported::unimport), forgets it here and leaves the kernel's object
-/// alone; mappings stay. [`into_owner`](Imported::into_owner) makes a [`Var`] of it, which destroys
-/// the object. As these are two types, one cannot be taken for the other.
+/// alone; mappings stay. [`into_owner`](Imported::into_owner) makes it a [`Var`], which destroys the
+/// object when it is dropped.
 #[doc(alias = "mlx5dv_var_unimport")]
 pub type ImportedVar = Imported<Var>;
 
-/// What rdma-core's functions exchange: bytes in the order of the machine, with nothing to
-/// recognise them by.
+/// The bytes that libmlx5 exchanges, in the machine's byte order. They have neither a magic number nor a
+/// checksum.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RdmaCore {
@@ -33,18 +33,18 @@ struct RdmaCore {
     offset: u64,
 }
 
-/// How many bytes exported VARs have.
+/// The lengths of exported VARs in bytes.
 #[doc(alias = "mlx5dv_export_sizes")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportSizes {
-    /// [`Envelope::to_bytes`].
+    /// The length of [`Envelope::to_bytes`].
     pub envelope: usize,
-    /// [`Var::export_rdma_core`].
+    /// The length of [`Var::export_rdma_core`].
     pub rdma_core: usize,
 }
 
-/// How many bytes exported VARs have.
+/// The lengths of exported VARs in bytes.
 #[doc(alias = "mlx5dv_get_export_sizes")]
 pub fn export_sizes() -> ExportSizes {
     ExportSizes { envelope: Envelope::SIZE, rdma_core: size_of::<RdmaCore>() }
@@ -53,46 +53,49 @@ pub fn export_sizes() -> ExportSizes {
 /// Sharing, by [`export`](Self::export) in one process and [`import`](Self::import) in another that
 /// has the same kernel file; see [`Context::import_exported`].
 ///
-/// Exporting changes nothing, and any number may import. The kernel knows neither, so all users must
-/// agree who destroys the VAR, and when: nobody may use it afterwards, except that what is mapped
-/// stays mapped, and belongs to nobody else until the last mapping is gone. An import keeps the page
-/// mapped, so that [`map`](Self::map) answers that page or an error, whatever became of the VAR. An
-/// import of a VAR that was destroyed is refused while its handle is unused. When the next VAR has
-/// taken the handle and the place, as the kernel gives both away soon, the two cannot be told apart.
+/// Exporting changes nothing, and any number of processes may import. The kernel knows of neither, so all
+/// users must agree which of them destroys the VAR, and when. Afterwards no process may use it; mappings
+/// stay, and the kernel gives the page to no other object until the last of them is gone.
+///
+/// An import keeps the page mapped. [`map`](Self::map) of an imported VAR therefore maps that page or
+/// fails, even if the VAR was destroyed meanwhile. Importing a VAR that was destroyed fails while its
+/// handle is unused. The kernel soon gives handle and mmap offset to the next VAR; an import cannot tell
+/// that VAR from the destroyed one.
 impl Var {
     /// Describes the VAR to another process.
     ///
     /// # Errors
     ///
-    /// [`Error::is_forked`] in a child of the process that has it.
+    /// [`Error::is_forked`] in a child of the process that allocated the VAR.
     #[doc(alias = "mlx5dv_var_export")]
     pub fn export(&self) -> Result<Envelope> {
         let file = self.object.file();
         file.check_fork("export_var")?;
-        let proof = proof(&self.place);
-        Ok(Envelope::seal(file, ObjectKind::MLX5_VAR, self.handle(), proof))
+        let fingerprint = fingerprint(&self.location);
+        Ok(Envelope::seal(file, ObjectKind::MLX5_VAR, self.handle(), fingerprint))
     }
 
-    /// Describes the VAR the way rdma-core does, for a program that calls `mlx5dv_var_import`.
+    /// Describes the VAR as libmlx5 does, for a program that calls `mlx5dv_var_import`. Tested with libmlx5
+    /// of rdma-core 65.
     #[doc(alias = "mlx5dv_var_export")]
     pub fn export_rdma_core(&self) -> [u8; 24] {
-        let place = self.place;
+        let location = self.location;
         let blob = RdmaCore {
             handle: self.handle(),
-            page_id: place.page_id,
-            length: place.length,
+            page_id: location.page_id,
+            length: location.length,
             padding: 0,
-            offset: place.offset,
+            offset: location.mmap_offset,
         };
         zerocopy::transmute!(blob)
     }
 
-    /// Gives the duty to destroy the VAR to whoever opens the envelope and calls
+    /// Leaves it to another process to destroy the VAR: the one that imports the envelope and calls
     /// [`into_owner`](Imported::into_owner).
     ///
     /// # Errors
     ///
-    /// [`Error::is_forked`], with the VAR.
+    /// As [`export`](Self::export); the VAR comes back with the error.
     pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
         match self.export() {
             Ok(envelope) => {
@@ -105,43 +108,40 @@ impl Var {
 
     /// Imports a VAR that was exported from a context on the same kernel file.
     ///
-    /// That it exists, and that something can be mapped where its page is said to be, is checked; the
-    /// kernel does not tell what that something is.
+    /// The import checks that a VAR of this handle exists and that a page can be mapped at the exported
+    /// offset. The kernel does not tell whose page that is.
     ///
     /// # Safety
     ///
-    /// The envelope was answered by [`export`](Self::export) or [`release`](Self::release), and came
-    /// here from somebody who is trusted, and the VAR is not destroyed before this returns. An envelope
-    /// that was made up or is too old may name, by its place in the file, any page of it: the doorbell
-    /// registers of queues, where safe functions of the mapped page would then write requests of
-    /// nobody's.
+    /// The envelope was made by [`export`](Self::export) or [`release`](Self::release), came here from a
+    /// trusted process, and the VAR is not destroyed before this returns. The mmap offset in an envelope that
+    /// was forged or is too old may be that of any page of the file: of the doorbell registers of queues,
+    /// where the safe functions of the mapped page would then post WQEs that no program wrote.
     ///
     /// # Errors
     ///
     /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context,
-    /// `ENOENT` if there is no VAR of this handle, `ESTALE` if there is one elsewhere, `EOPNOTSUPP` on
-    /// a device of another driver.
+    /// `ENOENT` if there is no VAR of this handle, `ESTALE` if nothing can be mapped at its offset,
+    /// `EOPNOTSUPP` on a device of another driver.
     #[doc(alias = "mlx5dv_var_import")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn import(context: &Context, envelope: &Envelope) -> Result<ImportedVar> {
         context.file.provider.mlx5(VERB)?;
-        let (handle, [page_id, length, offset, _]) =
+        let (handle, [page_id, length, mmap_offset, _]) =
             envelope.open(VERB, &context.file, ObjectKind::MLX5_VAR)?;
-        let narrow = |number: u64| u32::try_from(number).map_err(|_| unknown(length, page_id));
-        let place = Place { page_id: narrow(page_id)?, length: narrow(length)?, offset };
-        import(context, handle, place)
+        let narrow = |number: u64| u32::try_from(number).map_err(|_| impossible(length, page_id));
+        let location =
+            VarLocation { page_id: narrow(page_id)?, length: narrow(length)?, mmap_offset };
+        import(context, handle, location)
     }
 
-    /// Imports a VAR that rdma-core exported, by `mlx5dv_var_export`.
+    /// Imports a VAR that libmlx5 exported, by `mlx5dv_var_export`. Tested with libmlx5 of rdma-core 65.
     ///
     /// # Safety
     ///
-    /// The bytes were exported from a context on the same kernel file. They hold nothing that could
-    /// be checked: made up, they name any page that is mapped through the file, such as the registers
-    /// of one's own queues. The VAR is not destroyed before this returns.
-    ///
-    /// That rdma-core's functions take and give such bytes is read from their source; it has not been
-    /// tried with a program that calls them.
+    /// The bytes were exported from a context on the same kernel file, and the VAR is not destroyed before
+    /// this returns. There is nothing in them that could be checked: forged bytes name any page that can be
+    /// mapped through the file, the doorbell registers of this process's queues among them.
     ///
     /// # Errors
     ///
@@ -154,33 +154,35 @@ impl Var {
             let detail = format!("{} bytes; rdma-core exports 24", bytes.len());
             Error::invalid(VERB, detail)
         })?;
-        let place = Place { page_id: blob.page_id, length: blob.length, offset: blob.offset };
-        import(context, blob.handle, place)
+        let location =
+            VarLocation { page_id: blob.page_id, length: blob.length, mmap_offset: blob.offset };
+        import(context, blob.handle, location)
     }
 }
 
-fn proof(place: &Place) -> [u64; 4] {
-    [place.page_id.into(), place.length.into(), place.offset, 0]
+fn fingerprint(location: &VarLocation) -> Fingerprint {
+    [location.page_id.into(), location.length.into(), location.mmap_offset, 0]
 }
 
-fn unknown(length: u64, page_id: u64) -> Error {
-    Error::invalid(VERB, format!("a VAR of {length} bytes with number {page_id}"))
+fn impossible(length: u64, page_id: u64) -> Error {
+    Error::invalid(VERB, format!("no VAR has {length} bytes and page id {page_id}"))
 }
 
-fn import(context: &Context, handle: u32, place: Place) -> Result<ImportedVar> {
+fn import(context: &Context, handle: u32, location: VarLocation) -> Result<ImportedVar> {
     let file = &context.file;
-    if place.length == 0 || place.length as usize % rustix::param::page_size() != 0 {
-        return Err(unknown(place.length.into(), place.page_id.into()));
+    let VarLocation { page_id, length, mmap_offset } = location;
+    if length == 0 || length as usize % rustix::param::page_size() != 0 {
+        return Err(impossible(length.into(), page_id.into()));
     }
     file.require(VERB, ObjectKind::MLX5_VAR, handle)?;
-    // Where nothing is, nothing can be mapped. Later mappings go by the place alone, which the kernel
-    // gives to the registers of the next queue once the VAR is gone and nothing maps it.
-    let kept = place.map(file).map_err(|error| match error.errno() {
-        Errno::INVAL => stale(VERB, format!("VAR {handle} is not at {:#x}", place.offset)),
+    // Later mappings go by the mmap offset alone. Once the VAR is gone and nothing maps it, the kernel gives
+    // the offset to the doorbell registers of the next queue: this mapping keeps it.
+    let mapped = location.map(file).map_err(|error| match error.errno() {
+        Errno::INVAL => stale(VERB, format!("VAR {handle} is not at {mmap_offset:#x}")),
         _ => error.in_verb(VERB),
     })?;
     let object = Object::imported(file.clone(), Class::VAR, handle, ());
-    Ok(Imported::new(Var { object, place, _kept: Some(kept) }))
+    Ok(Imported::new(Var { object, location, _mapped: Some(mapped) }))
 }
 
 impl Sealed for Var {

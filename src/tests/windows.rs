@@ -371,7 +371,7 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
 
 /// An envelope of the region that claims these rights, as anybody can make one up.
 fn forged<T, M>(bench: &Bench, region: &MemoryRegion<T, M>, access: Access) -> Envelope {
-    let [keys, length, iova, _] = region.export().unwrap().proof();
+    let [keys, length, iova, _] = region.export().unwrap().fingerprint();
     let claimed = [keys, length, iova, access.bits().into()];
     let forged = Envelope::seal(&bench.context.file, ObjectKind::MR, region.handle(), claimed);
     Envelope::from_bytes(&forged.to_bytes()).unwrap()
