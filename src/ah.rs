@@ -38,7 +38,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a port or index that does not exist, or on Ethernet without a global part;
+    /// `EINVAL` for a port or index that does not exist, an index above 255, or on Ethernet without a global part;
     /// `ENODATA` for an index whose entry is empty;
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
@@ -46,7 +46,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         const VERB: &str = "create_ah";
         self.inner.kernel.retired.sweep();
         let file = self.inner.file();
-        let attr = vector.to_ah_attr();
+        file.device.check_port(VERB, vector.port)?;
+        let attr = vector.to_ah_attr(VERB)?;
         let link = self.link(vector).map_err(|error| error.in_verb(VERB))?;
         let request =
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
@@ -97,7 +98,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             return Ok(Link::InfiniBand);
         }
         let Some(global) = vector.global else { return Ok(Link::RoceV1) };
-        let entry = context.query_gid(vector.port, global.sgid_index.into())?;
+        let entry = context.query_gid(vector.port, global.sgid_index)?;
         Ok(match entry.gid_type {
             GidType::ROCE_V2 => Link::RoceV2,
             _ => Link::RoceV1,

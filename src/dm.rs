@@ -1,14 +1,11 @@
 //! Device memory: a few pages on the device itself, which it reaches without the bus.
 //!
 //! Pairs with `core/uverbs_std_types_dm.c`; where the memory is mapped is the provider's to say.
-//! [`mr`](crate::mr) registers it.
+//! [`mr`](crate::mr) registers it, and [`sharing`](crate::sharing) imports it.
 
 use crate::context::Context;
-use crate::envelope::{Envelope, Proof};
 use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
-use crate::handles::ObjectKind;
-use crate::import::{Imported, sealed::Sealed, stale};
 use crate::memory::mmio_window::{MmioWindow, WORD};
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmPlace as Place;
@@ -22,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const VERB: &str = "alloc_dm";
 
 impl Class {
-    const DM: Class = Class {
+    pub(crate) const DM: Class = Class {
         verb: "free_dm",
         object: UVERBS_OBJECT_DM,
         destroy: uapi::UVERBS_METHOD_DM_FREE,
@@ -35,8 +32,8 @@ impl Class {
 #[derive(Debug)]
 pub(crate) struct DmInner {
     pub(crate) object: Object<MmioWindow>,
-    place: Place,
-    length: usize,
+    pub(crate) place: Place,
+    pub(crate) length: usize,
 }
 
 /// Memory on the device. Requests that it is the source or target of need not cross the bus for it,
@@ -122,86 +119,19 @@ impl Context {
         let object = owner.exchange(window).0;
         Ok(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) })
     }
-
-    /// Imports device memory of another process that has this context's file.
-    ///
-    /// What the exporter said of it is compared with what the kernel says. Memory that took the
-    /// place of the exported one, under its handle and as long, is not told from it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context,
-    /// `ENOENT` if there is no such memory, `ESTALE` if it is another one; `ENOMEM` without address
-    /// space left.
-    #[doc(alias = "ibv_import_dm")]
-    pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
-        const VERB: &str = "import_dm";
-        let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
-        let (place, length) = query(&self.file, VERB, handle)?;
-        if proof(place, length) != told {
-            let detail = format!("device memory {handle} has {length} bytes at {place:x?}");
-            return Err(stale(VERB, detail));
-        }
-        imported(&self.file, VERB, handle, place, length)
-    }
-
-    /// Imports device memory by its bare handle, as rdma-core's programs exchange them.
-    ///
-    /// # Safety
-    ///
-    /// The handle was exported as that of device memory of this context's file by whoever frees it.
-    /// Another one names a stranger's memory, which [`Imported::into_owner`] would claim.
-    ///
-    /// # Errors
-    ///
-    /// `ENOENT` if there is no such memory; `ENOMEM` without address space left.
-    #[doc(alias = "ibv_import_dm")]
-    #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn import_dm_raw(&self, handle: u32) -> Result<Imported<DeviceMemory>> {
-        const VERB: &str = "import_dm";
-        let (place, length) = query(&self.file, VERB, handle)?;
-        imported(&self.file, VERB, handle, place, length)
-    }
 }
 
-fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<MmioWindow> {
+pub(crate) fn map(
+    file: &File,
+    verb: &'static str,
+    place: Place,
+    length: usize,
+) -> Result<MmioWindow> {
     let window = place.map(length, file.kernel.mapper());
     window.map_err(|errno| {
         let detail = format!("{length} bytes of device memory could not be mapped");
         Error::from_kernel(verb, errno).detail(detail)
     })
-}
-
-fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
-    file.check_fork(verb)?;
-    file.provider.find_device_memory(verb, &*file.kernel, handle).map_err(|error| {
-        match error.errno() {
-            Errno::NOENT => error.detail(format!(
-                "{} has no device memory with handle {handle} in this context",
-                file.device.name()
-            )),
-            _ => error,
-        }
-    })
-}
-
-fn proof(place: Place, length: u64) -> Proof {
-    let [start, index] = place.numbers();
-    [start, index, length, 0]
-}
-
-fn imported(
-    file: &Arc<File>,
-    verb: &'static str,
-    handle: u32,
-    place: Place,
-    length: u64,
-) -> Result<Imported<DeviceMemory>> {
-    let length = usize::try_from(length)
-        .map_err(|_| Error::invalid(verb, format!("{length} bytes of device memory")))?;
-    let window = map(file, verb, place, length)?;
-    let object = Object::imported(file.clone(), Class::DM, handle, window);
-    Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) }))
 }
 
 impl DeviceMemory {
@@ -275,33 +205,6 @@ impl DeviceMemory {
         MemoryError::OutOfRange { offset, length, size: self.len() }
     }
 
-    /// The exported form, for [`Context::import_dm`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_forked`] in a child of the process that has it.
-    pub fn export(&self) -> Result<Envelope> {
-        let file = self.inner.object.file();
-        file.check_fork("export_dm")?;
-        let proof = proof(self.inner.place, self.len() as u64);
-        Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), proof))
-    }
-
-    /// Leaves it to another process to free the memory. Regions of it that were made here stay.
-    ///
-    /// # Errors
-    ///
-    /// As [`export`](Self::export); the memory comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, ErrorWith<Self>> {
-        match self.export() {
-            Ok(envelope) => {
-                self.inner.object.set_owned(false);
-                Ok(envelope)
-            }
-            Err(error) => Err(error.with(self)),
-        }
-    }
-
     /// Frees the memory and says whether that went well; dropping it does the same silently, as soon
     /// as no region is on it any more.
     ///
@@ -315,30 +218,5 @@ impl DeviceMemory {
         const HELD: &str = "a memory region is on the device memory";
         destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
             .map_err(|failed| failed.map(|inner| DeviceMemory { inner }))
-    }
-}
-
-impl Sealed for DeviceMemory {
-    const UNIMPORT: &'static str = "unimport_dm";
-
-    fn check(&self, verb: &'static str) -> Result<()> {
-        let (place, length) = query(self.inner.object.file(), verb, self.handle())?;
-        if (place, length) == (self.inner.place, self.len() as u64) {
-            return Ok(());
-        }
-        let detail = format!("device memory {} has {length} bytes at {place:x?}", self.handle());
-        Err(stale(verb, detail))
-    }
-
-    fn check_fork(&self, verb: &'static str) -> Result<()> {
-        self.inner.object.file().check_fork(verb)
-    }
-
-    fn is_held(&self) -> bool {
-        Arc::strong_count(&self.inner) > 1
-    }
-
-    fn set_owned(&self, owned: bool) {
-        self.inner.object.set_owned(owned);
     }
 }

@@ -65,15 +65,12 @@ mod cq;
 pub mod device;
 mod device_attr;
 mod dm;
-mod envelope;
 mod error;
 mod events;
 mod file;
 mod flow;
-mod foreign;
 mod handles;
 mod identity;
-mod import;
 mod mcast;
 mod memory;
 pub mod mlx5;
@@ -87,7 +84,7 @@ mod pd;
 mod port;
 mod provider;
 mod qp;
-mod share;
+mod sharing;
 mod srq;
 mod td;
 #[cfg(test)]
@@ -120,20 +117,17 @@ pub use device_attr::{
     TagMatchingCaps,
 };
 pub use dm::DeviceMemory;
-pub use envelope::Envelope;
 pub use error::{Error, ErrorWith, MemoryError, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
-pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
-pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
-pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
+pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder, OnDemandRange, OnDevice,
-    Rereg,
+    Advice, AnyMemoryRegion, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder,
+    OnDemandRange, OnDevice, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -148,6 +142,9 @@ pub use qp::{
     QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
 };
 pub use rustix::io::Errno;
+pub use sharing::envelope::Envelope;
+pub use sharing::foreign::ForeignObject;
+pub use sharing::imported::{Importable, Imported};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
 pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};

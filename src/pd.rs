@@ -1,8 +1,6 @@
 //! Protection domains: what memory and queues must share to work together. Parent domains are
 //! protection domains too; see [`ParentDomain`](crate::ParentDomain).
 
-mod import;
-
 use crate::ah::Retired;
 use crate::context::Context;
 use crate::cq::CqRef;
@@ -50,7 +48,7 @@ pub(crate) struct KernelPd {
     pub(crate) retired: Retired,
     pub(crate) object: Object,
     /// Of an imported domain, its number on the device where the driver tells.
-    number: Option<u32>,
+    pub(crate) number: Option<u32>,
 }
 
 impl AllocatorDomain for KernelPd {

@@ -1,6 +1,7 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
 use crate::cq::{CqInner, CqRef};
+use crate::device_attr::above_limits;
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
@@ -230,15 +231,18 @@ impl SrqBuilder {
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => match file.limits() {
-                Some(limits) => error.detail(format!(
-                    "{max_wr} receives of {max_sge} entries; {} takes at most {} of {}",
-                    file.device.name(),
-                    limits.max_srq_wr,
-                    limits.max_srq_sge
-                )),
-                None => error.detail(format!("{max_wr} receives of {max_sge} entries")),
-            },
+            Errno::INVAL => {
+                let above = file.limits().and_then(|limits| {
+                    let values = [
+                        ("max_wr", max_wr, limits.max_srq_wr),
+                        ("max_sge", max_sge, limits.max_srq_sge),
+                    ];
+                    above_limits(file.device.name(), &values)
+                });
+                error.detail(above.unwrap_or_else(|| {
+                    format!("{} refuses max_wr {max_wr} and max_sge {max_sge}", file.device.name())
+                }))
+            }
             Errno::NOMEM => error.pinning(bytes),
             _ => error,
         })?;

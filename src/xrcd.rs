@@ -4,11 +4,8 @@
 //! Pairs with `ib_uverbs_open_xrcd` in `core/uverbs_cmd.c`.
 
 use crate::context::Context;
-use crate::envelope::Envelope;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
-use crate::foreign;
-use crate::handles::ObjectKind;
 use crate::object::{Class, Object, destroy_sole};
 use crate::uverbs::invoke_write::write;
 use rustix::fs::OFlags;
@@ -174,16 +171,6 @@ impl XrcDomain {
     /// The number by which the kernel knows this opening of the domain within its file.
     pub fn handle(&self) -> u32 {
         self.inner.handle()
-    }
-
-    /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
-    /// opening. To share the domain itself, open it with a [file](XrcdBuilder::file).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::is_forked`] in a child of the process that opened it.
-    pub fn export(&self) -> Result<Envelope> {
-        foreign::seal(self.inner.file(), "export_xrcd", ObjectKind::XRCD, self.handle())
     }
 
     /// Closes the domain and says whether that went well; dropping it does the same silently, as

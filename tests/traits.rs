@@ -7,12 +7,12 @@ use uverbs::owned::{
     OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
 };
 use uverbs::{
-    AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
-    Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error, Exclusive,
-    Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, MrBuilder,
-    ObjectKey, OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain, QpBuilder,
-    QpControl, QpParts, QueuePair, RawRange, RecvBatch, RecvQueue, SendBatch, SendQueue, Shared,
-    SharedReceiveQueue, ThreadDomain, XrcDomain, XrcTarget, XrcdBuilder,
+    AddressHandle, AddressSpace, AnyMemoryRegion, AsyncEvent, Borrowed, CompletionChannel,
+    CompletionQueue, Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error,
+    Exclusive, Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow,
+    MrBuilder, ObjectKey, OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain,
+    QpBuilder, QpControl, QpParts, QueuePair, RawRange, RecvBatch, RecvQueue, SendBatch, SendQueue,
+    Shared, SharedReceiveQueue, ThreadDomain, Unowned, XrcDomain, XrcTarget, XrcdBuilder,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -28,6 +28,8 @@ const _: () = {
     carefree::<MemoryRegion<u64, Vec<u64>>>();
     carefree::<MemoryRegion<u64, Box<[u64]>>>();
     carefree::<MemoryRegion<u8, RawRange>>();
+    carefree::<MemoryRegion<u8, Unowned>>();
+    carefree::<AnyMemoryRegion>();
     carefree::<MemoryRegion<u8, DmaBuf>>();
     carefree::<MemoryRegion<u8, AddressSpace>>();
     carefree::<MemoryRegion<u8, OnDevice>>();

@@ -211,7 +211,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub async fn handshake(
     qp: &QpControl,
     stream: &TcpStream,
-    port: u8,
+    port: u32,
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
@@ -231,7 +231,7 @@ pub async fn handshake_within(
     timeout: Duration,
     qp: &QpControl,
     stream: &TcpStream,
-    port: u8,
+    port: u32,
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
@@ -275,7 +275,7 @@ pub async fn handshake_within(
 pub async fn connect(
     qp: &QpControl,
     address: impl ToSocketAddrs,
-    port: u8,
+    port: u32,
     gid_index: u32,
 ) -> Result<TcpStream> {
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(address));
@@ -305,7 +305,7 @@ pub async fn connect(
 pub async fn accept(
     qp: &QpControl,
     listener: &TcpListener,
-    port: u8,
+    port: u32,
     gid_index: u32,
 ) -> Result<TcpStream> {
     let (stream, _) = listener.accept().await.map_err(|error| failed("accept", &error))?;

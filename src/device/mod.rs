@@ -280,18 +280,22 @@ impl Device {
     /// `EINVAL` if there is no such port; `ENODEV` if the device is gone.
     pub fn netdev(&self, port: u32) -> Result<Option<String>> {
         const VERB: &str = "query_netdev";
-        if port == 0 || port > self.ports {
-            return Err(Error::invalid(
-                VERB,
-                format!("port {port} of {}, which has ports 1 to {}", self.name, self.ports),
-            ));
-        }
+        self.check_port(VERB, port)?;
         match self.index {
             Some(index) => {
                 Client::open(VERB)?.port_netdev(index, port).map_err(|error| self.gone(error))
             }
             None => Ok(Sysfs::system().port_netdev(&self.name, port)),
         }
+    }
+
+    /// Refuses a port that the device does not have, on behalf of `verb`.
+    pub(crate) fn check_port(&self, verb: &'static str, port: u32) -> Result<()> {
+        if (1..=self.ports).contains(&port) {
+            return Ok(());
+        }
+        let detail = format!("port {port} of {}, which has ports 1 to {}", self.name, self.ports);
+        Err(Error::invalid(verb, detail))
     }
 
     /// How many objects of each kind exist on the device, in all processes and the kernel.

@@ -91,7 +91,7 @@ pub enum EventSource {
     /// The device as a whole.
     Device,
     /// A port, from 1.
-    Port(u8),
+    Port(u32),
     /// The completion queue with this [key](crate::CompletionQueue::key).
     Cq(ObjectKey),
     /// The queue pair with this [key](crate::QpControl::key).
@@ -214,7 +214,7 @@ fn source(file: &File, kind: EventType, element: u64) -> Option<EventSource> {
         | EventType::CLIENT_REREGISTER
         | EventType::GID_CHANGE
         | EventType::DEVICE_SPEED_CHANGE => {
-            let port = u8::try_from(element);
+            let port = u32::try_from(element);
             return Some(port.map_or(EventSource::Foreign(element), EventSource::Port));
         }
         _ => {}

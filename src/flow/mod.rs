@@ -10,7 +10,7 @@ mod tests;
 pub use spec::{FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec};
 
 use crate::error::{Error, ErrorWith, Result};
-use crate::number::open_enum;
+use crate::number::{narrow, open_enum};
 use crate::object::{Class, Object};
 use crate::qp::{QpControl, QpInner, QpType};
 use crate::uverbs::invoke_write::write_ex;
@@ -35,11 +35,11 @@ open_enum! {
         /// Those that its specifications match; all, if it has none.
         #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
         NORMAL = raw::IB_FLOW_ATTR_NORMAL.0, "normal";
-        /// Those that nobody else takes. It has no specifications. mlx5 of Linux 7.2 refuses it.
+        /// Those that nobody else takes. It has no specifications. mlx5 refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
         ALL_DEFAULT = raw::IB_FLOW_ATTR_ALL_DEFAULT.0, "all default";
-        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5 of
-        /// Linux 7.2 refuses it.
+        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5
+        /// refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
         MC_DEFAULT = raw::IB_FLOW_ATTR_MC_DEFAULT.0, "multicast default";
         /// A copy of all that the port receives and sends. It has no specifications.
@@ -70,7 +70,7 @@ open_enum! {
 #[must_use]
 pub struct FlowAttr {
     kind: FlowType,
-    port: u8,
+    port: u32,
     priority: u16,
     dont_trap: bool,
     egress: bool,
@@ -80,7 +80,7 @@ pub struct FlowAttr {
 impl FlowAttr {
     /// A [normal](FlowType::NORMAL) rule for a port, from 1, that matches everything until
     /// specifications say otherwise.
-    pub fn new(port: u8) -> Self {
+    pub fn new(port: u32) -> Self {
         FlowAttr {
             kind: FlowType::NORMAL,
             port,
@@ -158,7 +158,7 @@ impl FlowAttr {
     }
 
     /// The kernel's request for a queue pair.
-    fn to_bytes(&self, qp_handle: u32) -> Vec<u8> {
+    fn to_bytes(&self, verb: &'static str, qp_handle: u32) -> Result<Vec<u8>> {
         let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::encode).collect();
         let mut flags = uapi::ib_flow_flags::empty();
         flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_DONT_TRAP, self.dont_trap);
@@ -173,11 +173,11 @@ impl FlowAttr {
                 priority: self.priority,
                 num_of_specs: self.specs.len() as u8,
                 reserved: [0; 2],
-                port: self.port,
+                port: narrow(verb, "port", self.port)?,
                 flags: flags.bits(),
             },
         };
-        [request.as_bytes(), &specs].concat()
+        Ok([request.as_bytes(), &specs].concat())
     }
 }
 
@@ -217,7 +217,8 @@ impl QpControl {
             return Err(Error::invalid(VERB, format!("{detail} flow rules")));
         }
         attr.check(VERB)?;
-        let request = attr.to_bytes(self.handle());
+        file.device.check_port(VERB, attr.port)?;
+        let request = attr.to_bytes(VERB, self.handle())?;
         let mut resp = uapi::ib_uverbs_create_flow_resp::default();
         let mut command =
             write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).answer(&mut resp);
@@ -243,12 +244,12 @@ impl QpControl {
             Errno::NOMEM => error.detail(format!("{device} has no room for another rule")),
             Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
                 error.detail(format!(
-                    "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"
+                    "the kernel refuses {attr:?}; mlx5 refuses all default rules from Linux 6.16 on"
                 ))
             }
             Errno::INVAL => error.detail(format!(
-                "the kernel refuses {attr:?}; the port, the order of the specifications, or a field \
-                 that cannot be matched may be wrong"
+                "the kernel refuses {attr:?}; the order of the specifications, or a field that cannot \
+                 be matched, may be wrong"
             )),
             _ => error,
         }

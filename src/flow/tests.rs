@@ -7,27 +7,32 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The kernel's request for a rule of a queue pair.
+fn request(rule: &FlowAttr, qp_handle: u32) -> Vec<u8> {
+    rule.to_bytes("create_flow", qp_handle).unwrap()
+}
+
 /// The specification of a rule that has one.
 fn spec(spec: impl Into<FlowSpec>) -> String {
-    hex(&FlowAttr::new(1).spec(spec).to_bytes(0)[24..])
+    hex(&request(&FlowAttr::new(1).spec(spec), 0)[24..])
 }
 
 #[test]
 fn rules_are_counted_and_measured() {
     let rule = FlowAttr::new(2).priority(0x0304);
     assert_eq!(
-        hex(&rule.to_bytes(0x0102_0304)),
+        hex(&request(&rule, 0x0102_0304)),
         "000000000403020100000000000004030000000200000000"
     );
     let rule = rule.flow_type(FlowType::SNIFFER).dont_trap().egress();
-    let bytes = rule.to_bytes(1);
+    let bytes = request(&rule, 1);
     assert_eq!((bytes[8], bytes[20]), (3, 6));
     let rule = FlowAttr::new(1)
         .spec(FlowEth::new())
         .spec(FlowIpv4::new())
         .spec(FlowSpec::Tcp(FlowPorts::new()))
         .tag(5);
-    let bytes = rule.to_bytes(1);
+    let bytes = request(&rule, 1);
     assert_eq!((bytes[12], bytes[16]), (40 + 32 + 16 + 16, 4));
     assert_eq!(bytes.len(), 24 + 104);
 }

@@ -7,12 +7,11 @@ mod attr;
 mod clock;
 mod page;
 mod uar;
-mod var;
-mod var_export;
+pub(crate) mod var;
 
+pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
 pub use attr::{ContextAttr, query_device};
 pub use clock::Clock;
 pub use page::DoorbellPage;
 pub use uar::{Uar, UarKind};
 pub use var::{Var, VarKind};
-pub use var_export::{ExportSizes, ImportedVar, export_sizes};

@@ -1,4 +1,4 @@
-//! Regions of device memory. Pairs with `UVERBS_METHOD_DM_MR_REG` in `core/uverbs_std_types_mr.c`.
+//! Regions of memory on the device. Pairs with `UVERBS_METHOD_DM_MR_REG` in `core/uverbs_std_types_mr.c`.
 
 use super::{MemoryRegion, MrBuilder, MrInner, resolve};
 use crate::access::Access;
@@ -22,8 +22,8 @@ use uverbs_uapi::object::UVERBS_OBJECT_MR;
 
 const VERB: &str = "reg_dm_mr";
 
-/// [Memory on the device](DeviceMemory), which a region of it keeps from being freed. Its owner
-/// copies in and out by itself.
+/// [Memory on the device](DeviceMemory), which is not freed while a region of it lives. It is read and
+/// written by the methods of [`DeviceMemory`].
 #[derive(Debug)]
 pub struct OnDevice {
     _memory: Arc<DmInner>,
@@ -83,7 +83,7 @@ impl MrBuilder {
             .handle(UVERBS_ATTR_REG_DM_MR_DM_HANDLE, memory.handle())
             .u64(UVERBS_ATTR_REG_DM_MR_OFFSET, offset as u64)
             .u64(UVERBS_ATTR_REG_DM_MR_LENGTH, length as u64)
-            // The driver takes no hints.
+            // The driver refuses optional access flags.
             .flags(UVERBS_ATTR_REG_DM_MR_ACCESS_FLAGS, access.for_kernel(false))
             .output(UVERBS_ATTR_REG_DM_MR_RESP_LKEY, &mut lkey)
             .output(UVERBS_ATTR_REG_DM_MR_RESP_RKEY, &mut rkey);

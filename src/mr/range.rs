@@ -1,6 +1,8 @@
-//! Pieces of a region, by byte.
+//! Ranges of a region, in bytes.
 
 use crate::error::MemoryError;
+use crate::number::Lkey;
+use crate::wr::Sge;
 use std::ops::{Bound, RangeBounds};
 
 /// Offset and length of `range` in `size` bytes.
@@ -15,8 +17,7 @@ pub(crate) fn resolve(
         Bound::Unbounded => 0,
     };
     let end = match range.end_bound() {
-        // No memory ends at the last address, so saturation cannot turn a bad range into a good
-        // one.
+        // No memory has `usize::MAX` bytes, so saturation makes no bad range a good one.
         Bound::Included(&end) => end.saturating_add(1),
         Bound::Excluded(&end) => end,
         Bound::Unbounded => size,
@@ -25,6 +26,21 @@ pub(crate) fn resolve(
         return Ok((start, end - start));
     }
     Err(MemoryError::OutOfRange { offset: start, length: end.saturating_sub(start), size })
+}
+
+/// The SGE of `length` bytes at `offset` of a region that begins at `addr`.
+#[inline]
+pub(super) fn sge(
+    addr: u64,
+    lkey: Lkey,
+    (offset, length): (usize, usize),
+) -> Result<Sge, MemoryError> {
+    let too_long = MemoryError::OutOfRange { offset, length, size: u32::MAX as usize };
+    Ok(Sge {
+        addr: addr.wrapping_add(offset as u64),
+        length: u32::try_from(length).map_err(|_| too_long)?,
+        lkey,
+    })
 }
 
 #[cfg(test)]

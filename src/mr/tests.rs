@@ -2,12 +2,18 @@
 
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
-use crate::uverbs::scripted::Op;
-use crate::{Access, Errno, MemoryError, Rereg, WcStatus, WindowType};
+use crate::uverbs::scripted::{Op, Script};
+use crate::{
+    Access, AnyMemoryRegion, Errno, MemoryError, MemoryRegion, ProtectionDomain, Rereg, Unowned,
+    WcStatus, WindowType,
+};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs_uapi::mr::UVERBS_METHOD_REG_DMABUF_MR;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
 
@@ -360,4 +366,174 @@ fn how_pages_are_held_does_not_change() {
     assert_eq!(asked(), 0);
     assert_eq!(region.access(), Access::ALL_REMOTE);
     assert!(region.on_demand(..).is_err());
+}
+
+/// Registers memory that stays the test's.
+#[allow(unsafe_code, reason = "the memory is kept by hand")]
+fn unowned(pd: &ProtectionDomain, memory: &[MaybeUninit<u8>]) -> MemoryRegion<u8, Unowned> {
+    let start = memory.as_ptr().cast_mut().cast();
+    // SAFETY: the tests keep their memory until its regions are gone.
+    unsafe { pd.register_unowned(start, memory.len(), Access::ALL_REMOTE) }.unwrap()
+}
+
+#[test]
+fn keys_for_memory_that_is_borrowed_and_not_initialised() {
+    let (one, other) = (Bench::new(), Bench::new());
+    let memory = vec![MaybeUninit::<u8>::uninit(); 100];
+    let start = memory.as_ptr().addr() as u64;
+    let regions = [unowned(&one.pd, &memory), unowned(&other.pd, &memory)];
+    for (bench, region) in [&one, &other].into_iter().zip(&regions) {
+        let seen = bench.script.object(region.handle());
+        assert_eq!((seen.start, seen.length), (start, 100));
+        assert_eq!((region.addr(), region.byte_len()), (start, 100));
+        let sge = region.sge(10..30).unwrap();
+        assert_eq!((sge.addr, sge.length, sge.lkey), (start + 10, 20, region.lkey()));
+        assert_eq!(region.remote(99).unwrap().addr, start + 99);
+        let out = MemoryError::OutOfRange { offset: 0, length: 101, size: 100 };
+        assert_eq!(region.sge(..101), Err(out));
+    }
+    for region in regions {
+        region.destroy().unwrap();
+    }
+    for bench in [one, other] {
+        assert_eq!((bench.script.count(UVERBS_OBJECT_MR), bench.context.leaked()), (0, 0));
+        assert_eq!(bench.script.complaints(), [""; 0]);
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "the memory is kept by hand")]
+fn unowned_memory_is_checked_before_the_kernel_is_asked() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let mut memory = vec![0u8; 64];
+    let before = script.log().len();
+    for (start, length, access) in [
+        (memory.as_mut_ptr(), 0, Access::LOCAL_WRITE),
+        (memory.as_mut_ptr(), 64, Access::REMOTE_WRITE),
+        (std::ptr::null_mut::<u8>().wrapping_sub(8), 64, Access::LOCAL_WRITE),
+    ] {
+        // SAFETY: nothing is registered.
+        let error = unsafe { pd.register_unowned(start, length, access) }.unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    assert_eq!(script.log().len(), before);
+    let iova = 0x7000_0000 + memory.as_ptr().addr() as u64 % 4096;
+    let builder = pd.mr_builder().iova(iova);
+    // SAFETY: `memory` outlives the region.
+    let region = unsafe { builder.register_unowned(memory.as_mut_ptr(), 64) }.unwrap();
+    assert_eq!((region.addr(), script.object(region.handle()).iova), (iova, iova));
+}
+
+#[test]
+fn an_unowned_region_that_the_kernel_keeps_is_counted_and_comes_back() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let memory = [MaybeUninit::uninit(); 8];
+    let region = unowned(pd, &memory);
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    let (region, error) = region.destroy().unwrap_err().into_parts();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY));
+    drop(region);
+    assert_eq!(context.leaked(), 1);
+}
+
+#[test]
+fn regions_of_any_memory_stand_in_one_map() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let bytes = [MaybeUninit::uninit(); 16];
+    let (memory, count) = told();
+    let regions: [AnyMemoryRegion; 3] = [
+        pd.allocate::<[u64; 3]>(5).unwrap().into(),
+        pd.register(memory, Access::LOCAL_WRITE).unwrap().erase(),
+        unowned(pd, &bytes).erase(),
+    ];
+    let mut map: BTreeMap<_, _> = regions.into_iter().map(|it| (it.lkey(), it)).collect();
+    assert_eq!(map.values().map(AnyMemoryRegion::byte_len).collect::<Vec<_>>(), [120, 64, 16]);
+    for region in map.values() {
+        let seen = script.object(region.handle());
+        assert_eq!((seen.start, seen.access), (region.addr(), region.access().bits()));
+        assert_eq!((seen.number, seen.number), (region.lkey().0, region.rkey().0));
+        let sge = region.sge(4..12).unwrap();
+        assert_eq!((sge.addr, sge.length, sge.lkey), (region.addr() + 4, 8, region.lkey()));
+        assert_eq!(region.remote(4).unwrap().addr, region.addr() + 4);
+        assert!(region.sge(..region.byte_len() + 1).is_err() && !region.is_dead());
+    }
+    let keys: Vec<_> = map.keys().copied().collect();
+    map.remove(&keys[1]).unwrap().destroy().unwrap();
+    assert_eq!((freed(&count), script.count(UVERBS_OBJECT_MR)), (1, 2));
+    drop(map);
+    assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let (memory, count) = told();
+    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap().erase();
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    let (region, error) = region.destroy().unwrap_err().into_parts();
+    assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
+    drop(region);
+    assert_eq!((freed(&count), context.leaked()), (0, 1));
+}
+
+#[test]
+fn an_erased_region_stays_held_by_its_window() {
+    let bench = Bench::new();
+    let qp = bench.qp(crate::QpType::RC);
+    let (memory, count) = told();
+    let region = bench.pd.register(memory, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
+    window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
+    let (region, error) = region.erase().destroy().unwrap_err().into_parts();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    drop(region);
+    assert_eq!(freed(&count), 0);
+    drop(window);
+    assert_eq!((freed(&count), bench.context.leaked()), (1, 0));
+    assert_eq!(bench.script.complaints(), [""; 0]);
+}
+
+#[test]
+fn a_dead_region_is_dead_when_it_is_erased() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let mut region = pd.allocate::<u8>(8).unwrap();
+    script.fail_step(1, Errno::NOMEM);
+    region.rereg(Rereg::new().access(Access::LOCAL_WRITE)).unwrap_err();
+    let region = region.erase();
+    assert!(region.is_dead());
+    assert_eq!(
+        (region.sge(..), region.remote(0)),
+        (Err(MemoryError::Dead), Err(MemoryError::Dead))
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
+fn a_refused_dmabuf_names_the_one_cause() {
+    const REG_DMABUF: Op =
+        Op::Method { object: UVERBS_OBJECT_MR, method: UVERBS_METHOD_REG_DMABUF_MR };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let message = |script: Script, device| {
+        script.refuse(REG_DMABUF, Errno::OPNOTSUPP);
+        let pd = script.open(device).alloc_pd().unwrap();
+        let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+        assert!(error.is_unsupported(), "{error}");
+        error.message().to_owned()
+    };
+    assert_eq!(
+        message(Script::new(), "rxe0"),
+        "rxe0 registers no dma-buf: its driver has no regions of dma-bufs"
+    );
+    let without = message(Script::mlx5(), "mlx5_0");
+    assert!(
+        without.starts_with("mlx5_0 registers no dma-buf: it does not page on demand"),
+        "{without}"
+    );
+    let pages = Script::mlx5();
+    pages.change_mlx5(|device| device.on_demand = true);
+    assert_eq!(
+        message(pages, "mlx5_0"),
+        "the driver of mlx5_0 registers no dma-buf with access Access(LOCAL_WRITE)"
+    );
 }

@@ -12,8 +12,8 @@ pub(crate) struct LinkLayers {
 }
 
 impl LinkLayers {
-    pub(crate) fn get(&self, port: u8) -> Option<LinkLayer> {
-        let bit = 1u64.checked_shl(port.into())?;
+    pub(crate) fn get(&self, port: u32) -> Option<LinkLayer> {
+        let bit = 1u64.checked_shl(port)?;
         let has = |ports: &AtomicU64| ports.load(Ordering::Relaxed) & bit != 0;
         match (has(&self.infiniband), has(&self.ethernet)) {
             (true, _) => Some(LinkLayer::INFINIBAND),
@@ -23,13 +23,13 @@ impl LinkLayers {
     }
 
     /// Remembers it, if it is one of the two.
-    pub(crate) fn set(&self, port: u8, link_layer: LinkLayer) {
+    pub(crate) fn set(&self, port: u32, link_layer: LinkLayer) {
         let ports = match link_layer {
             LinkLayer::INFINIBAND => &self.infiniband,
             LinkLayer::ETHERNET => &self.ethernet,
             _ => return,
         };
-        let bit = 1u64.checked_shl(port.into()).unwrap_or(0);
+        let bit = 1u64.checked_shl(port).unwrap_or(0);
         ports.fetch_or(bit, Ordering::Relaxed);
     }
 }

@@ -30,14 +30,14 @@ impl Context {
     ///
     /// `EINVAL` for a port that the device does not have.
     #[doc(alias = "ibv_query_port")]
-    pub fn query_port(&self, port: u8) -> Result<PortAttr> {
+    pub fn query_port(&self, port: u32) -> Result<PortAttr> {
         let mut resp = uapi::ib_uverbs_query_port_resp_ex::default();
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT)
             .u64(uapi::UVERBS_ATTR_QUERY_PORT_PORT_NUM, port.into())
             .output(uapi::UVERBS_ATTR_QUERY_PORT_RESP, &mut resp);
         let asked = self.file.execute("query_port", &mut command);
         drop(command);
-        asked.map_err(|error| self.explain_port(error, port.into()))?;
+        asked.map_err(|error| self.explain_port(error, port))?;
         Ok(PortAttr::new(&resp))
     }
 
@@ -49,7 +49,7 @@ impl Context {
     /// `EINVAL` for a port that the device does not have, or an index beyond the table.
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
-    pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
+    pub fn query_gid(&self, port: u32, index: u32) -> Result<GidEntry> {
         const VERB: &str = "query_gid";
         let mut entry = ib_uverbs_gid_entry::default();
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY)
@@ -65,7 +65,7 @@ impl Context {
             Err(error) if error.errno() == Errno::NODATA => Ok(GidEntry {
                 gid: Gid::default(),
                 index,
-                port: port.into(),
+                port,
                 gid_type: GidType::default(),
                 ifindex: 0,
             }),
@@ -84,9 +84,8 @@ impl Context {
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
         const VERB: &str = "query_gid_table";
-        let ports = u8::try_from(self.file.device.port_count()).unwrap_or(u8::MAX);
         let mut total = 0usize;
-        for port in 1..=ports {
+        for port in 1..=self.file.device.port_count() {
             let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
             total += attr.gid_table_len as usize;
         }
@@ -114,11 +113,11 @@ impl Context {
     ///
     /// `EINVAL` for a port that the device does not have, `ENODATA` if its table is empty: the
     /// network interface is down or has no address.
-    pub fn default_gid(&self, port: u8) -> Result<GidEntry> {
+    pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
         const VERB: &str = "default_gid";
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
         let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
-        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == u32::from(port)))
+        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == port))
             .ok_or_else(|| {
                 let detail = format!("port {port} of {} has no address", self.file.device.name());
                 Error::new(VERB, Errno::NODATA).detail(detail)
@@ -133,7 +132,7 @@ impl Context {
     /// `EINVAL` for a port that the device does not have or an index beyond the table, `ENOENT`
     /// where sysfs is not mounted or shows another network namespace's devices.
     #[doc(alias = "ibv_query_pkey")]
-    pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
+    pub fn query_pkey(&self, port: u32, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         self.file.check_fork(VERB)?;
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;

@@ -3,6 +3,7 @@
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
+use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
 use crate::file::File;
@@ -320,23 +321,30 @@ impl<S: Sharing> QpBuilder<S> {
         let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
             Errno::INVAL => {
-                let limits = match file.limits() {
-                    Some(limits) => {
-                        let (wr, sge) = (limits.max_qp_wr, limits.max_sge);
-                        format!("; {} takes at most {wr} of {sge}", file.device.name())
-                    }
-                    None => String::new(),
-                };
-                error.detail(format!(
-                    "{} with {} sends of {} entries and {} bytes inline, {} receives of {} \
-                     entries{limits}",
-                    self.qp_type,
-                    cap.max_send_wr,
-                    cap.max_send_sge,
-                    cap.max_inline_data,
-                    cap.max_recv_wr,
-                    cap.max_recv_sge,
-                ))
+                let above = file.limits().and_then(|limits| {
+                    let inline = file.provider.max_inline_data(limits.max_sge);
+                    let values = [
+                        ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
+                        ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
+                        ("max_send_sge", cap.max_send_sge, limits.max_sge),
+                        ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
+                        ("max_inline_data", cap.max_inline_data, inline.unwrap_or(u32::MAX)),
+                    ];
+                    above_limits(file.device.name(), &values)
+                });
+                error.detail(above.unwrap_or_else(|| {
+                    format!(
+                        "{} refuses type {} with max_send_wr {}, max_send_sge {}, max_inline_data {}, \
+                         max_recv_wr {} and max_recv_sge {}",
+                        file.device.name(),
+                        self.qp_type,
+                        cap.max_send_wr,
+                        cap.max_send_sge,
+                        cap.max_inline_data,
+                        cap.max_recv_wr,
+                        cap.max_recv_sge,
+                    )
+                }))
             }
             Errno::OPNOTSUPP if self.cvlan_stripping => error.detail(format!(
                 "{} has no queue pairs of type {} that strip VLAN tags",

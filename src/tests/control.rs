@@ -40,6 +40,18 @@ fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
     assert_eq!(error.message(), "RC from RESET to INIT: missing access");
     let error = qp.modify(&attr.timeout(32)).unwrap_err();
     assert_eq!(error.message(), "timeout 32 is above the maximum of 31");
+    let attr = attr.access(crate::Access::empty());
+    for port in [0, 2, 300] {
+        let error = qp.modify(&attr.port(port)).unwrap_err();
+        let message = format!("port {port} of rxe0, which has ports 1 to 1");
+        assert_eq!((error.message(), error.kernel_errno()), (message.as_str(), None));
+    }
+    let path = crate::AddressVector::global(2, 0, Gid::default());
+    let rtr = QpAttr::new().state(QpState::RTR);
+    for attr in [rtr.path(path), rtr.alternate_path(path, 0, 0)] {
+        let error = qp.modify(&attr).unwrap_err();
+        assert_eq!(error.message(), "port 2 of rxe0, which has ports 1 to 1");
+    }
     assert_eq!(times(&bench, Op::MODIFY_QP), 0);
     assert_eq!(qp.state(), QpState::RESET);
 }

@@ -165,14 +165,35 @@ fn a_request_beyond_a_limit_names_the_limit() {
         (context.cq_builder(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
         (context.cq_builder(8).vector(2).build().map(drop), "vector 2"),
         (pd.srq_builder(0).build().map(drop), "0 receives"),
+        (pd.srq_builder(1 << 20).build().map(drop), "max_wr 1048576 is above the 16384 of rxe0 ("),
+        (pd.srq_builder(8).max_sge(33).build().map(drop), "max_sge 33 is above the 32 of rxe0 ("),
         (
-            pd.srq_builder(1 << 20).build().map(drop),
-            "1048576 receives of 1 entries; rxe0 takes at most 16384 of 32",
+            pd.qp_builder(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop),
+            "create_qp: max_send_wr 1048576 is above the 16384 of rxe0 (",
         ),
-        (pd.qp_builder(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop), "1048576 sends"),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_recv_wr(1 << 20).build().map(drop),
+            "create_qp: max_recv_wr 1048576 is above the 16384 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_send_sge(33).build().map(drop),
+            "create_qp: max_send_sge 33 is above the 32 of rxe0 (",
+        ),
         (
             pd.qp_builder(cq, cq, QpType::RC).max_recv_sge(33).build().map(drop),
-            "1 receives of 33 entries; rxe0 takes at most 16384 of 32",
+            "create_qp: max_recv_sge 33 is above the 32 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_inline_data(513).build().map(drop),
+            "create_qp: max_inline_data 513 is above the 512 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC)
+                .max_send_sge(33)
+                .max_recv_wr(1 << 20)
+                .build()
+                .map(drop),
+            "max_recv_wr 1048576 is above the 16384 of rxe0, max_send_sge 33 is above the 32 of rxe0 (",
         ),
         (pd.create_ah(&AddressVector::local(1, 7)).map(drop), "lid 7"),
     ];

@@ -449,10 +449,12 @@ fn the_link_layer_of_a_port_is_queried_once() {
     bench.pd.create_ah(&path).unwrap();
     // Entries of the table come and go.
     assert_eq!(counts(), [1, 2]);
-    // A port that is not there is not remembered.
-    for times in 1..3 {
-        bench.pd.create_ah(&AddressVector::global(2, 3, Gid([7; 16]))).unwrap_err();
-        assert_eq!(counts(), [1 + times, 2]);
+    // The kernel is not asked about a port that is not there, nor about an index beyond all tables.
+    for (port, index) in [(0, 3), (2, 3), (300, 3), (1, 256)] {
+        let path = AddressVector::global(port, index, Gid([7; 16]));
+        let error = bench.pd.create_ah(&path).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert_eq!(counts(), [1, 2]);
     }
 }
 

@@ -3,7 +3,7 @@
 mod mlx5;
 
 use super::Bench;
-use crate::import::Importable;
+use crate::sharing::imported::Importable;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Context, Envelope, Errno, ErrorWith, ForeignObject, Imported, MemoryRegion, ObjectKind,
@@ -53,7 +53,7 @@ fn a_file_without_a_context_is_refused() {
     let script = Script::new();
     let error = script.import("rxe0", None).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("import_device", Errno::INVAL));
-    assert!(error.message().contains("nobody has established a context"), "{error}");
+    assert!(error.message().contains("no process has established a context"), "{error}");
     assert_eq!(script.left_at_close(), Some(vec![]));
 }
 

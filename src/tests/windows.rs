@@ -2,8 +2,8 @@
 
 use super::Bench;
 use super::destroy::{Witness, witness};
-use crate::envelope::Envelope;
 use crate::handles::ObjectKind;
+use crate::sharing::envelope::Envelope;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Errno, Error, ErrorWith, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair,
@@ -373,7 +373,7 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
 
 /// A forged envelope of the region that claims these rights.
 fn forged<T, M>(bench: &Bench, region: &MemoryRegion<T, M>, access: Access) -> Envelope {
-    let [keys, length, iova, _] = region.export().unwrap().proof();
+    let [keys, length, iova, _] = region.export().unwrap().fingerprint();
     let claimed = [keys, length, iova, access.bits().into()];
     let forged = Envelope::seal(&bench.context.file, ObjectKind::MR, region.handle(), claimed);
     Envelope::from_bytes(&forged.to_bytes()).unwrap()

@@ -134,7 +134,7 @@ fn address_handles_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
-        let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+        let vector = AddressVector::global(PORT, own.index, own.gid);
         Ok(Box::new(move || {
             pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);

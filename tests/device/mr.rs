@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Advice, Context, Errno, MemoryError, MemoryRegion, ObjectKind, Rereg, StableBytes,
+    Access, Advice, AnyMemoryRegion, Context, Errno, MemoryError, MemoryRegion, ObjectKind, Rereg,
+    StableBytes,
 };
 
 trials![
@@ -24,6 +25,8 @@ trials![
     destroy_gives_owned_memory_back,
     own_types_can_be_registered,
     borrowed_and_raw_memory_can_be_registered,
+    unowned_memory_gets_keys_of_every_context,
+    regions_of_any_memory_stand_in_one_list,
     failed_registration_gives_memory_back,
     region_reads_as_values_bytes_and_atomics,
     ranges_are_checked,
@@ -178,6 +181,50 @@ fn borrowed_and_raw_memory_can_be_registered() -> Verdict {
     assert_eq!((region.len(), region.read_at(49)), (50, Some(3)));
     region.destroy()?;
     assert_eq!(bytes, [3; 50]);
+    Ok(())
+}
+
+fn unowned_memory_gets_keys_of_every_context() -> Verdict {
+    let (one, other) = (env::open()?, env::open()?);
+    let domains = [one.alloc_pd()?, other.alloc_pd()?];
+    let mut memory = Vec::<u8>::with_capacity(10_000);
+    let start = memory.as_mut_ptr();
+    let register = |pd: &uverbs::ProtectionDomain| {
+        // SAFETY: the vector keeps its buffer until the regions are gone.
+        unsafe { pd.register_unowned(start, 10_000, Access::ALL_REMOTE) }
+    };
+    let regions = [register(&domains[0])?, register(&domains[1])?, register(&domains[1])?];
+    for region in &regions {
+        assert_eq!((region.addr(), region.byte_len()), (start.addr() as u64, 10_000));
+    }
+    // The program goes on using its memory.
+    memory.resize(10_000, 7);
+    assert_eq!(memory.as_ptr(), start.cast_const());
+    for region in regions {
+        region.destroy()?;
+    }
+    assert_eq!(memory, [7; 10_000]);
+    assert_eq!((count(&one)?, count(&other)?), (0, 0));
+    Ok(())
+}
+
+fn regions_of_any_memory_stand_in_one_list() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut bytes = [0u8; 300];
+    // SAFETY: `bytes` outlives the list.
+    let own = unsafe { pd.register_unowned(bytes.as_mut_ptr(), 300, Access::LOCAL_WRITE) }?;
+    let mut list: Vec<AnyMemoryRegion> = vec![
+        pd.allocate::<u64>(100)?.into(),
+        pd.register(vec![0u16; 100], Access::LOCAL_WRITE)?.into(),
+        own.into(),
+    ];
+    let lengths: Vec<_> = list.iter().map(AnyMemoryRegion::byte_len).collect();
+    assert_eq!((lengths, count(&context)?), (vec![800, 200, 300], 3));
+    list.remove(1).destroy()?;
+    assert_eq!(count(&context)?, 2);
+    drop(list);
+    assert_eq!((count(&context)?, context.leaked()), (0, 0));
     Ok(())
 }
 

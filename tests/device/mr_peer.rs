@@ -4,7 +4,9 @@ use crate::capability::Capability;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Access, Errno, MemoryRegion, Remote, Rereg, SendWr, WcOpcode, WcStatus};
+use uverbs::{
+    Access, Errno, MemoryRegion, ProtectionDomain, Remote, Rereg, SendWr, WcOpcode, WcStatus,
+};
 
 trials![
     addresses_count_from_the_given_iova,
@@ -13,6 +15,7 @@ trials![
     boxed_slice_can_be_reached,
     mapping_can_be_reached,
     raw_memory_can_be_reached,
+    unowned_memory_can_be_reached_through_every_registration,
     borrowed_memory_can_be_reached,
     written_bytes_read_as_values,
     region_works_in_its_new_protection_domain,
@@ -134,6 +137,36 @@ fn raw_memory_can_be_reached() -> Verdict {
     reaches(&mut pair, region.remote(0)?, 5000)?;
     region.destroy()?;
     pattern::check(&memory, 21);
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "the memory is borrowed by hand")]
+fn unowned_memory_can_be_reached_through_every_registration() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mut memory = Vec::<u8>::with_capacity(9000);
+    let address = memory.as_mut_ptr();
+    let register = |pd: &ProtectionDomain| {
+        // SAFETY: the vector keeps its buffer until the regions are gone, and is looked at while no
+        // request is under way.
+        unsafe { pd.register_unowned(address, 9000, Access::ALL_REMOTE) }
+    };
+    let (near, far) = (register(&pair.a.pd)?, register(&pair.b.pd)?);
+    let far = far.erase();
+    reaches(&mut pair, far.remote(0)?, 9000)?;
+    // SAFETY: a peer wrote all of them.
+    unsafe { memory.set_len(9000) };
+    pattern::check(&memory, 21);
+    // The same memory is what this side sends.
+    memory[..4000].fill(9);
+    pair.b.recv(3, 0..4000)?;
+    pair.a.send(SendWr::send(&[near.sge(..4000)?]).id(4).signaled())?;
+    pair.a.expect(4, WcOpcode::SEND)?;
+    pair.b.expect(3, WcOpcode::RECV)?;
+    let mut received = [0; 4000];
+    pair.b.memory.copy_to(0, &mut received)?;
+    assert_eq!(received, [9; 4000]);
+    near.destroy()?;
+    far.destroy()?;
     Ok(())
 }
 

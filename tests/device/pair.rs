@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long nothing must happen to be believed that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(60);
 /// Port of the device under test.
-pub(crate) const PORT: u8 = 1;
+pub(crate) const PORT: u32 = 1;
 /// The key of all datagram queue pairs here.
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 
@@ -264,7 +264,7 @@ impl Address {
     /// The path from `side` to this address.
     pub(crate) fn vector(&self, side: &Side) -> AddressVector {
         if side.ethernet {
-            AddressVector::global(PORT, side.gid.index as u8, self.gid)
+            AddressVector::global(PORT, side.gid.index, self.gid)
         } else {
             AddressVector::local(PORT, self.lid)
         }
@@ -277,8 +277,7 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
         (entry.gid_type == GidType::ROCE_V2, !entry.gid.is_link_local(), entry.gid.ip().is_ipv4())
     };
     let table = context.gid_table()?;
-    let own =
-        table.into_iter().filter(|entry| entry.port == u32::from(PORT) && !entry.gid.is_zero());
+    let own = table.into_iter().filter(|entry| entry.port == PORT && !entry.gid.is_zero());
     own.max_by_key(rank).ok_or_else(|| Stop::fail("the port has no global identifier"))
 }
 

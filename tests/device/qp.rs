@@ -4,7 +4,8 @@ use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, trials};
 use uverbs::{
-    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr,
+    Access, AddressVector, Errno, Gid, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType,
+    QueuePair, RecvWr, SendWr,
 };
 
 trials![
@@ -118,11 +119,23 @@ fn impossible_transition_is_refused() -> Verdict {
 
 fn refused_transition_changes_nothing() -> Verdict {
     let qp = lone(QpType::RC)?;
-    // The library lets the attributes pass; that there is no such port, the kernel says.
     let attr = QpAttr::new().state(QpState::INIT).port(99).pkey_index(0).access(Access::empty());
-    assert_eq!(qp.modify(&attr).unwrap_err().errno(), Errno::INVAL);
+    let error = qp.modify(&attr).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
     init(&qp)?;
+    assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
+    // The library lets this pass; that the entry of the table is empty, the kernel says.
+    let attr = QpAttr::new()
+        .state(QpState::RTR)
+        .path(AddressVector::global(1, 255, Gid([1; 16])))
+        .path_mtu(Mtu::MTU_1024)
+        .dest_qpn(qp.qpn())
+        .rq_psn(Psn::new(0))
+        .max_dest_rd_atomic(1)
+        .min_rnr_timer(1);
+    let error = qp.modify(&attr).unwrap_err();
+    assert!(error.kernel_errno().is_some(), "{error}");
     assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
     Ok(())
 }

@@ -85,7 +85,7 @@ fn link_is_added_and_removed() -> Verdict {
     for _ in 0..5 {
         link::add_link("uvt_rxe", "rxe", "uvt0")?;
         let device = Device::by_name("uvt_rxe")?;
-        assert_eq!(device.netdev(PORT.into())?.as_deref(), Some("uvt0"));
+        assert_eq!(device.netdev(PORT)?.as_deref(), Some("uvt0"));
         let context = Context::open(&device)?;
         assert_eq!(context.query_port(PORT)?.state, PortState::ACTIVE);
         let mut pair = Pair::on(context.clone(), context, Config::rc())?;
@@ -270,7 +270,7 @@ fn devices_in_two_network_namespaces_connect() -> Verdict {
     helper.tell("recv 0 0")?;
     helper.hear("posted")?;
     side.send(SendWr::send(&[]).id(0).signaled())?;
-    // Before Linux 7 rxe listens in the first namespace only.
+    // Before Linux 7.1 rxe listens in the first namespace only.
     let arrives = side.wait()?.status == WcStatus::SUCCESS;
     require(arrives, Capability::Netns, "nothing arrives in another network namespace")?;
     helper.hear("received")?;

@@ -221,7 +221,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// The hardware address of a device's port.
 fn mac(device: &Device) -> Verdict<Mac> {
-    let netdev = device.netdev(PORT.into())?;
+    let netdev = device.netdev(PORT)?;
     let netdev = netdev.ok_or_else(|| Stop::fail("the port has no network interface"))?;
     let text = fs::read_to_string(format!("/sys/class/net/{netdev}/address"))?;
     let mut mac = [0; 6];

@@ -172,14 +172,14 @@ fn bad_address_vectors_are_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let own = gid(&context)?;
-    let index = own.index as u8;
+    let index = own.index;
     let table = context.query_port(PORT)?.gid_table_len;
     let good = AddressVector::global(PORT, index, own.gid);
     supported(pd.create_ah(&good), Capability::Ah)?;
     for bad in [
         AddressVector { port: 77, ..good },
         AddressVector { port: 0, ..good },
-        AddressVector::global(PORT, u8::try_from(table).unwrap_or(u8::MAX), own.gid),
+        AddressVector::global(PORT, table.min(255), own.gid),
         // On Ethernet there are no local identifiers.
         AddressVector::local(PORT, 1),
     ] {
@@ -197,7 +197,7 @@ fn address_handles_come_and_go() -> Verdict {
     crate::leaks::rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
-        let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+        let vector = AddressVector::global(PORT, own.index, own.gid);
         Ok(Box::new(move || {
             supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
             drop(pd.create_ah(&vector)?);
@@ -215,7 +215,7 @@ fn elsewhere(side: &Side) -> Verdict<AddressVector> {
         Ok(device) => gid(&Context::open(&device)?)?.gid,
         Err(_) => side.gid.gid,
     };
-    Ok(AddressVector::global(PORT, side.gid.index as u8, other))
+    Ok(AddressVector::global(PORT, side.gid.index, other))
 }
 
 /// While the queue is drained, the datagram waits in it, and the kernel must not destroy its handle. The
@@ -297,7 +297,7 @@ fn group(side: &Side) -> Verdict<(Gid, Option<UdpSocket>)> {
 fn send_to_group(side: &mut Side, gid: Gid, seed: u64) -> Verdict {
     side.fill(0..100, seed);
     let sges = [side.sge(0..100)];
-    let vector = AddressVector::global(PORT, side.gid.index as u8, gid);
+    let vector = AddressVector::global(PORT, side.gid.index, gid);
     let ah = side.pd.create_ah(&vector)?;
     let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
     side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;

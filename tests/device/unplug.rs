@@ -278,7 +278,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let mut memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let window = pd.alloc_mw(WindowType::Two)?;
     let own = gid(&context)?;
-    let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+    let vector = AddressVector::global(PORT, own.index, own.gid);
     let handle = pd.create_ah(&vector)?;
     let mut cq = context.cq_builder(8).build()?;
     let mut srq = pd.srq_builder(8).build()?;

@@ -22,11 +22,11 @@ impl Path {
     pub(crate) fn new(
         context: &Context,
         pd: &ProtectionDomain,
-        port: u8,
-        gid_index: Option<u8>,
+        port: u32,
+        gid_index: Option<u32>,
     ) -> Result<Path> {
         let gid = match gid_index {
-            Some(index) => index.into(),
+            Some(index) => index,
             None => context.default_gid(port)?.index,
         };
         let cq = context.cq_builder(4).build()?;

@@ -26,6 +26,8 @@ pub(crate) struct Mlx5 {
     pub(crate) devx: bool,
     /// Whether queues may be dma-bufs.
     pub(crate) dmabufs: bool,
+    /// Whether the device advertises paging on demand.
+    pub(crate) on_demand: bool,
     /// UARs that are left.
     pub(crate) uars: u32,
     /// The device's number of the next UAR.
@@ -47,7 +49,7 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, dmabufs: true, uars: 64, next_page: 5 }
+        Mlx5 { context, devx: true, dmabufs: true, on_demand: false, uars: 64, next_page: 5 }
     }
 }
 

@@ -56,10 +56,9 @@ impl Control for Ours {
         let context = open(device)?;
         let pd = context.alloc_pd()?;
         let gid = context.default_gid(1)?;
-        let index = u8::try_from(gid.index)?;
         // Not every device has any.
         let td = context.alloc_td().ok();
-        let path = AddressVector::global(1, index, gid.gid);
+        let path = AddressVector::global(1, gid.index, gid.gid);
         Ok(Ours { context, pd, td, path, gid_index: gid.index })
     }
 

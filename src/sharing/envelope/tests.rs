@@ -1,4 +1,4 @@
-//! Envelopes that are opened, damaged and made up, on played kernels.
+//! Envelopes that are opened, damaged and forged, on a scripted kernel.
 
 use super::*;
 use crate::uverbs::scripted::Script;
@@ -10,15 +10,15 @@ fn sealed(script: &Script) -> (crate::Context, Envelope) {
     (context, envelope)
 }
 
-/// Sets the check value right again.
-fn rectify(bytes: &mut [u8; Envelope::SIZE]) {
+/// Computes the CRC anew.
+fn reseal(bytes: &mut [u8; Envelope::SIZE]) {
     bytes[Envelope::SIZE - 4..].fill(0);
     let check = crc32(bytes).to_le_bytes();
     bytes[Envelope::SIZE - 4..].copy_from_slice(&check);
 }
 
 #[test]
-fn what_is_sealed_is_what_is_opened() {
+fn opening_returns_what_was_sealed() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
     let received = Envelope::from_bytes(&envelope.to_bytes()).unwrap();
@@ -29,10 +29,11 @@ fn what_is_sealed_is_what_is_opened() {
 }
 
 #[test]
-fn the_bytes_of_version_1_stay() {
-    let identity = Identity { driver: 14, major: 231, minor: 192, index: Some(3), guid: 0x0102 };
+fn the_bytes_of_version_1_do_not_change() {
+    let device =
+        DeviceIdentity { driver: 14, major: 231, minor: 192, index: Some(3), guid: 0x0102 };
     let kind = ObjectKind::PD;
-    let envelope = Envelope { kind, handle: 7, identity, origin: 0x1122, proof: [1, 2, 3, 4] };
+    let envelope = Envelope { kind, handle: 7, device, origin: 0x1122, fingerprint: [1, 2, 3, 4] };
     let mut expected = Vec::from(*b"uverbs\x01\x00\x01\x00\x00\x00");
     for word in [14u32, 231, 192, 3, 7] {
         expected.extend(word.to_le_bytes());
@@ -47,12 +48,12 @@ fn the_bytes_of_version_1_stay() {
 }
 
 #[test]
-fn the_check_value_is_the_usual_one() {
+fn the_crc_is_that_of_ieee_802_3() {
     assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
 }
 
 #[test]
-fn another_kind_is_refused() {
+fn an_envelope_of_another_kind_is_refused() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
     let error = envelope.open("import_pd", &context.file, ObjectKind::PD).unwrap_err();
@@ -61,7 +62,7 @@ fn another_kind_is_refused() {
 }
 
 #[test]
-fn another_context_is_refused() {
+fn an_envelope_of_another_context_is_refused() {
     let script = Script::new();
     let (_context, envelope) = sealed(&script);
     let other = Script::new().open("rxe0");
@@ -70,10 +71,10 @@ fn another_context_is_refused() {
 }
 
 #[test]
-fn another_device_is_refused() {
+fn an_envelope_of_another_device_is_refused() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
-    let changes: [fn(&mut Identity); 4] = [
+    let changes: [fn(&mut DeviceIdentity); 4] = [
         |identity| identity.minor += 1,
         |identity| identity.major += 1,
         |identity| identity.driver += 1,
@@ -81,21 +82,21 @@ fn another_device_is_refused() {
     ];
     let refused = changes.map(|change| {
         let mut other = envelope;
-        // A device without a GUID is told from no other by it.
-        other.identity.guid = 0x44;
-        change(&mut other.identity);
+        // A device without a GUID matches any GUID.
+        other.device.guid = 0x44;
+        change(&mut other.device);
         other.open("import_mr", &context.file, ObjectKind::MR).is_err()
     });
     assert_eq!(refused, [true, true, true, false]);
-    let identity = Identity { index: Some(3), ..envelope.identity };
-    assert!(!identity.matches(&Identity { index: Some(4), ..identity }));
-    assert!(identity.matches(&Identity { index: None, ..identity }));
-    let named = Identity { guid: 1, ..identity };
-    assert!(!named.matches(&Identity { guid: 2, ..identity }));
+    let identity = DeviceIdentity { index: Some(3), ..envelope.device };
+    assert!(!identity.matches(&DeviceIdentity { index: Some(4), ..identity }));
+    assert!(identity.matches(&DeviceIdentity { index: None, ..identity }));
+    let named = DeviceIdentity { guid: 1, ..identity };
+    assert!(!named.matches(&DeviceIdentity { guid: 2, ..identity }));
 }
 
 #[test]
-fn an_unknown_origin_fits_all() {
+fn an_envelope_without_an_origin_opens_in_every_context() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
     let anonymous = Envelope { origin: 0, ..envelope };
@@ -127,27 +128,27 @@ fn every_wrong_length_is_noticed() {
 }
 
 #[test]
-fn later_versions_are_named() {
+fn an_envelope_of_a_later_version_is_unsupported() {
     let (_context, envelope) = sealed(&Script::new());
     let mut bytes = envelope.to_bytes();
     bytes[6] = 2;
-    rectify(&mut bytes);
+    reseal(&mut bytes);
     let error = Envelope::from_bytes(&bytes).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("version 2"), "{error}");
 }
 
 #[test]
-fn reserved_bytes_are_not_for_use() {
+fn reserved_bytes_must_be_zero() {
     let (_context, envelope) = sealed(&Script::new());
     for at in [10, 11, 80, 83] {
         let mut bytes = envelope.to_bytes();
         bytes[at] = 1;
-        rectify(&mut bytes);
+        reseal(&mut bytes);
         assert!(Envelope::from_bytes(&bytes).is_err(), "byte {at}");
     }
 }
 
-/// Numbers that differ from run to run; a failure prints the one that it began with.
+/// Pseudo-random numbers; a failure prints the seed.
 struct Dice(u64);
 
 impl Dice {
@@ -163,11 +164,11 @@ impl Dice {
     }
 }
 
-/// Whatever is received: no panic, no command to the kernel, and what is accepted is what its own
-/// bytes say. Half of it has a right check value, so that what lies behind is reached.
+/// Random bytes cause no panic and no command to the kernel, and an accepted envelope has the bytes that it
+/// was read from. Half of them have a right CRC, so that the checks behind it are reached.
 #[test]
 #[cfg_attr(miri, ignore = "safe code, in too many rounds")]
-fn made_up_bytes_reach_no_object() {
+fn forged_bytes_do_not_reach_the_kernel() {
     let script = Script::new();
     let (context, envelope) = sealed(&script);
     let asked = script.log().len();
@@ -178,13 +179,13 @@ fn made_up_bytes_reach_no_object() {
         let mut bytes = envelope.to_bytes();
         for _ in 0..dice.roll() % 9 {
             let at = dice.roll() as usize % bytes.len();
-            // The first bytes as they are, or most would end there.
+            // Magic and version mostly stay right, or most rounds would end there.
             if at >= 8 || round % 16 == 0 {
                 bytes[at] = dice.roll() as u8;
             }
         }
         if dice.roll() % 2 == 0 {
-            rectify(&mut bytes);
+            reseal(&mut bytes);
         }
         let length = match dice.roll() % 8 {
             0 => dice.roll() as usize % (bytes.len() + 1),
@@ -202,7 +203,7 @@ fn made_up_bytes_reach_no_object() {
 
 #[cfg(feature = "serde")]
 #[test]
-fn formats_for_people_and_for_machines() {
+fn readable_formats_have_digits_and_compact_ones_bytes() {
     use serde_test::{Configure, Token, assert_de_tokens_error, assert_tokens};
     let (_context, envelope) = sealed(&Script::new());
     let bytes: &'static [u8] = envelope.to_bytes().to_vec().leak();

@@ -1,22 +1,22 @@
-//! Protection domains that processes share. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`; other
-//! drivers tell of a protection domain only that it exists.
+//! Protection domains that several processes use. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`, which
+//! answers the domain's number on the device (PDN); other drivers only tell that the domain exists.
 
-use super::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::ah::Retired;
 use crate::context::Context;
-use crate::envelope::Envelope;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
-use crate::import::{Imported, sealed::Sealed, stale};
 use crate::object::{Class, Object};
+use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
+use crate::sharing::envelope::{Envelope, Fingerprint};
+use crate::sharing::imported::{Imported, sealed::Sealed, stale};
 use std::sync::Arc;
 
 const VERB: &str = "import_pd";
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// The exported form, for [`Context::import_pd`]. Of a parent domain it is that of the domain
-    /// underneath: the rest is this process's own.
+    /// The exported form, for [`Context::import_pd`]. A parent domain exports the protection domain that it
+    /// was made of.
     ///
     /// # Errors
     ///
@@ -25,12 +25,12 @@ impl<S: Sharing> ProtectionDomain<S> {
         const VERB: &str = "export_pd";
         let file = self.inner.file();
         let number = number(file, VERB, self.handle())?;
-        Ok(Envelope::seal(file, ObjectKind::PD, self.handle(), proof(number)))
+        Ok(Envelope::seal(file, ObjectKind::PD, self.handle(), fingerprint(number)))
     }
 }
 
 impl ProtectionDomain {
-    /// Leaves it to another process to deallocate the domain. What was made from it here stays.
+    /// Leaves it to another process to deallocate the domain. Objects that were made from it here stay.
     ///
     /// # Errors
     ///
@@ -46,53 +46,63 @@ impl ProtectionDomain {
     }
 }
 
-/// The number of a domain on the device, where the driver tells.
+/// The domain's PDN; `None` where the driver does not tell it.
 fn number(file: &File, verb: &'static str, handle: u32) -> Result<Option<u32>> {
     file.check_fork(verb)?;
     let number = file.provider.pd_number(&*file.kernel, handle);
     number.map_err(|errno| Error::from_kernel(verb, errno))
 }
 
-/// What the envelope of a domain says of it: its number on the device, where the driver tells.
-fn proof(number: Option<u32>) -> [u64; 4] {
+fn fingerprint(number: Option<u32>) -> Fingerprint {
     [number.is_some().into(), number.unwrap_or(0).into(), 0, 0]
 }
 
-/// Refuses another domain than the one that an envelope tells of; answers its number.
-fn compare(file: &File, verb: &'static str, handle: u32, told: [u64; 4]) -> Result<Option<u32>> {
+/// Refuses a domain that is not the exported one; returns its PDN.
+fn compare(
+    file: &File,
+    verb: &'static str,
+    handle: u32,
+    exported: Fingerprint,
+) -> Result<Option<u32>> {
     let number = number(file, verb, handle)?;
-    if proof(number) == told {
+    if fingerprint(number) == exported {
         return Ok(number);
     }
-    let (found, [numbered, said, ..]) = (number.unwrap_or(0), told);
+    let (found, [numbered, expected, ..]) = (number.unwrap_or(0), exported);
     Err(stale(
         verb,
         match (number, numbered) {
-            (Some(_), 1) => format!("protection domain {handle} has number {found} and not {said}"),
-            (Some(_), _) => format!("protection domain {handle} has number {found}, and none then"),
-            (None, _) => format!("protection domain {handle} has no number, but had one then"),
+            (Some(_), 1) => {
+                format!("protection domain {handle} has number {found}, not {expected}")
+            }
+            (Some(_), _) => format!(
+                "protection domain {handle} has number {found}, and had none when it was exported"
+            ),
+            (None, _) => format!(
+                "protection domain {handle} has no number, and had one when it was exported"
+            ),
         },
     ))
 }
 
 impl ProtectionDomain {
-    /// Refuses another domain than the one that an envelope tells of.
+    /// Refuses a domain that is not the exported one.
     pub(crate) fn compare(
         file: &File,
         verb: &'static str,
         handle: u32,
-        told: [u64; 4],
+        exported: Fingerprint,
     ) -> Result<()> {
-        compare(file, verb, handle, told).map(drop)
+        compare(file, verb, handle, exported).map(drop)
     }
 }
 
 impl Context {
     /// Imports a protection domain of another process that has this context's file.
     ///
-    /// That it exists is checked, and on mlx5 that it has the number on the device that was exported.
-    /// One that took the place of a deallocated domain is not always told from it: a device may deal
-    /// the number again, and on rxe the kernel tells none.
+    /// The import checks that the domain exists, and on mlx5 that it has the exported number (PDN). A domain
+    /// that got the handle of a deallocated one is not always noticed: the device may use the PDN again, and
+    /// on rxe the kernel tells none.
     ///
     /// # Errors
     ///
@@ -100,9 +110,9 @@ impl Context {
     /// `ENOENT` if there is no such domain, `ESTALE` if it is another one.
     #[doc(alias = "ibv_import_pd")]
     pub fn import_pd(&self, envelope: &Envelope) -> Result<Imported<ProtectionDomain>> {
-        let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::PD)?;
+        let (handle, exported) = envelope.open(VERB, &self.file, ObjectKind::PD)?;
         self.file.require(VERB, ObjectKind::PD, handle)?;
-        let number = compare(&self.file, VERB, handle, told)?;
+        let number = compare(&self.file, VERB, handle, exported)?;
         Ok(self.imported_pd(handle, number))
     }
 
@@ -110,9 +120,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The handle was exported as that of a protection domain of this context's file by whoever
-    /// destroys it. Another one names a stranger's domain, which [`Imported::into_owner`] would
-    /// claim.
+    /// The owner of a protection domain of this context's file exported the handle. Any other handle names
+    /// a stranger's domain, which [`Imported::into_owner`] would claim.
     ///
     /// # Errors
     ///
@@ -139,7 +148,7 @@ impl Sealed for ProtectionDomain {
     fn check(&self, verb: &'static str) -> Result<()> {
         let (file, handle) = (self.inner.file(), self.handle());
         file.require(verb, ObjectKind::PD, handle)?;
-        compare(file, verb, handle, proof(self.inner.kernel.number)).map(drop)
+        compare(file, verb, handle, fingerprint(self.inner.kernel.number)).map(drop)
     }
 
     fn check_fork(&self, verb: &'static str) -> Result<()> {

@@ -1,8 +1,7 @@
-//! What a process tells another of an object that both can reach: a number, and enough beside it
-//! to notice that the number does not mean what the other believes.
+//! The exported form of an object: its handle, and enough about it to notice that the handle means
+//! another object by the time of the import.
 //!
-//! Pairs with nothing in the kernel, which knows handles only. [`import`](crate::import) opens what
-//! is sealed here.
+//! Pairs with nothing in the kernel, which knows handles only.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,12 +15,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const VERB: &str = "open_envelope";
 const MAGIC: [u8; 6] = *b"uverbs";
 const VERSION: u16 = 1;
-/// Where netlink does not number the devices.
+/// The index of a device that was listed without netlink.
 const NO_INDEX: u32 = u32::MAX;
 
-/// What an importer compares with what the kernel says of the object: four numbers that mean
-/// something else for each kind.
-pub(crate) type Proof = [u64; 4];
+/// Four numbers about an object that the kernel knows, too. Exporter and importer ask the kernel for them;
+/// the object is another one if they differ. Each kind of object has its own.
+pub(crate) type Fingerprint = [u64; 4];
 
 /// The bytes of version 1.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -38,7 +37,7 @@ struct Wire {
     handle: U32,
     guid: U64,
     origin: U64,
-    proof: [U64; 4],
+    fingerprint: [U64; 4],
     reserved_too: U32,
     check: U32,
 }
@@ -47,32 +46,31 @@ const _: () = assert!(size_of::<Wire>() == Envelope::SIZE);
 
 /// The exported form of an object: what another process needs to import it.
 ///
-/// It names the kind of object, the device, the kernel file that the object belongs to (as far as
-/// the importer knows its own), the handle, and what the kernel says of the object. It is of use
-/// only to a process that has the same kernel file: one that [imported](crate::Context::import) what
-/// [`Context::share`](crate::Context::share) gave, or that inherited it over `fork`. Whoever has the
-/// file can reach all of its objects without an envelope, too; what an envelope adds is that
-/// mistakes are noticed. It is no secret and it is not signed.
+/// It has the kind of object, the device, the kernel file that the object belongs to, the handle, and some
+/// facts about the object that the kernel knows, too. It is of use only to a process that has the same
+/// kernel file: one that [imported](crate::Context::import) the file that
+/// [`Context::share`](crate::Context::share) gave, or that inherited it over `fork`. Such a process can
+/// reach all objects of the file without an envelope as well; with an envelope, mistakes are noticed. An
+/// envelope is no secret and it is not signed.
 ///
-/// It travels as [bytes](Self::to_bytes), or with the feature `serde` in any format. Bytes that were
-/// damaged are refused when they are read, and reading them asks the kernel nothing. Somebody who
-/// makes them up with care is not noticed then: what they say of the object is compared with what the
-/// kernel says when it is imported. Where the kernel says too little, as of
-/// [VARs](crate::mlx5::Var::import), importing is `unsafe`.
+/// It travels as [bytes](Self::to_bytes), or with the feature `serde` in any format. Damaged bytes are
+/// refused when they are read, without asking the kernel. Bytes that were forged with a right checksum are
+/// accepted then; the import compares their facts with those of the kernel. Where the kernel has too few,
+/// as for [VARs](crate::mlx5::Var::import), importing is `unsafe`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Envelope {
     kind: ObjectKind,
     handle: u32,
-    identity: Identity,
+    device: DeviceIdentity,
     origin: u64,
-    proof: Proof,
+    fingerprint: Fingerprint,
 }
 
-/// What tells devices of one machine apart. The number of the node is the device's as long as
-/// anybody has it open, so it is enough among those who share a file; the rest notices what was
-/// kept from before the device was replaced.
+/// Tells devices of one machine apart. While a process has a device open, no other device gets the number
+/// of its node, so that number suffices among processes that share a file. The other fields notice an
+/// envelope that is older than the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Identity {
+struct DeviceIdentity {
     driver: u32,
     major: u32,
     minor: u32,
@@ -80,10 +78,10 @@ struct Identity {
     guid: u64,
 }
 
-impl Identity {
-    fn of(device: &Device) -> Identity {
+impl DeviceIdentity {
+    fn of(device: &Device) -> DeviceIdentity {
         let number = device.device_number();
-        Identity {
+        DeviceIdentity {
             driver: device.driver().map_or(0, |driver| driver.get()),
             major: number.map_or(0, |number| number.major),
             minor: number.map_or(0, |number| number.minor),
@@ -92,9 +90,8 @@ impl Identity {
         }
     }
 
-    /// Whether nothing tells the two apart. An index or a GUID that one side does not know does
-    /// not: network namespaces hide the former.
-    fn matches(&self, other: &Identity) -> bool {
+    /// Whether no field that both sides know differs. Network namespaces hide the index.
+    fn matches(&self, other: &DeviceIdentity) -> bool {
         let indices = match (self.index, other.index) {
             (Some(one), Some(two)) => one == two,
             _ => true,
@@ -107,18 +104,24 @@ impl Identity {
 }
 
 impl Envelope {
-    /// Bytes of an envelope; those of `mlx5dv_get_export_sizes` are fewer and checked by nobody.
+    /// Bytes of an envelope. rdma-core's exported VARs (`mlx5dv_get_export_sizes`) are shorter, and have
+    /// nothing to check them by.
     #[doc(alias = "mlx5dv_get_export_sizes")]
     pub const SIZE: usize = 88;
 
     /// Seals the handle of an object of `file`.
-    pub(crate) fn seal(file: &File, kind: ObjectKind, handle: u32, proof: Proof) -> Envelope {
-        let identity = Identity::of(&file.device);
-        Envelope { kind, handle, identity, origin: file.origin, proof }
+    pub(crate) fn seal(
+        file: &File,
+        kind: ObjectKind,
+        handle: u32,
+        fingerprint: Fingerprint,
+    ) -> Envelope {
+        let device = DeviceIdentity::of(&file.device);
+        Envelope { kind, handle, device, origin: file.origin, fingerprint }
     }
 
-    /// Opens it on behalf of `verb`, for an importer that has `file` and expects this kind: answers
-    /// the handle, which the kernel was not asked about, and what to compare with its answers.
+    /// Opens it on behalf of `verb`, for an importer that has `file` and expects this kind. Returns the
+    /// handle, about which the kernel was not asked yet, and the fingerprint to compare with its answers.
     ///
     /// # Errors
     ///
@@ -128,19 +131,19 @@ impl Envelope {
         verb: &'static str,
         file: &File,
         kind: ObjectKind,
-    ) -> Result<(u32, Proof)> {
+    ) -> Result<(u32, Fingerprint)> {
         self.check(verb, &file.device, kind)?;
-        // 0 stands for a file of which nobody said where it comes from.
+        // 0: the file was imported without an envelope.
         if self.origin != 0 && file.origin != 0 && self.origin != file.origin {
             return Err(Error::new(verb, Errno::XDEV).detail(format!(
                 "the envelope belongs to another context of {} than the one that it is opened in",
                 file.device.name()
             )));
         }
-        Ok((self.handle, self.proof))
+        Ok((self.handle, self.fingerprint))
     }
 
-    /// The part of [`open`](Self::open) that takes no file: that it is of this kind and device.
+    /// Checks kind and device: the part of [`open`](Self::open) that needs no file.
     pub(crate) fn check(
         &self,
         verb: &'static str,
@@ -151,8 +154,8 @@ impl Envelope {
             let detail = format!("the envelope holds a {}, not a {kind}", self.kind);
             return Err(Error::invalid(verb, detail));
         }
-        if !self.identity.matches(&Identity::of(device)) {
-            let Identity { major, minor, index, guid, .. } = self.identity;
+        if !self.device.matches(&DeviceIdentity::of(device)) {
+            let DeviceIdentity { major, minor, index, guid, .. } = self.device;
             let index = index.map_or("none".into(), |index| index.to_string());
             return Err(Error::new(verb, Errno::XDEV).detail(format!(
                 "the envelope is of a device with node {major}:{minor}, index {index} and GUID \
@@ -172,15 +175,14 @@ impl Envelope {
         self.handle
     }
 
-    /// Which of all kernel files it belongs to; 0 if its maker did not know.
+    /// The [`origin`](File::origin) of the kernel file; 0 if the exporter did not know it.
     pub(crate) fn origin(&self) -> u64 {
         self.origin
     }
 
-    /// What to compare with what the kernel says, unlike [`open`](Self::open) on trust that it was
-    /// meant for whoever asks.
-    pub(crate) fn proof(&self) -> Proof {
-        self.proof
+    /// The fingerprint, without the checks of [`open`](Self::open).
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 
     /// The bytes to send.
@@ -190,14 +192,14 @@ impl Envelope {
             version: VERSION.into(),
             kind: self.kind.0.into(),
             reserved: 0.into(),
-            driver: self.identity.driver.into(),
-            major: self.identity.major.into(),
-            minor: self.identity.minor.into(),
-            index: self.identity.index.unwrap_or(NO_INDEX).into(),
+            driver: self.device.driver.into(),
+            major: self.device.major.into(),
+            minor: self.device.minor.into(),
+            index: self.device.index.unwrap_or(NO_INDEX).into(),
             handle: self.handle.into(),
-            guid: self.identity.guid.into(),
+            guid: self.device.guid.into(),
             origin: self.origin.into(),
-            proof: self.proof.map(U64::new),
+            fingerprint: self.fingerprint.map(U64::new),
             reserved_too: 0.into(),
             check: 0.into(),
         };
@@ -205,12 +207,12 @@ impl Envelope {
         zerocopy::transmute!(wire)
     }
 
-    /// From bytes that were received. Looks at nothing else.
+    /// Reads bytes that were received. Asks the kernel nothing.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for bytes that are no envelope, whatever is wrong with them; `EOPNOTSUPP` for one of
-    /// a later version of this library.
+    /// `EINVAL` for bytes that are no envelope or were damaged; `EOPNOTSUPP` for an envelope of a later
+    /// version of this library.
     pub fn from_bytes(bytes: &[u8]) -> Result<Envelope> {
         let refuse = |detail: String| Err(Error::invalid(VERB, detail));
         let Ok((MAGIC, rest)) = <[u8; 6]>::read_from_prefix(bytes) else {
@@ -232,15 +234,15 @@ impl Envelope {
         let check = wire.check.get();
         wire.check = 0.into();
         if crc32(wire.as_bytes()) != check {
-            return refuse("an envelope whose check value is wrong: it was damaged".into());
+            return refuse("an envelope whose CRC is wrong: it was damaged".into());
         }
         if wire.reserved != 0 || wire.reserved_too != 0 {
-            return refuse("an envelope with something where nothing belongs".into());
+            return refuse("an envelope whose reserved bytes are not zero".into());
         }
         Ok(Envelope {
             kind: ObjectKind(wire.kind.get()),
             handle: wire.handle.get(),
-            identity: Identity {
+            device: DeviceIdentity {
                 driver: wire.driver.get(),
                 major: wire.major.get(),
                 minor: wire.minor.get(),
@@ -248,7 +250,7 @@ impl Envelope {
                 guid: wire.guid.get(),
             },
             origin: wire.origin.get(),
-            proof: wire.proof.map(U64::get),
+            fingerprint: wire.fingerprint.map(U64::get),
         })
     }
 }
@@ -258,12 +260,12 @@ impl fmt::Debug for Envelope {
         f.debug_struct("Envelope")
             .field("kind", &self.kind)
             .field("handle", &self.handle)
-            .field("device", &self.identity)
+            .field("device", &self.device)
             .finish_non_exhaustive()
     }
 }
 
-/// The CRC of IEEE 802.3, which no damage of up to 32 bits in a row escapes.
+/// The CRC-32 of IEEE 802.3, which detects any damage of up to 32 bits in a row.
 fn crc32(bytes: &[u8]) -> u32 {
     let mut rest = u32::MAX;
     for byte in bytes {
@@ -281,7 +283,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[cfg(feature = "serde")]
 mod format {
-    //! Digits for formats that people read, bytes for the others.
+    //! Hexadecimal digits in formats that people read, bytes in the others.
 
     use super::Envelope;
     use serde::de::{Error, SeqAccess, Visitor};

@@ -1,18 +1,18 @@
-//! A context in more processes than one: its kernel file is handed over, and a context is made on
-//! it there.
+//! One kernel file in several processes: a process hands its file over, and the other makes a context on
+//! it.
 //!
 //! Pairs with `UVERBS_METHOD_QUERY_CONTEXT` in `core/uverbs_std_types_device.c`, which few drivers
-//! answer.
+//! implement, and with `ibv_import_device` of rdma-core.
 
 use crate::context::{Context, alloc_async_fd, no_epoch};
 use crate::device::{Device, devices};
-use crate::envelope::Envelope;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
 use crate::file::{Facts, File, random};
 use crate::handles::ObjectKind;
 use crate::memory::fork::Epoch;
 use crate::provider::{Opening, Provider};
+use crate::sharing::envelope::Envelope;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
@@ -28,8 +28,8 @@ use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const VERB: &str = "import_device";
 
-/// Sharing. A context's objects belong to its kernel file, not to a process: whoever has the file
-/// can use and destroy all of them, by their handles.
+/// Sharing. A context's objects belong to its kernel file, not to a process: every process that has the
+/// file can use and destroy all of them, by their handles.
 ///
 /// ```no_run
 /// use std::os::unix::net::UnixStream;
@@ -54,15 +54,15 @@ const VERB: &str = "import_device";
 /// }
 /// ```
 impl Context {
-    /// A duplicate of the context's kernel file, to be given to another process: over a Unix socket
-    /// (`SCM_RIGHTS`), by inheritance, or taken out of this one with `pidfd_getfd`.
+    /// Duplicates the context's kernel file, for another process to get: over a Unix socket
+    /// (`SCM_RIGHTS`), by inheritance, or with `pidfd_getfd`.
     ///
-    /// Whoever gets it has all of the context's objects: there is no right that it lacks. The kernel
-    /// lets it change the rights of regions, and make queue pairs that name them, so that peers write
-    /// memory which this process borrows as a slice. So give it to a process that is trusted as this
-    /// one is; nothing here guards against the holder of a file, nor against a program that writes
-    /// commands to it past this library. The file is closed on exec like any other of this library, and
-    /// the kernel destroys what is left on it when the last process that has it closes it.
+    /// A process that has the file has all rights to the context's objects. The kernel lets it change
+    /// the rights of memory regions and make queue pairs that name them, so that peers write memory which
+    /// this process borrows as a slice. Give the file only to a process that is trusted as much as this
+    /// one: the library cannot guard against another process that has the file, nor against a program that
+    /// writes commands to it without the library. The file is closed on exec. When the last process that
+    /// has it closes it, the kernel destroys the objects that are left on it.
     ///
     /// # Errors
     ///
@@ -78,49 +78,50 @@ impl Context {
         })
     }
 
-    /// What to send beside the file that [`share`](Self::share) gives, for
+    /// The exported form of the context, to be sent with the file of [`share`](Self::share), for
     /// [`import_exported`](Self::import_exported).
     pub fn export(&self) -> Envelope {
         let facts = self.file.facts();
-        let proof = [facts.completion_vectors.into(), facts.optional_access.into(), 0, 0];
-        Envelope::seal(&self.file, ObjectKind::CONTEXT, 0, proof)
+        let fingerprint = [facts.completion_vectors.into(), facts.optional_access.into(), 0, 0];
+        Envelope::seal(&self.file, ObjectKind::CONTEXT, 0, fingerprint)
     }
 
-    /// Makes a context on a kernel file that another process shared, from this library or another:
-    /// rdma-core's `context->cmd_fd` for one.
+    /// Makes a context on a kernel file that another process shared, with this library or another one:
+    /// rdma-core's `context->cmd_fd` is such a file.
     ///
-    /// It begins without objects of its own, but the other process's can be
-    /// [imported](Self::import_pd), and what is made here is made on the same file: each process
-    /// must destroy what it makes. Events of what is made here arrive here. The exporter has the file,
-    /// too, and with it what is registered here: take one from a process that is
-    /// [trusted](Self::share) as this one is.
+    /// The context begins without objects. Objects of the other process can be
+    /// [imported](Self::import_pd). New objects are made on the same file, and each process must destroy
+    /// those that it made; their events arrive in the process that made them. The exporter has the file,
+    /// too, and with it the memory that is registered here: take a file only from a process that is
+    /// [trusted](Self::share) as much as this one.
     ///
-    /// The file is this context's from now on, and closed with it. On rxe, whose driver does not
-    /// tell, the context has one [completion vector](Self::completion_vectors) as far as this
-    /// process knows; [`import_exported`](Self::import_exported) knows more.
+    /// The context owns the file from now on, and closes it. rxe's driver does not tell the number of
+    /// [completion vectors](Self::completion_vectors), so that it reads as one there;
+    /// [`import_exported`](Self::import_exported) takes it from the envelope.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the file is no device, or if no context has been established on it; `ENODEV` if
     /// it is no uverbs device that this process may see; `EOPNOTSUPP` if no provider of this
-    /// library drives it, and on mlx5 if the exporter opened its context without dynamic registers,
-    /// as an old rdma-core does; `EMFILE` when the process may open no more files, of which the
-    /// context needs one for its events; `EIO` if the device is gone. The file is closed in any case.
+    /// library drives the device, and on mlx5 if the exporter opened its context without dynamic UARs,
+    /// as an old rdma-core does; `EMFILE` when the process may open no more files (the context needs one
+    /// for its events); `EIO` if the device is gone. The file is closed after each of these, too.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Context> {
         let device = locate(&fd)?;
         Context::import_on(|driver, epoch| Box::new(UverbsFd::new(fd, driver, epoch)), device, None)
     }
 
-    /// As [`import`](Self::import), with the envelope that the exporter sent along. It must be of the
-    /// file's device, and tells what the kernel does not: the number of completion vectors where the
-    /// driver keeps it to itself, and which context it is. From then on envelopes of other contexts
-    /// are refused. That the context is the file's is taken on trust, as the kernel has no name for it.
+    /// Makes a context as [`import`](Self::import) does, with the envelope that the exporter sent along. It
+    /// has the number of completion vectors, which rxe's driver does not tell, and the identity of the
+    /// exporter's context: the new context refuses envelopes of other contexts. The envelope must be of the
+    /// file's device. That it is of the file's context cannot be checked, because the kernel has no name for
+    /// a file.
     ///
     /// # Errors
     ///
     /// Those of [`import`](Self::import); `EINVAL` for an envelope of something else, `EXDEV` for
-    /// one of another device. Neither asks the kernel anything.
+    /// one of another device. Both are found without asking the kernel.
     pub fn import_exported(fd: OwnedFd, envelope: &Envelope) -> Result<Context> {
         let device = locate(&fd)?;
         let make =
@@ -134,16 +135,17 @@ impl Context {
         device: Device,
         envelope: Option<&Envelope>,
     ) -> Result<Context> {
-        let told = envelope.map(|envelope| told(&device, envelope)).transpose()?;
+        let exported = envelope.map(|envelope| exported_facts(&device, envelope)).transpose()?;
         let mut opening = Opening::new(&device).map_err(|error| error.in_verb(VERB))?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = kernel(opening.driver(), epoch);
         Context::join(VERB, kernel, device, epoch, |kernel| {
-            let known = inquire(kernel, &mut opening)?;
+            let queried = query_facts(kernel, &mut opening)?;
             let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
-            let told = told.unwrap_or(Facts::assumed());
-            // What the kernel answers needs no witness.
-            let facts = known.map_or(told, |known| Facts { origin: told.origin, ..known });
+            let exported = exported.unwrap_or(Facts::assumed());
+            // The kernel's answers count for more than the exporter's.
+            let facts =
+                queried.map_or(exported, |queried| Facts { origin: exported.origin, ..queried });
             Ok((provider, facts))
         })
     }
@@ -171,8 +173,8 @@ impl Context {
         })
     }
 
-    /// A context beside others on one kernel file: with an event file of its own, and keys that
-    /// tell its objects from theirs.
+    /// Makes one more context on a kernel file: with an event file of its own, and keys that tell its
+    /// objects from those of the other contexts.
     fn join(
         verb: &'static str,
         kernel: Box<dyn Kernel>,
@@ -182,7 +184,7 @@ impl Context {
     ) -> Result<Context> {
         let events = alloc_async_fd(&*kernel, verb).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
-                "nobody has established a context on this file of {} yet",
+                "no process has established a context on this file of {} yet",
                 device.name()
             )),
             Errno::MFILE => {
@@ -200,18 +202,17 @@ impl Context {
 }
 
 impl Facts {
-    /// What holds of a file of which neither the kernel nor the exporter tells anything: at least
-    /// one completion vector, and a kernel that has the methods that sharing needs, which are
-    /// younger than optional access flags.
+    /// The facts about a file if neither kernel nor exporter tells any. There is at least one completion
+    /// vector, and a kernel that has the methods which sharing needs has optional access flags, too.
     fn assumed() -> Facts {
         Facts { origin: 0, completion_vectors: 1, optional_access: true }
     }
 }
 
-/// What an exporter says of a file of this device.
-fn told(device: &Device, envelope: &Envelope) -> Result<Facts> {
+/// The exporter's facts about a file of this device.
+fn exported_facts(device: &Device, envelope: &Envelope) -> Result<Facts> {
     envelope.check(VERB, device, ObjectKind::CONTEXT)?;
-    let [vectors, optional_access, ..] = envelope.proof();
+    let [vectors, optional_access, ..] = envelope.fingerprint();
     Ok(Facts {
         origin: envelope.origin(),
         completion_vectors: u32::try_from(vectors).unwrap_or(1).max(1),
@@ -219,8 +220,8 @@ fn told(device: &Device, envelope: &Envelope) -> Result<Facts> {
     })
 }
 
-/// Asks what is true of a file; `None` where the driver does not answer that.
-fn inquire(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<Facts>> {
+/// The kernel's facts about a file; `None` where the driver does not implement QUERY_CONTEXT.
+fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<Facts>> {
     let (mut vectors, mut support) = (0u32, 0u64);
     let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT)
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors)
@@ -249,7 +250,7 @@ fn locate(fd: &OwnedFd) -> Result<Device> {
     })
 }
 
-/// A kind of file that is no device to be imported.
+/// A kind of file that cannot be imported, in words.
 fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file, not a device",

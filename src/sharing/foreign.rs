@@ -1,12 +1,11 @@
-//! Objects of other processes that cannot be used here, only looked at, and destroyed by whoever
-//! vouches for it: their queues are mapped in the process that made them and nowhere else.
+//! Objects of other processes that can be queried and destroyed here, and not used: their queues are
+//! mapped only in the process that made them.
 //!
-//! Pairs with the DESTROY methods and the QUERY commands of `core/uverbs_cmd.c`, which take a handle
-//! from whoever has the file.
+//! Pairs with the DESTROY methods and the QUERY commands of `core/uverbs_cmd.c`, which take any handle of
+//! the file.
 
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::envelope::Envelope;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
@@ -14,16 +13,18 @@ use crate::mr::MemoryRegion;
 use crate::object::{Class, Object};
 use crate::pd::ProtectionDomain;
 use crate::qp::{QpControl, QpInfo};
+use crate::sharing::envelope::Envelope;
 use crate::srq::{SharedReceiveQueue, SrqAttr};
+use crate::xrcd::XrcDomain;
 use std::fmt;
 use std::sync::Arc;
 
-/// A queue, queue pair, XRC domain or other object that somebody else made on this context's kernel
+/// A queue, queue pair, XRC domain or other object that another process made on this context's kernel
 /// file, known by its handle alone.
 ///
-/// This is for those who clean up after a process that is gone while others keep its file open, or
-/// who watch over what their children do. Looking is harmless; [destroying](Self::destroy) is
-/// `unsafe`, because nobody tells an owner who is still there. rdma-core cannot do this.
+/// It serves a program that cleans up after a process which ended while others keep its file open, or
+/// that supervises its children. Queries are harmless; [destroying](Self::destroy) is `unsafe`, because an
+/// owner that is still there does not learn of it. rdma-core has no such function.
 ///
 /// Dropping it does nothing.
 pub struct ForeignObject {
@@ -33,7 +34,7 @@ pub struct ForeignObject {
     handle: u32,
 }
 
-/// How objects of a kind are destroyed, if they can be named from outside.
+/// The DESTROY method of a kind of object; `None` for a kind that has no handles of its own.
 fn class(kind: ObjectKind) -> Option<Class> {
     Some(match kind {
         ObjectKind::CQ => Class::CQ,
@@ -53,9 +54,9 @@ fn class(kind: ObjectKind) -> Option<Class> {
 impl Context {
     /// Finds an object that another process exported.
     ///
-    /// A memory region is compared with what was exported, and so is a protection domain where the
-    /// driver numbers them, as mlx5's does. Of all others the kernel tells only that an object of this
-    /// kind has the handle: if the exported one was destroyed, it may be another.
+    /// A memory region is compared with the exported one, and so is a protection domain where the driver
+    /// tells its number, as mlx5's does. Of other objects the kernel tells only that an object of this kind
+    /// has the handle: if the exported object was destroyed, it may be another one.
     ///
     /// # Errors
     ///
@@ -63,11 +64,11 @@ impl Context {
     /// `ESTALE` if it is another one, `EOPNOTSUPP` for a kind that has no handles of its own.
     pub fn foreign(&self, envelope: &Envelope) -> Result<ForeignObject> {
         const VERB: &str = "find_foreign";
-        let (handle, told) = envelope.open(VERB, &self.file, envelope.kind())?;
+        let (handle, exported) = envelope.open(VERB, &self.file, envelope.kind())?;
         let found = self.find_foreign(VERB, envelope.kind(), handle)?;
         match found.kind {
-            ObjectKind::MR => MemoryRegion::compare(&self.file, VERB, handle, told)?,
-            ObjectKind::PD => ProtectionDomain::compare(&self.file, VERB, handle, told)?,
+            ObjectKind::MR => MemoryRegion::compare(&self.file, VERB, handle, exported)?,
+            ObjectKind::PD => ProtectionDomain::compare(&self.file, VERB, handle, exported)?,
             _ => {}
         }
         Ok(found)
@@ -77,8 +78,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The caller knows whose object it is: a bare handle says nothing of which object was meant,
-    /// and whoever destroys it later relies on this one's being the right one.
+    /// The caller knows which object has the handle: the handle alone does not say it, and
+    /// [`destroy`](ForeignObject::destroy) relies on it.
     ///
     /// # Errors
     ///
@@ -114,8 +115,8 @@ impl ForeignObject {
         self.handle
     }
 
-    /// What the kernel knows of a queue pair. What it [was granted](QpInfo::caps) counts in the driver's
-    /// units: on mlx5 sends are blocks of 64 bytes.
+    /// Queries a queue pair. Its [capacities](QpInfo::caps) are in the driver's units: on mlx5 `max_send_wr`
+    /// counts WQEBBs of 64 bytes.
     ///
     /// # Errors
     ///
@@ -126,7 +127,7 @@ impl ForeignObject {
         QpInfo::query(&self.file, VERB, self.handle, None)
     }
 
-    /// What the kernel knows of a shared receive queue.
+    /// Queries a shared receive queue.
     ///
     /// # Errors
     ///
@@ -137,17 +138,17 @@ impl ForeignObject {
         SrqAttr::query(&self.file, VERB, self.handle)
     }
 
-    /// Destroys the object, for everybody who has the file.
+    /// Destroys the object, for all processes that have the file.
     ///
     /// # Safety
     ///
-    /// Nobody acts as the object's owner any more, neither in another process nor in another context
-    /// of this one: whoever made it ended, or drops it before anything else is made on the file. Of a
-    /// memory region moreover no memory window is left that was bound to it: destroy that first.
+    /// No other process and no other context of this process acts as the object's owner any more: the
+    /// process that made it ended, or drops it before anything else is made on the file. If it is a memory
+    /// region, no memory window is left that was bound to it: destroy such a window first.
     ///
-    /// The kernel gives the handle to the next object of the file, and an owner who is left takes
-    /// that for its own: it changes what peers may do with memory that is somebody's slice, or
-    /// restarts a queue pair whose buffers are another's.
+    /// The kernel gives the handle to the next object of the file, and an owner that is left takes that one
+    /// for its own: it changes the rights of peers to memory that is borrowed as a slice, or restarts a queue
+    /// pair whose buffers another process has.
     ///
     /// # Errors
     ///
@@ -183,20 +184,15 @@ impl fmt::Debug for ForeignObject {
     }
 }
 
-/// Seals an object of which the kernel tells nothing that could be compared.
-pub(crate) fn seal(
-    file: &File,
-    verb: &'static str,
-    kind: ObjectKind,
-    handle: u32,
-) -> Result<Envelope> {
+/// Seals an object about which the kernel tells nothing that could be compared.
+fn seal(file: &File, verb: &'static str, kind: ObjectKind, handle: u32) -> Result<Envelope> {
     file.check_fork(verb)?;
     Ok(Envelope::seal(file, kind, handle, [0; 4]))
 }
 
 impl QpControl {
-    /// The exported form, for [`Context::foreign`]: others can query and destroy the queue pair, not
-    /// post to it.
+    /// The exported form, for [`Context::foreign`]: other processes can query and destroy the queue pair,
+    /// not post to it.
     ///
     /// # Errors
     ///
@@ -207,7 +203,7 @@ impl QpControl {
 }
 
 impl CompletionQueue {
-    /// The exported form, for [`Context::foreign`]: others can destroy the queue, not poll it.
+    /// The exported form, for [`Context::foreign`]: other processes can destroy the queue, not poll it.
     ///
     /// # Errors
     ///
@@ -218,13 +214,25 @@ impl CompletionQueue {
 }
 
 impl SharedReceiveQueue {
-    /// The exported form, for [`Context::foreign`]: others can query and destroy the queue, not post
-    /// to it.
+    /// The exported form, for [`Context::foreign`]: other processes can query and destroy the queue, not
+    /// post to it.
     ///
     /// # Errors
     ///
     /// [`Error::is_forked`] in a child of the process that has it.
     pub fn export(&self) -> Result<Envelope> {
         seal(self.inner.file(), "export_srq", ObjectKind::SRQ, self.handle())
+    }
+}
+
+impl XrcDomain {
+    /// The exported form, for [`Context::foreign`]: other processes that have this context's file can close
+    /// this handle of the domain. To share the domain itself, open it with a [file](crate::XrcdBuilder::file).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::is_forked`] in a child of the process that opened it.
+    pub fn export(&self) -> Result<Envelope> {
+        seal(self.inner.file(), "export_xrcd", ObjectKind::XRCD, self.handle())
     }
 }
