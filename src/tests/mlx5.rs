@@ -365,7 +365,7 @@ fn doorbells_that_are_not_there_are_named() {
     assert!(error.to_string().contains("4 bytes at 6"), "{error}");
     for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
         assert_eq!(error, MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 });
-        assert!(error.to_string().contains("8 bytes at 4096 is not in a page of 4096"), "{error}");
+        assert!(error.to_string().contains("8 bytes at 4096 exceed the 4096 bytes"), "{error}");
     }
     assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
 }
