@@ -20,9 +20,17 @@ use zerocopy::FromZeros;
 
 /// A resolved path for datagrams.
 ///
-/// It may be dropped as soon as the last request that uses it is pushed: where requests name it, which
-/// is so on soft-RoCE, the kernel's address handle stays until they have completed or their queue pair
-/// is gone.
+/// It may be dropped as soon as the last request that uses it is pushed: on soft-RoCE, where requests name
+/// it, the kernel's address handle stays until they have completed or their queue pair is gone. All methods
+/// may be called from any thread.
+///
+/// ```no_run
+/// # use uverbs::{AddressVector, Destination, Gid, Qkey, Qpn, SendWr, Sge};
+/// # fn f(pd: &uverbs::ProtectionDomain, gid: Gid, sges: &[Sge]) -> uverbs::Result<()> {
+/// let ah = pd.create_ah(&AddressVector::global(1, 0, gid))?;
+/// let wr = SendWr::send(sges).to(Destination::new(&ah, Qpn(0x11), Qkey(0x1234)));
+/// # let _ = wr; Ok(()) }
+/// ```
 #[doc(alias = "ibv_ah")]
 #[derive(Debug)]
 pub struct AddressHandle {
@@ -121,8 +129,8 @@ impl AddressHandle {
         self.pd.handle()
     }
 
-    /// Destroys the handle and says whether that went well. Dropping it does the same silently, and
-    /// later if need be.
+    /// Destroys the handle and says whether that went well. Dropping it does the same silently, after the
+    /// last request that names it.
     ///
     /// # Errors
     ///

@@ -93,7 +93,7 @@ impl CompletionChannel {
     /// The next event: the key of a queue that has completions ([`CompletionQueue::key`]), or
     /// `None` when there is none right now.
     ///
-    /// [`CompletionQueue::key`]: crate::CompletionQueue::key
+    /// [`CompletionQueue::key`]: crate::CqControl::key
     ///
     /// # Errors
     ///

@@ -11,7 +11,8 @@ const WC_WITH_IMM: u32 = ib_wc_flags::IB_WC_WITH_IMM.bits();
 const WC_IP_CSUM_OK: u32 = ib_wc_flags::IB_WC_IP_CSUM_OK.bits();
 const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
-/// A completion, lent until the next one is asked for.
+/// A completion, lent until the next one is asked for; [`Wc`] is a copy to keep. See
+/// [`CompletionQueue::poll`](crate::CompletionQueue::poll) for an example.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {
@@ -34,6 +35,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The number that the request was posted with.
+    #[doc(alias = "ibv_wc")]
     #[inline]
     pub fn wr_id(&self) -> u64 {
         match &self.wc {
@@ -98,7 +100,8 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// What kind of request it was.
+    /// What kind of request it was. Undefined unless the request succeeded.
+    #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WcOpcode {
         match &self.wc {
@@ -112,6 +115,7 @@ impl<'a> Completion<'a> {
     ///
     /// Of [`RECV_WRITE_IMM`](WcOpcode::RECV_WRITE_IMM) these are bytes that the peer wrote elsewhere:
     /// the memory of the receive got none of them.
+    #[doc(alias = "ibv_wc_read_byte_len")]
     #[inline]
     pub fn byte_len(&self) -> u32 {
         match &self.wc {
@@ -122,6 +126,7 @@ impl<'a> Completion<'a> {
 
     /// The queue pair that the request was posted to, or that took it from a shared receive queue.
     /// Of a received raw packet the device tells [`flow_tag`](Self::flow_tag) instead.
+    #[doc(alias = "ibv_wc_read_qp_num")]
     #[inline]
     pub fn qpn(&self) -> Qpn {
         match &self.wc {
@@ -131,6 +136,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The sending queue pair; for receives of datagrams.
+    #[doc(alias = "ibv_wc_read_src_qp")]
     #[inline]
     pub fn src_qpn(&self) -> Qpn {
         match &self.wc {
@@ -139,7 +145,8 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// The immediate data of the message, as the number that the sender gave.
+    /// The immediate data of the message, as the number that the sender gave, in host byte order.
+    #[doc(alias = "ibv_wc_read_imm_data")]
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         match &self.wc {
@@ -149,6 +156,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The key of this side that the message invalidated.
+    #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<Rkey> {
         match &self.wc {
@@ -173,6 +181,7 @@ impl<'a> Completion<'a> {
 
     /// Whether the first 40 bytes of a received datagram hold a global route header.
     #[inline]
+    #[doc(alias = "ibv_wc_read_wc_flags")]
     pub fn has_grh(&self) -> bool {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.wc_flags & WC_GRH != 0,
@@ -181,6 +190,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The device's own code for an error; 0 where it has none.
+    #[doc(alias = "ibv_wc_read_vendor_err")]
     #[inline]
     pub fn vendor_err(&self) -> u32 {
         match &self.wc {
@@ -239,6 +249,7 @@ impl<'a> Completion<'a> {
     }
 
     /// Local identifier of a datagram's sender; 0 on Ethernet.
+    #[doc(alias = "ibv_wc_read_slid")]
     pub fn src_lid(&self) -> u16 {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.slid,
@@ -246,7 +257,8 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// Service level of a datagram.
+    /// Service level of a datagram, 0 to 15.
+    #[doc(alias = "ibv_wc_read_sl")]
     pub fn service_level(&self) -> u8 {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.sl,
@@ -255,6 +267,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The low bits of the local identifier that a datagram was sent to; 0 on Ethernet.
+    #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     pub fn path_bits(&self) -> u8 {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.dlid_path_bits,

@@ -37,7 +37,7 @@ const CQE_SIZE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
-    /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
+    /// Tells the poller of queue pairs: it discards completions of those that are gone.
     pub(crate) members: CqMembers,
     /// Numbers of queue pairs that lead to what others were lent.
     pub(crate) numbers: Arc<Numbers>,
@@ -55,8 +55,20 @@ impl CqInner {
 
 /// A completion queue.
 ///
-/// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Completions of
-/// a queue pair that was dropped are discarded, whether it was dropped before or between polls.
+/// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Everything else is in
+/// [`CqControl`], of which [`control`](Self::control) gives a handle that works from any thread.
+/// Completions of a queue pair that was dropped are discarded, whether it was dropped before or between
+/// polls.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut cq = context.cq_builder(256).build()?;
+/// let mut completions = cq.poll()?;
+/// while let Some(completion) = completions.next() {
+///     println!("request {} is over", completion.ok()?.wr_id());
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
     // First: an allocator gets the memory back last, from what the kernel's object holds.
@@ -147,7 +159,7 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
     }
 }
 
-/// Which completions an armed queue announces.
+/// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
@@ -157,7 +169,7 @@ pub enum Notify {
     Solicited,
 }
 
-/// Builds a [`CompletionQueue`].
+/// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,
@@ -170,8 +182,20 @@ pub struct CqBuilder {
 }
 
 impl Context {
-    /// Starts to build a completion queue with room for at least `cqe` completions.
+    /// Starts to build a completion queue with room for at least `cqe` completions, 1 to the device's
+    /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error
+    /// state, if more requests complete than it holds: give it as many entries as the queues that complete
+    /// to it hold requests.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+    /// let channel = context.create_comp_channel()?;
+    /// let cq = context.cq_builder(256).channel(&channel).vector(1).build()?;
+    /// # drop(cq); Ok(()) }
+    /// ```
     #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    #[doc(alias = "mlx5dv_create_cq")]
     pub fn cq_builder(&self, cqe: u32) -> CqBuilder {
         CqBuilder {
             file: self.file.clone(),
@@ -193,7 +217,7 @@ impl CqBuilder {
         self
     }
 
-    /// Raises interrupt `vector`, below [`Context::completion_vectors`].
+    /// Raises interrupt `vector`, below [`Context::completion_vectors`]; 0 unless set.
     #[must_use]
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
@@ -217,8 +241,8 @@ impl CqBuilder {
         self
     }
 
-    /// Has the device write completions of 128 bytes whole, the half that says nothing with zeros: so
-    /// that no cache line has to be fetched to be written in part. On mlx5, where
+    /// Lets the device fill completions of 128 bytes up with zeros: it then writes whole cache lines and
+    /// need not fetch them before. On mlx5, where
     /// [`pads_completions`](crate::mlx5::ContextAttr::pads_completions) says so.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD")]
     #[must_use]
@@ -311,7 +335,8 @@ impl CqBuilder {
 impl CompletionQueue {
     /// Looks for completions.
     ///
-    /// They are consumed one by one, and given back to the device when the answer is dropped:
+    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when the
+    /// answer is dropped:
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), uverbs::PollError> {
@@ -327,6 +352,7 @@ impl CompletionQueue {
     /// [`PollError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
+    #[doc(alias = "ibv_end_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
         // A way out of its own: in what is compiled behind it the driver is known.
@@ -565,12 +591,12 @@ impl Deref for CompletionQueue {
 }
 
 impl CqControl {
-    /// Lets an armed queue announce completions only when `count` of them are there, or
-    /// `period_us` microseconds after the last that it announced, whichever is sooner. 0 is no such
-    /// condition, and without any each completion is announced at once, as it is at first.
+    /// Lets an armed queue raise an event only when `count` completions are there, or `period_us`
+    /// microseconds after the last event, whichever is sooner. 0 leaves a condition out; without any,
+    /// each completion raises its event at once, as it does in a new queue.
     ///
-    /// Who waits for events then hears of more completions by each, and of some of them later: with
-    /// a count and no period, of the last few not at all.
+    /// An event then stands for several completions. With a count and no period, the last completions may
+    /// raise no event.
     ///
     /// # Errors
     ///

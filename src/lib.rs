@@ -82,6 +82,7 @@ pub mod owned;
 mod parent_domain;
 mod pd;
 mod port;
+pub mod porting;
 mod provider;
 mod qp;
 mod sharing;

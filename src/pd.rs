@@ -94,7 +94,7 @@ impl PdInner {
 ///
 /// Everything made from it keeps it alive. All methods may be called from any thread. The
 /// parameter says how queues made here ring their doorbell; it is [`Shared`] unless the domain is
-/// a parent domain with a thread domain.
+/// a [parent domain](crate::ParentDomain) with a thread domain. See [`Context`] for an example.
 #[doc(alias = "ibv_pd")]
 pub struct ProtectionDomain<S: Sharing = Shared> {
     pub(crate) inner: Arc<PdInner>,

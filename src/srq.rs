@@ -103,7 +103,21 @@ impl Drop for SrqInner {
 
 /// A receive queue that several queue pairs take their receives from.
 ///
-/// Posting takes `&mut self`.
+/// Posting takes `&mut self`; to post from several threads put it into a `Mutex`.
+///
+/// ```no_run
+/// # use uverbs::{CompletionQueue, ProtectionDomain, QpType, RecvWr};
+/// # fn f(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = pd.allocate::<u8>(4096)?;
+/// let mut srq = pd.srq_builder(128).build()?;
+/// let qp = pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build()?;
+/// let sges = [memory.sge(..)?];
+/// let mut batch = srq.batch()?;
+/// batch.push(RecvWr::new(&sges).id(1))?;
+/// // SAFETY: `memory` outlives the completion, and nobody reads it before.
+/// unsafe { batch.ring() };
+/// # drop(qp); Ok(()) }
+/// ```
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
@@ -113,7 +127,7 @@ pub struct SharedReceiveQueue {
     max_sge: u32,
 }
 
-/// What a shared receive queue is asked and answers about itself.
+/// The attributes of a shared receive queue; see [`SharedReceiveQueue::query`].
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -138,7 +152,7 @@ impl SrqAttr {
     }
 }
 
-/// Builds a [`SharedReceiveQueue`].
+/// Builds a [`SharedReceiveQueue`]; started by [`srq_builder`](ProtectionDomain::srq_builder).
 #[derive(Debug)]
 pub struct SrqBuilder {
     pd: Arc<PdInner>,
@@ -148,8 +162,10 @@ pub struct SrqBuilder {
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Starts to build a shared receive queue with room for at least `max_wr` receives.
+    /// Starts to build a shared receive queue with room for at least `max_wr` receives, 1 to the device's
+    /// [`max_srq_wr`](crate::DeviceAttr::max_srq_wr); see [`SharedReceiveQueue`] for an example.
     #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
     pub fn srq_builder(&self, max_wr: u32) -> SrqBuilder {
         SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, xrc: None }
     }
@@ -164,8 +180,8 @@ impl SrqBuilder {
     }
 
     /// Puts the queue into an XRC domain: it takes messages to any target there whose sender names
-    /// its [number](SharedReceiveQueue::number), and what it received completes to `cq`. Both are
-    /// kept alive by it.
+    /// its [number](SharedReceiveQueue::number), and its receives complete to `cq`. The queue keeps both
+    /// alive.
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
     pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
@@ -377,7 +393,11 @@ impl SharedReceiveQueue {
         matches!(self.inner.slots, SharedSlots::Rxe)
     }
 
-    /// What the queue is like now.
+    /// Asks the kernel for the queue's size and limit.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` when the device is gone; [`Error::is_forked`].
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         SrqAttr::query(self.inner.file(), "query_srq", self.handle())

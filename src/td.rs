@@ -52,7 +52,7 @@ impl Context {
     ///
     /// On mlx5 what the kernel answers when the device has no register left, mostly `ENOMEM` or
     /// `ENOSPC`; the message counts those that this context has. None on rxe but
-    /// [`Error::is_forked`].
+    /// [`Error::is_forked`](crate::Error::is_forked).
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_td(&self) -> Result<ThreadDomain> {
         const VERB: &str = "alloc_td";

@@ -92,7 +92,7 @@ pub enum EventSource {
     Device,
     /// A port, from 1.
     Port(u32),
-    /// The completion queue with this [key](crate::CompletionQueue::key).
+    /// The completion queue with this [key](crate::CqControl::key).
     Cq(ObjectKey),
     /// The queue pair with this [key](crate::QpControl::key).
     Qp(ObjectKey),

@@ -24,7 +24,11 @@ use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
-/// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder).
+/// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
+/// example.
+///
+/// A setter asks for at least its value, and [`caps`](super::QpControl::caps) tells what was granted; the
+/// device's limits are in [`DeviceAttr`](crate::DeviceAttr).
 #[derive(Debug)]
 pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,
@@ -104,7 +108,7 @@ impl<S: Sharing> QpBuilder<S> {
         self
     }
 
-    /// Completes every send, signaled or not.
+    /// Raises a completion for every send, signaled or not.
     #[doc(alias = "sq_sig_all")]
     #[must_use]
     pub fn signal_all(mut self) -> Self {
@@ -112,10 +116,9 @@ impl<S: Sharing> QpBuilder<S> {
         self
     }
 
-    /// Takes the VLAN tag out of received packets and tells it in their
-    /// [completions](crate::Completion::vlan); for raw packets, where
-    /// [`RawPacketCaps::CVLAN_STRIPPING`](crate::RawPacketCaps::CVLAN_STRIPPING) says that the device
-    /// can.
+    /// Lets the device move the VLAN tag of received packets to their
+    /// [completions](crate::Completion::vlan). For raw packets, on devices with
+    /// [`RawPacketCaps::CVLAN_STRIPPING`](crate::RawPacketCaps::CVLAN_STRIPPING).
     #[doc(alias = "IBV_QP_CREATE_CVLAN_STRIPPING")]
     #[must_use]
     pub fn cvlan_stripping(mut self) -> Self {
@@ -127,12 +130,11 @@ impl<S: Sharing> QpBuilder<S> {
     /// was received, and what signaled reads and atomics bring back. For type RC, and for receives of
     /// type UC, on mlx5.
     ///
-    /// How much is short says [`cqe_size`](crate::CqBuilder::cqe_size) of the completion
-    /// queue: up to 32 bytes for completions of 64 bytes, up to 64 for those of 128. The memory that
-    /// such a request names is *not* written; look for the data at
-    /// [`Completion::scattered`](crate::Completion::scattered), for every completion, because longer
-    /// messages go to memory as ever, and so does everything on a device that cannot do this: the
-    /// driver does not say. A request needs its memory all the same.
+    /// Short is up to 32 bytes where completions have 64 bytes, and up to 64 where they have 128; see
+    /// [`cqe_size`](crate::CqBuilder::cqe_size). The memory that such a request names is *not* written: look
+    /// for the data at [`Completion::scattered`](crate::Completion::scattered) of every completion. Longer
+    /// messages go to memory, and so does everything on a device that cannot do this, which the driver does
+    /// not tell. A request needs its memory all the same.
     ///
     /// Queues that lend memory, of [`owned`](crate::owned) and of `aio`, hand out what is in it, and
     /// refuse such a queue pair.

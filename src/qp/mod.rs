@@ -45,7 +45,8 @@ use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// What a queue pair was granted at creation; at least what was asked for.
+/// What a queue pair was granted at creation, which is at least what was asked for; see
+/// [`QpControl::caps`].
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -217,15 +218,14 @@ impl Drop for QpInner {
 /// A queue pair: a send queue, a receive queue, and control over both.
 ///
 /// Posting takes `&mut self`. To send from one thread and receive in another, [`split`] it; to
-/// share one queue among threads, put it into a `Mutex`: that is how "all verbs objects are safe
-/// for multi-threaded access" is kept here. The parameter says how the send queue is rung; see
-/// [`Sharing`].
+/// share one queue among threads, put it into a `Mutex`. Everything else is in [`QpControl`], takes `&self`
+/// and works from any thread. The parameter says how the send queue is rung; see [`Sharing`]. The
+/// [crate's page](crate#the-verbs-themselves) has a whole program.
 ///
 /// [`split`]: QueuePair::split
 ///
-/// The queues of a whole queue pair are never lent as such: who had two of them at once could
-/// exchange them, and a reset would then wipe what the device of the other works on. So this does
-/// not compile:
+/// The queues of a whole queue pair are never lent as such: a program that had two of them could
+/// exchange them, and a reset would then empty a queue that a device works on. So this does not compile:
 ///
 /// ```compile_fail,E0599
 /// # fn f(one: &mut uverbs::QueuePair, other: &mut uverbs::QueuePair) {

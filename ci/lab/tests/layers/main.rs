@@ -67,7 +67,7 @@ const UVERBS: &[Layer] = &[
     ),
     ("mlx5 and owned", &["bench", "mlx5", "owned", "sharing/var.rs"]),
     ("aio", &["aio"]),
-    ("the crate", &["lib.rs"]),
+    ("the crate", &["lib.rs", "porting.rs"]),
 ];
 
 fn workspace() -> PathBuf {
