@@ -1,6 +1,6 @@
-//! Device memory: a few pages on the device itself, which it reaches without the bus.
+//! Device memory: a few pages on the device itself, which it reaches without crossing the bus.
 //!
-//! Pairs with `core/uverbs_std_types_dm.c`; where the memory is mapped is the provider's to say.
+//! Pairs with `core/uverbs_std_types_dm.c`; the provider says where the memory is mapped.
 //! [`mr`](crate::mr) registers it, and [`sharing`](crate::sharing) imports it.
 
 use crate::context::Context;
@@ -28,7 +28,7 @@ impl Class {
     };
 }
 
-/// What device memory and the regions on it share.
+/// The part of device memory that its regions hold.
 #[derive(Debug)]
 pub(crate) struct DmInner {
     pub(crate) object: Object<MmioWindow>,
@@ -36,16 +36,14 @@ pub(crate) struct DmInner {
     pub(crate) length: usize,
 }
 
-/// Memory on the device. Requests that it is the source or target of need not cross the bus for it,
-/// and its atomics are the device's own; there is little of it
-/// ([`max_dm_size`](crate::DeviceAttr::max_dm_size)).
+/// Memory on the device. The device reads and writes it without crossing the bus, and carries out atomics
+/// there by itself; there is little of it ([`max_dm_size`](crate::DeviceAttr::max_dm_size)).
 ///
-/// This process reaches it by copies of whole words of 4 bytes, each of which crosses the bus and
-/// takes its time. Requests name it by a region ([`register_dm`]), whose addresses count from 0.
-/// What it holds at first is not defined.
+/// This process copies whole words of 4 bytes, each of which crosses the bus. Requests name the memory by a
+/// region ([`register_dm`]), whose addresses count from 0. Its initial content is undefined.
 ///
-/// Dropping it frees it, as soon as no region of it is left. All methods may be called from any
-/// thread; copies of two threads to the same words leave words of either.
+/// Dropping it frees it, as soon as no region of it is left. All methods may be called from any thread;
+/// when two threads copy to the same words, each word is that of one of them.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,13 +67,13 @@ pub struct DeviceMemory {
 
 impl Context {
     /// Allocates `length` bytes on the device that begin at a multiple of `align` bytes: 8 for
-    /// atomics, 1 if anything will do.
+    /// atomics, 1 for no alignment.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on a device without such memory, all but mlx5's for one; `EINVAL` for 0 bytes,
-    /// for more than the device has in all, and for an alignment that is no power of two or more than
-    /// the device gives; `ENOMEM` when too little is left.
+    /// `EOPNOTSUPP` on a device without such memory, which only mlx5 has here; `EINVAL` for 0 bytes,
+    /// for more bytes than the device has, and for an alignment that is no power of two or above the
+    /// device's; `ENOMEM` when too little is left.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, length: usize, align: usize) -> Result<DeviceMemory> {
         let file = &self.file;
@@ -113,7 +111,7 @@ impl Context {
             }
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        // So that it is freed if it cannot be mapped.
+        // Frees the memory if it cannot be mapped.
         let owner = Object::new(file.clone(), Class::DM, handle, ());
         let window = map(file, VERB, place, length)?;
         let object = owner.exchange(window).0;
@@ -135,13 +133,13 @@ pub(crate) fn map(
 }
 
 impl DeviceMemory {
-    /// Bytes.
+    /// The length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "there is no memory of 0 bytes")]
     pub fn len(&self) -> usize {
         self.inner.length
     }
 
-    /// The number by which the kernel knows the memory within its file.
+    /// The kernel's handle of the memory, a number within its file.
     pub fn handle(&self) -> u32 {
         self.inner.object.handle()
     }
@@ -152,7 +150,7 @@ impl DeviceMemory {
     }
 
     /// Copies a value, or a slice of values, to `offset`. A peer may read or write there meanwhile;
-    /// words of 4 bytes are not torn. What is posted afterwards finds them there.
+    /// words of 4 bytes are not torn. Requests that are posted afterwards find the values.
     ///
     /// # Errors
     ///
@@ -205,17 +203,16 @@ impl DeviceMemory {
         MemoryError::OutOfRange { offset, length, size: self.len() }
     }
 
-    /// Frees the memory and says whether that went well; dropping it does the same silently, as soon
-    /// as no region is on it any more.
+    /// Frees the memory; dropping it does the same and ignores errors, as soon as no region of it is left.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while it is registered, here or by another holder of the file, such as the one that a
-    /// region of it was [released](crate::MemoryRegion::release) to; the memory comes back with the
-    /// error.
+    /// `EBUSY` while it is registered, here or by another process that has the file, for example the one
+    /// that a region of it was [released](crate::MemoryRegion::release) to; the memory comes back with
+    /// the error.
     #[doc(alias = "ibv_free_dm")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
-        const HELD: &str = "a memory region is on the device memory";
+        const HELD: &str = "a memory region of the device memory is still alive";
         destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
             .map_err(|failed| failed.map(|inner| DeviceMemory { inner }))
     }

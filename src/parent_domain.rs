@@ -1,5 +1,5 @@
-//! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or
-//! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
+//! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or both. The
+//! kernel does not know of them and sees the protection domain only.
 
 use crate::error::{ErrorWith, Result};
 use crate::memory::allocator::{DomainAllocator, QueueAllocator};
@@ -11,13 +11,12 @@ use std::sync::Arc;
 
 /// A protection domain extended by a [`ThreadDomain`], a [`QueueAllocator`] or both.
 ///
-/// It *is* a protection domain and stands wherever one does: it dereferences to
-/// [`ProtectionDomain`], and both name the same kernel object, so memory of one may be used with
-/// queues of the other. A parent domain made of a parent domain flattens to the protection domain
-/// underneath and inherits neither thread domain nor allocator. Everything made from it, shared
-/// receive queues included, keeps it alive.
+/// It dereferences to [`ProtectionDomain`], and both name the same kernel object, so memory of one may be
+/// used with queues of the other. A parent domain of a parent domain extends the protection domain that
+/// the latter was made of, and inherits neither thread domain nor allocator. Objects made from it, shared
+/// receive queues included, keep it alive.
 ///
-/// On rxe queue memory is the kernel's, so an allocator is accepted and never asked.
+/// On rxe the kernel allocates queue memory: an allocator is accepted there and never called.
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -47,14 +46,14 @@ impl<P: Sharing> ProtectionDomain<P> {
 }
 
 impl<S: Sharing> ParentDomain<S> {
-    /// Deallocates the parent domain; the protection domain underneath stays.
+    /// Deallocates the parent domain; its protection domain stays.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while anything made from it lives; it comes back with the error.
+    /// `EBUSY` while an object made from it lives; the domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
-        const HELD: &str = "something made from the parent domain is still alive";
+        const HELD: &str = "an object made from the parent domain is still alive";
         const VERB: &str = "dealloc_parent_domain";
         crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
             .map_err(|failed| failed.map(|inner| ParentDomain(ProtectionDomain::of(inner))))
@@ -79,7 +78,7 @@ pub struct ParentDomainBuilder<S: Sharing = Shared> {
 }
 
 impl<S: Sharing> ParentDomainBuilder<S> {
-    /// Puts queues created in the domain under `td`.
+    /// Lets queues that are created in the domain ring the doorbell register of `td`.
     #[must_use]
     pub fn thread_domain(self, td: &ThreadDomain) -> ParentDomainBuilder<Exclusive> {
         ParentDomainBuilder {
@@ -90,14 +89,14 @@ impl<S: Sharing> ParentDomainBuilder<S> {
         }
     }
 
-    /// Lets `allocator` provide the memory of queues created in the domain.
+    /// Lets `allocator` provide the memory of queues that are created in the domain.
     #[must_use]
     pub fn allocator(mut self, allocator: impl QueueAllocator) -> Self {
         self.allocator = Some(Arc::new(allocator));
         self
     }
 
-    /// Makes the domain.
+    /// Allocates the domain.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Rules as the kernel is told of them, byte for byte.
+//! Rules as they are sent to the kernel, byte for byte.
 
 use super::*;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,7 @@ fn spec(spec: impl Into<FlowSpec>) -> String {
 }
 
 #[test]
-fn rules_are_counted_and_measured() {
+fn a_request_has_the_count_and_the_length_of_its_specifications() {
     let rule = FlowAttr::new(2).priority(0x0304);
     assert_eq!(
         hex(&request(&rule, 0x0102_0304)),
@@ -38,7 +38,7 @@ fn rules_are_counted_and_measured() {
 }
 
 #[test]
-fn specifications_by_kind() {
+fn each_kind_of_specification_is_encoded_as_the_header_lays_it_out() {
     let eth = FlowEth::new()
         .dst_mac([1, 2, 3, 4, 5, 6])
         .src_mac_masked([7, 8, 9, 10, 11, 12], [0xff, 0, 0, 0, 0, 1])
@@ -81,7 +81,7 @@ fn specifications_by_kind() {
 }
 
 #[test]
-fn what_no_kernel_takes_is_refused_by_name() {
+fn rules_that_no_kernel_accepts_are_refused_with_the_reason() {
     let refusal = |rule: FlowAttr| rule.check("create_flow").unwrap_err().to_string();
     let rule = FlowAttr::new(1);
     let many = (0..11).fold(rule.clone(), |rule, _| rule.spec(FlowEth::new()));

@@ -1,7 +1,7 @@
-//! What only mlx5 has: doorbell pages, the device's clock, and what its driver says of it.
+//! Functions for mlx5 devices only: UARs and VARs, the device's clock, and attributes that its driver tells.
 //!
-//! On a context of another device everything here answers `EOPNOTSUPP`. Queues, keys and domains
-//! are made as on any device.
+//! On a context of another device all of them answer `EOPNOTSUPP`. Queues, keys and domains are made as on
+//! any device.
 
 mod attr;
 mod clock;

@@ -1,18 +1,16 @@
-//! A page of doorbells, mapped: what [`Uar`](super::Uar) and [`Var`](super::Var) are rung through.
+//! A mapped page of doorbells, of a [`Uar`](super::Uar) or a [`Var`](super::Var).
 
 use crate::error::MemoryError;
 use crate::memory::mmio_page::{MmioPage, Word};
 
 /// A mapped page of doorbells.
 ///
-/// A store is a doorbell, and what it means is between the program and the device's user of the
-/// page. Stores are single accesses of their width, and never merged or left out; those of other
-/// threads come before or after, never in between. Earlier writes to memory are visible to the
-/// device before the store is.
+/// A store rings a doorbell; the meaning of its value depends on the queue. Each store is one access of its
+/// width, and is neither merged nor left out; stores of other threads come before or after it. Writes to
+/// memory before the store are visible to the device before the store is.
 ///
-/// The page stays mapped as long as this exists, even if the object that it was mapped from is
-/// gone: the kernel gives the page to nobody else before it is unmapped. After the device was
-/// removed, stores go nowhere.
+/// The page stays mapped as long as this exists, even if its UAR or VAR is gone: the kernel gives the page
+/// to no other object before it is unmapped. After the device was removed, stores have no effect.
 #[derive(Debug)]
 pub struct DoorbellPage {
     page: MmioPage,
@@ -23,14 +21,14 @@ impl DoorbellPage {
         DoorbellPage { page }
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a page is never empty")]
     pub fn len(&self) -> usize {
         self.page.len()
     }
 
-    /// Rings by 16 bits, the least significant byte first: as virtio devices are told which queue
-    /// has something.
+    /// Stores 16 bits, the least significant byte first. A virtio doorbell is the number of the queue that has
+    /// work.
     ///
     /// # Errors
     ///
@@ -41,23 +39,22 @@ impl DoorbellPage {
         self.ring(offset, value.to_le())
     }
 
-    /// As [`ring_u16`](Self::ring_u16), by 32 bits.
+    /// As [`ring_u16`](Self::ring_u16), with 32 bits.
     pub fn ring_u32(&self, offset: usize, value: u32) -> Result<(), MemoryError> {
         self.ring(offset, value.to_le())
     }
 
-    /// As [`ring_u16`](Self::ring_u16), by 64 bits.
+    /// As [`ring_u16`](Self::ring_u16), with 64 bits.
     pub fn ring_u64(&self, offset: usize, value: u64) -> Result<(), MemoryError> {
         self.ring(offset, value.to_le())
     }
 
-    /// Rings by 64 bits, the most significant byte first: as the device's own queues are rung.
+    /// Stores 64 bits, the most significant byte first: the doorbell of the device's own queues.
     pub fn ring_be64(&self, offset: usize, value: u64) -> Result<(), MemoryError> {
         self.ring(offset, value.to_be())
     }
 
-    /// What the device answers to a load of 32 bits, taken as the least significant byte first. Most
-    /// doorbells answer nothing that means anything.
+    /// Loads 32 bits, the least significant byte first. For most doorbells the value has no meaning.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Regions on a kernel that the test plays: what no device does on demand.
+//! Memory regions on a scripted kernel: failures that no device has on demand.
 
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
@@ -19,21 +19,21 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
 
 const REREG: Op = Op::Write(IB_USER_VERBS_CMD_REREG_MR);
 
-/// Memory that tells when it is freed.
-struct Told {
+/// Memory that calls a function when it is freed.
+struct Watched {
     bytes: Box<[u8; 64]>,
     freed: Box<dyn Fn() + Send>,
 }
 
-impl fmt::Debug for Told {
+impl fmt::Debug for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Told")
+        f.write_str("Watched")
     }
 }
 
 #[allow(unsafe_code, reason = "what is registered must be")]
 // SAFETY: the box owns its bytes, and they stay as long as it.
-unsafe impl StableBytes for Told {
+unsafe impl StableBytes for Watched {
     type Item = u8;
 
     fn items(&mut self) -> NonNull<[u8]> {
@@ -41,20 +41,20 @@ unsafe impl StableBytes for Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Watched {
     fn drop(&mut self) {
         (self.freed)();
     }
 }
 
-/// Memory, and how often it was freed.
-fn told() -> (Told, Arc<AtomicUsize>) {
+/// Such memory, and the count of how often it was freed.
+fn watched() -> (Watched, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let freed = {
         let count = count.clone();
         Box::new(move || _ = count.fetch_add(1, Ordering::Relaxed))
     };
-    (Told { bytes: Box::new([1; 64]), freed }, count)
+    (Watched { bytes: Box::new([1; 64]), freed }, count)
 }
 
 fn freed(count: &AtomicUsize) -> usize {
@@ -62,14 +62,14 @@ fn freed(count: &AtomicUsize) -> usize {
 }
 
 #[test]
-fn memory_is_freed_after_the_kernel_let_go_of_it() {
+fn memory_is_freed_after_the_region_is_deregistered() {
     let Bench { script, pd, .. } = &Bench::new();
     let left = Arc::new(AtomicUsize::new(usize::MAX));
     let freed = {
         let (script, left) = (script.clone(), left.clone());
         Box::new(move || left.store(script.count(UVERBS_OBJECT_MR), Ordering::Relaxed))
     };
-    let memory = Told { bytes: Box::new([0; 64]), freed };
+    let memory = Watched { bytes: Box::new([0; 64]), freed };
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_MR), 1);
     drop(region);
@@ -77,11 +77,11 @@ fn memory_is_freed_after_the_kernel_let_go_of_it() {
 }
 
 #[test]
-fn memory_is_leaked_and_counted_while_the_kernel_keeps_it() {
+fn memory_is_leaked_and_counted_if_deregistration_fails() {
     let Bench { script, context, pd, .. } = &Bench::new();
     for errno in [Errno::BUSY, Errno::INVAL, Errno::NOMEM, Errno::PERM] {
         let before = context.leaked();
-        let (memory, count) = told();
+        let (memory, count) = watched();
         let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
         script.refuse_destroy(region.handle(), errno);
         drop(region);
@@ -90,14 +90,14 @@ fn memory_is_leaked_and_counted_while_the_kernel_keeps_it() {
 }
 
 #[test]
-fn memory_is_freed_when_the_region_is_gone_anyway() {
+fn memory_is_freed_if_the_region_was_destroyed_by_another_process_or_with_the_device() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.refuse_destroy(region.handle(), Errno::NOENT);
     drop(region);
     assert_eq!(freed(&count), 1, "destroyed by another holder of the file");
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.vanish();
     drop(region);
@@ -108,7 +108,7 @@ fn memory_is_freed_when_the_region_is_gone_anyway() {
 #[test]
 fn a_region_that_could_not_be_destroyed_comes_back() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let mut region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     for _ in 0..2 {
@@ -129,7 +129,7 @@ fn failed_registration_gives_the_memory_back() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::NOMEM, Errno::INVAL, Errno::FAULT, Errno::IO, Errno::PERM] {
         script.fail_step(1, errno);
-        let (memory, count) = told();
+        let (memory, count) = watched();
         let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
         assert_eq!((failed.error.errno(), failed.object.bytes[63]), (errno, 1));
         assert_eq!(freed(&count), 0);
@@ -141,7 +141,7 @@ fn failed_registration_gives_the_memory_back() {
 }
 
 #[test]
-fn the_kernel_is_given_the_memory_and_the_rights_that_were_asked_for() {
+fn the_kernel_gets_the_address_the_length_and_the_rights() {
     let Bench { script, pd, .. } = &Bench::new();
     let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
     let memory = vec![0u32; 100];
@@ -178,7 +178,7 @@ fn atomics_are_left_out_where_the_device_refuses_them() {
 }
 
 #[test]
-fn nothing_is_asked_of_the_kernel_for_nothing() {
+fn invalid_registrations_do_not_reach_the_kernel() {
     let Bench { script, pd, .. } = &Bench::new();
     let before = script.log().len();
     assert_eq!(pd.try_allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
@@ -202,9 +202,9 @@ fn allocating_empty_values_panics() {
 }
 
 #[test]
-fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
+fn a_refused_rereg_changes_nothing_and_another_failure_kills_the_region() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let mut region = pd.register(memory, Access::ALL_REMOTE).unwrap();
     let less = Access::LOCAL_WRITE;
     for errno in [Errno::OPNOTSUPP, Errno::INVAL, Errno::ACCESS] {
@@ -228,7 +228,7 @@ fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
 }
 
 #[test]
-fn a_change_of_domain_changes_what_is_held() {
+fn a_region_holds_the_domain_that_rereg_moved_it_to() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let other = context.alloc_pd().unwrap();
     let mut region = pd.allocate::<u8>(8).unwrap();
@@ -241,10 +241,10 @@ fn a_change_of_domain_changes_what_is_held() {
 }
 
 #[test]
-fn exchanged_memory_comes_back() {
+fn exchange_returns_the_former_memory() {
     let Bench { script, pd, .. } = &Bench::new();
     script.allow_translation();
-    let (old, count) = told();
+    let (old, count) = watched();
     let region = pd.register(old, Access::ALL_REMOTE).unwrap();
     let handle = region.handle();
     let new = vec![5u64; 4];
@@ -259,7 +259,7 @@ fn exchanged_memory_comes_back() {
 }
 
 #[test]
-fn an_exchange_that_fails_loses_no_memory() {
+fn a_failed_exchange_returns_both_memories_or_leaks_both() {
     let Bench { script, context, pd, .. } = &Bench::new();
     // Refused: all is as it was.
     let region = pd.register(vec![1u8], Access::ALL_REMOTE).unwrap();
@@ -275,7 +275,7 @@ fn an_exchange_that_fails_loses_no_memory() {
     assert_eq!((failed.old, failed.memory), (Some(vec![1]), Some(vec![2])));
     assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
     // And it cannot be destroyed: the device may know either memory, so neither is freed.
-    let ((old, first), (new, second)) = (told(), told());
+    let ((old, first), (new, second)) = (watched(), watched());
     let region = pd.register(old, Access::ALL_REMOTE).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     let failed = region.exchange(new).unwrap_err();
@@ -286,7 +286,7 @@ fn an_exchange_that_fails_loses_no_memory() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens a file")]
-fn what_a_kernel_does_not_know_is_unsupported() {
+fn methods_that_a_kernel_lacks_are_unsupported() {
     let Bench { pd, .. } = &Bench::new();
     let file = std::fs::File::open("/dev/null").unwrap();
     let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
@@ -297,9 +297,9 @@ fn what_a_kernel_does_not_know_is_unsupported() {
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
 }
 
-/// Anything else it would write to somewhere else.
+/// rxe would write any other memory at a wrong place.
 #[test]
-fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
+fn rxe_pages_on_demand_only_memory_at_a_page_and_at_its_own_address() {
     let bench = Bench::new();
     let page = rustix::param::page_size();
     let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
@@ -319,7 +319,7 @@ fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
 }
 
 #[test]
-fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
+fn on_demand_on_a_device_without_it_is_unsupported_and_not_invalid() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
         script.fail_step(1, errno);
@@ -329,11 +329,11 @@ fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
 }
 
 #[test]
-fn a_window_goes_before_what_it_stands_on() {
+fn a_window_is_deallocated_before_its_region_and_queue_pair() {
     let bench = Bench::new();
     let qp = bench.qp(crate::QpType::RC);
     let Bench { script, context, pd, .. } = &bench;
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     let region = pd.register(memory, access).unwrap();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
@@ -353,7 +353,7 @@ fn a_window_goes_before_what_it_stands_on() {
 }
 
 #[test]
-fn how_pages_are_held_does_not_change() {
+fn rereg_refuses_flags_that_only_a_registration_sets() {
     let Bench { script, pd, .. } = &Bench::new();
     let mut region = pd.allocate::<u8>(64).unwrap();
     let asked = || script.log().iter().filter(|op| **op == REREG).count();
@@ -377,7 +377,7 @@ fn unowned(pd: &ProtectionDomain, memory: &[MaybeUninit<u8>]) -> MemoryRegion<u8
 }
 
 #[test]
-fn keys_for_memory_that_is_borrowed_and_not_initialised() {
+fn uninitialised_and_borrowed_memory_gets_keys_of_several_devices() {
     let (one, other) = (Bench::new(), Bench::new());
     let memory = vec![MaybeUninit::<u8>::uninit(); 100];
     let start = memory.as_ptr().addr() as u64;
@@ -440,7 +440,7 @@ fn an_unowned_region_that_the_kernel_keeps_is_counted_and_comes_back() {
 fn regions_of_any_memory_stand_in_one_map() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let bytes = [MaybeUninit::uninit(); 16];
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let regions: [AnyMemoryRegion; 3] = [
         pd.allocate::<[u64; 3]>(5).unwrap().into(),
         pd.register(memory, Access::LOCAL_WRITE).unwrap().erase(),
@@ -468,7 +468,7 @@ fn regions_of_any_memory_stand_in_one_map() {
 #[test]
 fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap().erase();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     let (region, error) = region.destroy().unwrap_err().into_parts();
@@ -481,7 +481,7 @@ fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
 fn an_erased_region_stays_held_by_its_window() {
     let bench = Bench::new();
     let qp = bench.qp(crate::QpType::RC);
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = bench.pd.register(memory, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();

@@ -1,4 +1,4 @@
-//! What a context asks of its device's ports. Pairs with the QUERY_PORT and QUERY_GID methods of
+//! Queries of ports, GIDs and partition keys. Pairs with the QUERY_PORT and QUERY_GID methods of
 //! `core/uverbs_std_types_device.c`.
 
 use super::{GidEntry, GidType, LinkLayer, PortAttr};
@@ -24,7 +24,7 @@ use uverbs_uapi::port as uapi;
 const MAX_GID_ENTRIES: usize = u16::MAX as usize / size_of::<ib_uverbs_gid_entry>();
 
 impl Context {
-    /// State and limits of a port; ports count from 1.
+    /// Queries state and limits of a port; ports count from 1.
     ///
     /// # Errors
     ///
@@ -41,8 +41,7 @@ impl Context {
         Ok(PortAttr::new(&resp))
     }
 
-    /// One entry of a port's table of global identifiers; the identifier of an empty slot
-    /// [is zero](Gid::is_zero).
+    /// Queries one entry of a port's GID table; the GID of an empty entry [is zero](Gid::is_zero).
     ///
     /// # Errors
     ///
@@ -55,7 +54,7 @@ impl Context {
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY)
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_PORT, port.into())
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX, index.into())
-            // The kernel wants them although it has none.
+            // The attribute is mandatory, although no flag is defined.
             .u32(UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, 0)
             .output(UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &mut entry);
         let asked = self.file.execute(VERB, &mut command);
@@ -80,7 +79,7 @@ impl Context {
         }
     }
 
-    /// The global identifiers of all ports, without the empty slots.
+    /// Queries the GID tables of all ports, without the empty entries.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
         const VERB: &str = "query_gid_table";
@@ -89,7 +88,7 @@ impl Context {
             let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
             total += attr.gid_table_len as usize;
         }
-        // Only the slots in use are answered, so that the limit is no limit in practice.
+        // The kernel answers only the entries in use, so this limit is not reached in practice.
         let total = total.min(MAX_GID_ENTRIES);
         if total == 0 {
             return Ok(Vec::new());
@@ -106,8 +105,8 @@ impl Context {
         Ok(entries[..count].iter().map(GidEntry::new).collect())
     }
 
-    /// The entry of a port's table that suits most: on Ethernet RoCE v2 before v1, and of those an
-    /// IPv4 address before a global IPv6 one before a link-local one; on InfiniBand the first.
+    /// Chooses an entry of a port's GID table: on Ethernet RoCE v2 before v1, and among those an IPv4 address
+    /// before a global IPv6 one before a link-local one; on InfiniBand the first.
     ///
     /// # Errors
     ///
@@ -119,13 +118,15 @@ impl Context {
         let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
         choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == port))
             .ok_or_else(|| {
-                let detail = format!("port {port} of {} has no address", self.file.device.name());
+                let detail = format!(
+                    "port {port} of {} has no GID: its network interface is down or has no address",
+                    self.file.device.name()
+                );
                 Error::new(VERB, Errno::NODATA).detail(detail)
             })
     }
 
-    /// A partition key of a port, in host order. No verb of the kernel tells it, so it is read
-    /// from sysfs.
+    /// Reads a partition key of a port, in host order, from sysfs: the kernel has no verb for it.
     ///
     /// # Errors
     ///

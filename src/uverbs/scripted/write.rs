@@ -1,4 +1,4 @@
-//! The older commands of a played kernel.
+//! The older commands of a scripted kernel.
 
 use super::attrs::{self, Answers};
 use super::state::{
