@@ -1,9 +1,9 @@
 //! The driver: what turns completions into futures that are ready.
 
-use super::later::Later;
+use super::deferred::Later;
 use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
-use super::table::{Table, Tag};
-use super::turn::{Ends, Turn};
+use super::inflight::{Table, Tag};
+use super::poll_loop::{Ends, Turn};
 use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};

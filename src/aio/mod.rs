@@ -18,15 +18,15 @@
 
 mod driver;
 mod inbox;
-mod later;
+mod deferred;
 mod op;
 mod queue;
 #[cfg(feature = "stream")]
 mod stream;
-mod table;
+mod inflight;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod turn;
+mod poll_loop;
 mod waiters;
 
 pub use driver::{CompletionQueue, Driver, Readiness};

@@ -1,6 +1,6 @@
 //! Requests as futures.
 
-use super::table::{Admission, Broken, Progress, Side, Table, Tag};
+use super::inflight::{Admission, Broken, Progress, Side, Table, Tag};
 use crate::owned::{Buffer, Lend, Memory, Outcome};
 use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};

@@ -2,7 +2,7 @@
 
 use super::driver::Hub;
 use super::op::{AtomicOp, Op, Queue, Request};
-use super::table::{Table, Tag};
+use super::inflight::{Table, Tag};
 use crate::error::Error;
 use crate::memory::lock::{Guard, Lock};
 use crate::owned::{

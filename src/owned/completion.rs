@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::memory::Memory;
-use super::route::{Entry, Rest, parts};
+use super::qp_map::{Entry, Rest, parts};
 use crate::completion::Completion;
 use crate::memory::compact_enum::Content;
 use crate::memory::loan_table::Settling;

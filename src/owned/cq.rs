@@ -1,9 +1,9 @@
 //! Completion queues that give memory back.
 
 use super::completion::{Done, Outcome, Settled};
-use super::desk::Desk;
+use super::lending::Desk;
 use super::queue::OwnedQueuePair;
-use super::route::{RECV, Routes, SEND, entry, parts};
+use super::qp_map::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};

@@ -1,7 +1,7 @@
 //! What can be lent to a request: memory that stays registered for as long as it is held.
 
 use super::buffer::{Buffer, SharedBuffer};
-use super::desk::{Place, Refused, named, taken_back};
+use super::lending::{Place, Refused, named, taken_back};
 use crate::identity::Identity;
 use crate::memory::region::StableBytes;
 use crate::mr::{MemoryRegion, RegionError};
@@ -88,7 +88,7 @@ impl Memory {
 const HEADER: usize = 40;
 
 mod sealed {
-    use super::super::desk::{Place, Refused};
+    use super::super::lending::{Place, Refused};
     use super::Name;
     use crate::wr::{PostError, Sge};
 

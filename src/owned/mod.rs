@@ -54,17 +54,17 @@
 mod buffer;
 mod completion;
 mod cq;
-mod desk;
+mod lending;
 mod memory;
 mod queue;
-mod route;
+mod qp_map;
 mod scope;
 mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Done, Outcome, Settled};
 pub use cq::{AdoptError, OwnedCompletionQueue, OwnedCompletions};
-pub use desk::Refused;
+pub use lending::Refused;
 pub use memory::{Lend, LendMut, Memory, RegionSlice};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};
 pub use scope::{Ending, Held, Local, Part, Pending, Scope, ScopeError};

@@ -2,9 +2,9 @@
 
 use super::completion::{Done, Outcome};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused};
+use super::lending::{Desk, Draft, Refused};
 use super::memory::{Lend, LendMut, Post};
-use super::route::{Lent, Route, parts};
+use super::qp_map::{Lent, Route, parts};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;

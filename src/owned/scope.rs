@@ -3,7 +3,7 @@
 use super::buffer::{Buffer, SharedBuffer};
 use super::completion::Outcome;
 use super::cq::OwnedCompletionQueue;
-use super::desk::named;
+use super::lending::named;
 use super::memory::{Name, Named};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;

@@ -1,8 +1,8 @@
 //! Shared receive queues whose receives take their memory.
 
-use super::desk::Desk;
+use super::lending::Desk;
 use super::queue::OwnedRecvBatch;
-use super::route::{Lent, RECV};
+use super::qp_map::{Lent, RECV};
 use crate::error::{Error, Result};
 use crate::srq::SharedReceiveQueue;
 use crate::wr::PostError;

@@ -36,7 +36,7 @@ const EDITS: &[Defect] = &[
     Defect {
         name: "owned",
         edit: Edit {
-            file: "src/owned/desk.rs",
+            file: "src/owned/lending.rs",
             from: "self.lender.room()",
             to: "let room = self.lender.room();\n        room",
         },
@@ -106,7 +106,7 @@ const DEFECTS: &[Defect] = &[
     Defect {
         name: "a_buffer_of_another_domain_is_taken",
         edit: Edit {
-            file: "src/owned/desk.rs",
+            file: "src/owned/lending.rs",
             from: "memory.name().is_none_or(|name| name.domain == *self.domain)",
             to: "memory.name().is_none_or(|name| name.domain == *self.domain || true)",
         },
@@ -114,7 +114,7 @@ const DEFECTS: &[Defect] = &[
     Defect {
         name: "sends_and_receives_are_settled_in_the_wrong_table",
         edit: Edit {
-            file: "src/owned/route.rs",
+            file: "src/owned/qp_map.rs",
             from: "if wr_id & RECV == 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }",
             to: "if wr_id & RECV != 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }",
         },

@@ -2,7 +2,7 @@
 //! be their end, wakers, and memory whose owner went away. All may run code of the program, which may
 //! use the same queues again.
 
-use super::table::flush;
+use super::inflight::flush;
 use crate::owned::Memory;
 use crate::qp::QpInner;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -2,7 +2,7 @@
 
 use super::buffer::{Buffer, Extent, Whole};
 use super::memory::{Memory, Named};
-use super::route::{Entry, Lent, Rest};
+use super::qp_map::{Entry, Lent, Rest};
 use crate::identity::Identity;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::loan_table::lender::{self, Lender, Lending, Vacancy};

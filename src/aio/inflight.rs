@@ -1,7 +1,7 @@
 //! What futures and the driver share: which requests are under way, who waits for them, and who
 //! waits for room. Model-checked with loom.
 
-use super::later::Later;
+use super::deferred::Later;
 use super::waiters::{Waiters, take};
 use crate::error::Error;
 use crate::memory::lock::{Guard, Lock};
