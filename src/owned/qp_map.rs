@@ -1,11 +1,9 @@
-//! From a completion to what was lent: by the number of the queue pair, and then by the ticket.
+//! From a completion to its loan: the queue pair's number leads to the loan tables, the `wr_id` to the loan.
 
-use super::buffer::{Buffer, Extent, Whole};
-use super::memory::Memory;
+use super::lending::{Lent, Loans};
 use crate::cq::Lease;
-use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::loan_table::lender::Lender;
-use crate::memory::loan_table::{LoanTable, MARK, Settling};
+use crate::memory::loan_table::{RECV, ReturnedLoan};
 use crate::memory::lock::Lock;
 use crate::memory::ring_array::RingArray;
 use crate::provider::Member;
@@ -13,294 +11,258 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is lent to one request: a buffer with what the request was posted with, or else the rest.
-pub(super) type Entry<T> = CompactEnum<Whole, (Extent, T), Rest<T>>;
-
-/// What is lent to a request, if it is no buffer.
+/// A queue pair that a completion queue adopted.
 #[derive(Debug)]
-pub(super) enum Rest<T> {
-    /// Memory, and what the request was posted with.
-    Owned(Memory, T),
-    /// Memory that a scope borrows.
-    Scoped,
-}
-
-/// What is lent to a request with a tag.
-#[inline(always)]
-pub(super) fn entry<T>(memory: Memory, tag: T) -> Entry<T> {
-    CompactEnum::new(match memory {
-        Memory::Buffer(buffer) => {
-            let (piece, extent) = buffer.into_parts();
-            Content::Small(piece, (extent, tag))
-        }
-        other => Content::Large(Rest::Owned(other, tag)),
-    })
-}
-
-/// The memory of a request and its tag, unless it is a scope's.
-#[inline(always)]
-pub(super) fn parts<T>(entry: Entry<T>) -> Option<(Memory, T)> {
-    match entry.open() {
-        Content::Small(piece, (extent, tag)) => {
-            Some((Memory::Buffer(Buffer::of(piece, extent)), tag))
-        }
-        Content::Large(Rest::Owned(memory, tag)) => Some((memory, tag)),
-        Content::Large(Rest::Scoped) => None,
-    }
-}
-
-pub(super) type Lent<T> = LoanTable<Entry<T>>;
-
-/// What marks the number of a receive: its queue has a table of its own.
-pub(super) const RECV: u64 = MARK;
-/// And what does not mark that of a send.
-pub(super) const SEND: u64 = 0;
-
-/// What is lent to a queue pair.
-#[derive(Debug)]
-pub(super) struct Route<T> {
-    /// By which completions say whose they are.
+pub(super) struct AdoptedQp<T> {
+    /// The number by which completions name the queue pair.
     number: u32,
-    /// Keeps the number from being dealt again while it leads here, where it is this library's to deal.
+    /// Where this library assigns the number: keeps it from being assigned again while it is in the map.
     _member: Member,
-    /// Keeps it from other queue pairs of the completion queue, where the kernel deals it.
+    /// Where the kernel assigns the number: keeps other queue pairs of the completion queue from using it.
     _lease: Option<Lease>,
-    send: Lent<T>,
-    /// The queue pair's own, or that of the shared receive queue.
-    recv: Lent<T>,
-    /// Completions that its sends may have in the completion queue at once.
+    send: Loans<T>,
+    /// The queue pair's own table, or that of its shared receive queue.
+    recv: Loans<T>,
+    /// The most completions that its sends may have in the completion queue at once.
     depth: u32,
-    /// The queue pair completes nothing any more.
-    dead: AtomicBool,
-    /// Where the completion queue hears of that.
-    obituary: Arc<Lock<Vec<u32>>>,
+    /// Whether the queue pair is reset or destroyed, and completes nothing more.
+    closed: AtomicBool,
+    /// Where the map is told of that.
+    closed_numbers: Arc<Lock<Vec<u32>>>,
 }
 
-impl<T> Route<T> {
-    fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+impl<T> AdoptedQp<T> {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
+    /// The queue pair completes nothing more.
     pub(super) fn close(&self) {
-        self.dead.store(true, Ordering::Release);
-        if let Some(mut obituary) = self.obituary.lock() {
-            obituary.push(self.number);
+        self.closed.store(true, Ordering::Release);
+        if let Some(mut numbers) = self.closed_numbers.lock() {
+            numbers.push(self.number);
         }
     }
 }
 
-/// A queue pair of a completion queue, with the way to its tables at hand.
+/// An entry of the map, with the tables at hand.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(super) struct Known<T> {
+pub(super) struct QpEntry<T> {
     number: u32,
-    /// To sends and to receives.
-    lent: [Lent<T>; 2],
-    route: Option<Arc<Route<T>>>,
+    /// Of sends and of receives.
+    loans: [Loans<T>; 2],
+    qp: Option<Arc<AdoptedQp<T>>>,
 }
 
-/// No queue pair's number: those have 24 bits.
-const NOBODY: u32 = u32::MAX;
+/// The number of an empty entry; numbers of queue pairs have 24 bits.
+const NO_QP: u32 = u32::MAX;
 
-impl<T> Known<T> {
-    fn new(route: Arc<Route<T>>) -> Self {
-        let lent = [route.send.clone(), route.recv.clone()];
-        Known { number: route.number, lent, route: Some(route) }
+impl<T> QpEntry<T> {
+    fn new(qp: Arc<AdoptedQp<T>>) -> Self {
+        let loans = [qp.send.clone(), qp.recv.clone()];
+        QpEntry { number: qp.number, loans, qp: Some(qp) }
     }
 
-    /// With a table where nothing is lent.
-    fn nobody(empty: &Lent<T>) -> Self {
-        Known { number: NOBODY, lent: [empty.clone(), empty.clone()], route: None }
+    /// An empty entry, with a table that lends nothing.
+    fn empty(no_loans: &Loans<T>) -> Self {
+        QpEntry { number: NO_QP, loans: [no_loans.clone(), no_loans.clone()], qp: None }
     }
 
-    pub(super) fn settle(&self, wr_id: u64) -> Option<Settling<'_, Entry<T>>> {
-        let [send, recv] = &self.lent;
-        if wr_id & RECV == 0 { send.settle(wr_id) } else { recv.settle(wr_id) }
-    }
-
-    /// The same, but nothing of a scope's.
+    /// The table that a request with this `wr_id` is lent in.
     #[inline(always)]
-    pub(super) fn settle_usual(&self, wr_id: u64) -> Option<Settling<'_, Entry<T>>> {
-        let [send, recv] = &self.lent;
-        if wr_id & RECV == 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }
+    pub(super) fn loans(&self, wr_id: u64) -> &Loans<T> {
+        let [send, recv] = &self.loans;
+        if wr_id & RECV == 0 { send } else { recv }
+    }
+
+    /// Takes the loan `wr_id` back, unless there is more to do than that.
+    #[inline(always)]
+    pub(super) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
+        let [send, recv] = &self.loans;
+        if wr_id & RECV == 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }
     }
 }
 
-/// All queue pairs of a completion queue, by number.
+/// The adopted queue pairs of a completion queue, by number.
 #[derive(Debug)]
-pub(super) struct Routes<T> {
-    /// A hash table with open addressing, at most half full and of a power of two; kernels number
-    /// queue pairs one after the other, so that the number itself is as good as a hash.
-    table: RingArray<Known<T>>,
-    /// Who settles nothing, and what nobody lends in.
-    nobody: Known<T>,
-    empty: Lent<T>,
+pub(super) struct QpMap<T> {
+    /// A hash table with open addressing, of a power of two and at most half full. The hash is the number
+    /// itself, because kernels number queue pairs one after the other.
+    entries: RingArray<QpEntry<T>>,
+    /// An entry for numbers that are not in the map.
+    missing: QpEntry<T>,
+    no_loans: Loans<T>,
     count: u32,
-    /// Completions that all of them may have in the queue at once.
+    /// The most completions that all queue pairs may have in the completion queue at once.
     needed: u64,
-    /// How many queue pairs receive by a table.
+    /// How many queue pairs receive by each table.
     receivers: HashMap<usize, u32>,
-    obituary: Arc<Lock<Vec<u32>>>,
-    /// How often something was put into the table.
+    closed_numbers: Arc<Lock<Vec<u32>>>,
+    /// How often an entry was written.
     #[cfg(test)]
     puts: usize,
 }
 
-impl<T> Routes<T> {
+impl<T> QpMap<T> {
     pub(super) fn new() -> Self {
-        let empty = Lender::new(0, SEND).slots().clone();
-        Routes {
-            table: RingArray::of(1, |_| Known::nobody(&empty)),
-            nobody: Known::nobody(&empty),
-            empty,
+        let no_loans = Lender::new(0, 0).slots().clone();
+        QpMap {
+            entries: RingArray::of(1, |_| QpEntry::empty(&no_loans)),
+            missing: QpEntry::empty(&no_loans),
+            no_loans,
             count: 0,
             needed: 0,
             receivers: HashMap::new(),
-            obituary: Arc::default(),
+            closed_numbers: Arc::default(),
             #[cfg(test)]
             puts: 0,
         }
     }
 
-    /// Who settles nothing.
-    pub(super) fn nobody(&self) -> &Known<T> {
-        &self.nobody
+    /// An entry that takes nothing back.
+    pub(super) fn missing(&self) -> &QpEntry<T> {
+        &self.missing
     }
 
     #[inline(always)]
-    pub(super) fn find(&self, number: u32) -> Option<&Known<T>> {
-        let first = self.table.at(number);
+    pub(super) fn find(&self, number: u32) -> Option<&QpEntry<T>> {
+        let first = self.entries.at(number);
         if first.number == number { Some(first) } else { self.search(number) }
     }
 
-    /// As [`find`](Self::find), where another is in the first place.
+    /// As [`find`](Self::find), where another number has the first entry.
     #[cold]
     #[inline(never)]
-    fn search(&self, number: u32) -> Option<&Known<T>> {
+    fn search(&self, number: u32) -> Option<&QpEntry<T>> {
         let mut at = number;
         loop {
-            let known = self.table.at(at);
-            if known.number == number {
-                return Some(known);
+            let entry = self.entries.at(at);
+            if entry.number == number {
+                return Some(entry);
             }
-            if known.number == NOBODY {
+            if entry.number == NO_QP {
                 return None;
             }
             at = at.wrapping_add(1);
         }
     }
 
-    /// Of a queue pair that is to be [added](Self::add).
-    pub(super) fn route(
+    /// Describes a queue pair that is to be [added](Self::add).
+    pub(super) fn adopted(
         &self,
         (number, member, lease): (u32, Member, Option<Lease>),
-        send: Lent<T>,
-        recv: Lent<T>,
+        send: Loans<T>,
+        recv: Loans<T>,
         depth: u32,
-    ) -> Arc<Route<T>> {
-        let (dead, obituary) = (AtomicBool::new(false), self.obituary.clone());
-        Arc::new(Route {
+    ) -> Arc<AdoptedQp<T>> {
+        let (closed, closed_numbers) = (AtomicBool::new(false), self.closed_numbers.clone());
+        Arc::new(AdoptedQp {
             number,
             _member: member,
             _lease: lease,
             send,
             recv,
             depth,
-            dead,
-            obituary,
+            closed,
+            closed_numbers,
         })
     }
 
-    /// Completions that all queue pairs may have in the queue at once. Receives of a shared queue
-    /// count once, whoever takes them.
+    /// The most completions that all queue pairs may have in the completion queue at once. Receives of a
+    /// shared receive queue count once.
     pub(super) fn needed(&self) -> u64 {
         self.needed
     }
 
-    /// How many more those are with a queue pair that receives by `recv`.
-    pub(super) fn more(&self, recv: &Lent<T>) -> u64 {
+    /// How many completions a queue pair adds to that by its receives.
+    pub(super) fn needed_by(&self, recv: &Loans<T>) -> u64 {
         if self.receivers.contains_key(&recv.key()) { 0 } else { recv.len() as u64 }
     }
 
-    /// The numbers of those that died since this was last asked.
-    pub(super) fn dead(&mut self) -> Vec<u32> {
-        self.obituary.lock().map(|mut dead| std::mem::take(&mut *dead)).unwrap_or_default()
+    /// The numbers of the queue pairs that were closed since the last call.
+    pub(super) fn take_closed(&mut self) -> Vec<u32> {
+        self.closed_numbers
+            .lock()
+            .map(|mut numbers| std::mem::take(&mut *numbers))
+            .unwrap_or_default()
     }
 
-    /// Adds a queue pair, in place of one that had the same number before.
-    pub(super) fn add(&mut self, route: Arc<Route<T>>) {
-        self.remove(route.number);
-        // At least one place stays free, where a search ends.
-        let (count, len) = (self.count + 1, self.table.len());
+    /// Adds a queue pair, in place of an earlier one with the same number.
+    pub(super) fn add(&mut self, qp: Arc<AdoptedQp<T>>) {
+        self.remove(qp.number);
+        // At least half the entries stay empty: a search ends at one.
+        let (count, len) = (self.count + 1, self.entries.len());
         if 2 * count > len {
-            let empty = &self.empty;
-            let small = RingArray::of(2 * len, |_| Known::nobody(empty));
-            let small = std::mem::replace(&mut self.table, small);
+            let no_loans = &self.no_loans;
+            let larger = RingArray::of(2 * len, |_| QpEntry::empty(no_loans));
+            let smaller = std::mem::replace(&mut self.entries, larger);
             for at in 0..len {
-                if let Some(route) = &small.at(at).route {
-                    self.place(route.clone());
+                if let Some(qp) = &smaller.at(at).qp {
+                    self.insert(qp.clone());
                 }
             }
         }
         self.count = count;
-        self.needed += u64::from(route.depth) + self.more(&route.recv);
-        *self.receivers.entry(route.recv.key()).or_default() += 1;
-        self.place(route);
+        self.needed += u64::from(qp.depth) + self.needed_by(&qp.recv);
+        *self.receivers.entry(qp.recv.key()).or_default() += 1;
+        self.insert(qp);
     }
 
-    /// Forgets queue pairs that are dead, and of which nothing is left in the completion queue.
-    pub(super) fn forget(&mut self, gone: Vec<u32>) {
-        for number in gone {
-            // Another may have got the number since.
-            let route = self.find(number).and_then(|known| known.route.as_ref());
-            if route.is_some_and(|route| route.is_dead()) {
+    /// Removes queue pairs that were closed. The caller has polled all that they left in the completion
+    /// queue.
+    pub(super) fn remove_closed(&mut self, numbers: Vec<u32>) {
+        for number in numbers {
+            // Another queue pair may have the number by now.
+            let qp = self.find(number).and_then(|entry| entry.qp.as_ref());
+            if qp.is_some_and(|qp| qp.is_closed()) {
                 self.remove(number);
             }
         }
     }
 
-    fn place(&mut self, route: Arc<Route<T>>) {
-        let mut at = route.number;
-        while self.table.at(at).number != NOBODY {
+    fn insert(&mut self, qp: Arc<AdoptedQp<T>>) {
+        let mut at = qp.number;
+        while self.entries.at(at).number != NO_QP {
             at = at.wrapping_add(1);
         }
-        self.put(at, Known::new(route));
+        self.put(at, QpEntry::new(qp));
     }
 
-    fn put(&mut self, at: u32, known: Known<T>) {
-        // Nobody else has the table.
-        let _ = self.table.put(at, known);
+    fn put(&mut self, at: u32, entry: QpEntry<T>) {
+        // It cannot fail: nobody else holds the array.
+        let _ = self.entries.put(at, entry);
         #[cfg(test)]
         (self.puts += 1);
     }
 
     fn remove(&mut self, number: u32) {
-        let Some(route) = self.find(number).and_then(|known| known.route.clone()) else { return };
+        let Some(qp) = self.find(number).and_then(|entry| entry.qp.clone()) else { return };
         let mut hole = number;
-        while self.table.at(hole).number != number {
+        while self.entries.at(hole).number != number {
             hole = hole.wrapping_add(1);
         }
-        // Those behind move up, unless they would come to stand before their place.
-        let mask = self.table.len() - 1;
+        // The entries behind move up, unless that would bring one in front of where its search begins.
+        let mask = self.entries.len() - 1;
         let mut at = hole;
         loop {
             at = at.wrapping_add(1);
-            let Some(next) = &self.table.at(at).route else { break };
+            let Some(next) = &self.entries.at(at).qp else { break };
             let (way, gap) = (at.wrapping_sub(next.number) & mask, at.wrapping_sub(hole) & mask);
             if way >= gap {
                 let next = next.clone();
-                self.put(hole, Known::new(next));
+                self.put(hole, QpEntry::new(next));
                 hole = at;
             }
         }
-        self.put(hole, Known::nobody(&self.empty));
+        self.put(hole, QpEntry::empty(&self.no_loans));
         self.count -= 1;
-        self.needed -= u64::from(route.depth);
-        let receivers = self.receivers.entry(route.recv.key()).or_default();
+        self.needed -= u64::from(qp.depth);
+        let receivers = self.receivers.entry(qp.recv.key()).or_default();
         *receivers -= 1;
         if *receivers == 0 {
-            self.receivers.remove(&route.recv.key());
-            self.needed -= route.recv.len() as u64;
+            self.receivers.remove(&qp.recv.key());
+            self.needed -= qp.recv.len() as u64;
         }
     }
 }
@@ -309,140 +271,139 @@ impl<T> Routes<T> {
 mod tests {
     use super::*;
 
-    fn lent() -> Lent<u32> {
-        Lender::new(3, SEND).slots().clone()
+    fn loans() -> Loans<u32> {
+        Lender::new(3, 0).slots().clone()
     }
 
-    fn add(routes: &mut Routes<u32>, number: u32) -> Arc<Route<u32>> {
-        let route = routes.route((number, Member::None, None), lent(), lent(), 2);
-        routes.add(route.clone());
-        route
+    fn add(map: &mut QpMap<u32>, number: u32) -> Arc<AdoptedQp<u32>> {
+        let qp = map.adopted((number, Member::None, None), loans(), loans(), 2);
+        map.add(qp.clone());
+        qp
     }
 
-    /// Whoever got it next could name what is lent by a shared table.
+    /// The next queue pair with the number could name what is lent by a shared table.
     #[test]
-    fn a_number_is_not_dealt_while_it_leads_somewhere() {
+    fn a_number_is_not_assigned_again_while_it_is_in_the_map() {
         use crate::provider::mlx5::uidx::UidxAllocator;
         use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
-        let (indices, mut routes) = (UidxAllocator::new(), Routes::new());
+        let (indices, mut map) = (UidxAllocator::new(), QpMap::new());
         let index = indices.take().unwrap();
         let number = index.number();
         let member = Member::Mlx5(SharedQp::new(7, index, Some(4), Receives::None));
-        let route = routes.route((number, member, None), lent(), lent(), 2);
-        routes.add(route.clone());
-        route.close();
-        drop(route);
+        let qp = map.adopted((number, member, None), loans(), loans(), 2);
+        map.add(qp.clone());
+        qp.close();
+        drop(qp);
         assert_ne!(indices.take().unwrap().number(), number);
-        let dead = routes.dead();
-        routes.forget(dead);
+        let closed = map.take_closed();
+        map.remove_closed(closed);
         assert_eq!(indices.take().unwrap().number(), number);
     }
 
     #[test]
     fn queue_pairs_are_found_by_number() {
-        let mut routes = Routes::new();
-        assert!(routes.find(7).is_none());
-        // Numbers that meet in a small table.
+        let mut map = QpMap::new();
+        assert!(map.find(7).is_none());
+        // Numbers that collide in a small table.
         let mut numbers = vec![16, 32, 48, 64, 17, 0, 0xff_ffff];
-        let mut all: Vec<_> = numbers.iter().map(|number| add(&mut routes, *number)).collect();
-        while let Some(route) = all.pop() {
+        let mut all: Vec<_> = numbers.iter().map(|number| add(&mut map, *number)).collect();
+        while let Some(qp) = all.pop() {
             for number in &numbers {
                 assert_eq!(
-                    routes.find(*number).map(|known| known.number),
+                    map.find(*number).map(|entry| entry.number),
                     Some(*number),
                     "with {numbers:?}"
                 );
             }
             for number in [1, 80, 0xff_fffe] {
-                assert!(routes.find(number).is_none());
+                assert!(map.find(number).is_none());
             }
-            assert_eq!(routes.needed(), 5 * numbers.len() as u64);
+            assert_eq!(map.needed(), 5 * numbers.len() as u64);
             numbers.pop();
-            route.close();
-            let dead = routes.dead();
-            routes.forget(dead);
-            assert!(routes.find(route.number).is_none());
+            qp.close();
+            let closed = map.take_closed();
+            map.remove_closed(closed);
+            assert!(map.find(qp.number).is_none());
             // In another order.
             numbers.reverse();
             all.reverse();
         }
-        assert_eq!((routes.needed(), routes.count, routes.receivers.len()), (0, 0, 0));
+        assert_eq!((map.needed(), map.count, map.receivers.len()), (0, 0, 0));
     }
 
     #[test]
-    fn the_dead_are_forgotten_and_numbers_used_again() {
-        let mut routes = Routes::new();
-        let old = add(&mut routes, 5);
-        add(&mut routes, 6);
+    fn closed_queue_pairs_are_removed_and_numbers_used_again() {
+        let mut map = QpMap::new();
+        let old = add(&mut map, 5);
+        add(&mut map, 6);
         old.close();
-        assert_eq!(routes.needed(), 10, "it still counts");
-        assert_eq!((routes.dead(), routes.dead()), (vec![5], vec![]));
-        routes.forget(vec![5]);
-        assert!(routes.find(5).is_none() && routes.find(6).is_some());
-        let older = add(&mut routes, 5);
-        let new = add(&mut routes, 5);
-        assert_eq!(routes.needed(), 10);
-        assert!(Arc::ptr_eq(routes.find(5).unwrap().route.as_ref().unwrap(), &new));
+        assert_eq!(map.needed(), 10, "it still counts");
+        assert_eq!((map.take_closed(), map.take_closed()), (vec![5], vec![]));
+        map.remove_closed(vec![5]);
+        assert!(map.find(5).is_none() && map.find(6).is_some());
+        let older = add(&mut map, 5);
+        let new = add(&mut map, 5);
+        assert_eq!(map.needed(), 10);
+        assert!(Arc::ptr_eq(map.find(5).unwrap().qp.as_ref().unwrap(), &new));
         assert_eq!((Arc::strong_count(&old), Arc::strong_count(&older)), (1, 1));
-        // Who dies after another got the number takes nobody along.
+        // A queue pair that is closed late does not remove the next one with its number.
         older.close();
-        let dead = routes.dead();
-        routes.forget(dead);
-        assert!(routes.find(5).is_some());
+        let closed = map.take_closed();
+        map.remove_closed(closed);
+        assert!(map.find(5).is_some());
     }
 
     #[test]
-    fn shared_receives_count_once() {
-        let mut routes = Routes::new();
-        let shared = lent();
+    fn receives_of_a_shared_queue_count_once() {
+        let mut map = QpMap::new();
+        let shared = loans();
         let all: Vec<_> = (0..3)
-            .map(|n| routes.route((n, Member::None, None), lent(), shared.clone(), 2))
+            .map(|n| map.adopted((n, Member::None, None), loans(), shared.clone(), 2))
             .collect();
-        assert_eq!(routes.more(&shared), 3);
-        all.iter().for_each(|route| routes.add(route.clone()));
-        assert_eq!((routes.needed(), routes.more(&shared)), (9, 0));
-        for (left, route) in [7, 5, 0].into_iter().zip(all) {
-            route.close();
-            let dead = routes.dead();
-            routes.forget(dead);
-            assert_eq!(routes.needed(), left);
+        assert_eq!(map.needed_by(&shared), 3);
+        all.iter().for_each(|qp| map.add(qp.clone()));
+        assert_eq!((map.needed(), map.needed_by(&shared)), (9, 0));
+        for (left, qp) in [7, 5, 0].into_iter().zip(all) {
+            qp.close();
+            let closed = map.take_closed();
+            map.remove_closed(closed);
+            assert_eq!(map.needed(), left);
         }
     }
 
-    /// One queue pair more, or less, costs no more among many than among few; and those places of the
-    /// table that are nobody's have one table of slots together.
+    /// All empty entries share one loan table.
     #[test]
-    fn many_queue_pairs_come_and_go_at_a_constant_cost() {
+    fn adding_and_removing_costs_the_same_among_many_queue_pairs() {
         const COUNT: u32 = if cfg!(miri) { 60 } else { 2000 };
-        let mut routes = Routes::new();
-        let mut all: Vec<_> = (0..COUNT).map(|number| add(&mut routes, 17 + number)).collect();
-        assert!(routes.puts < 3 * COUNT as usize, "{} to add {COUNT}", routes.puts);
-        let places = (0..routes.table.len()).map(|at| routes.table.at(at));
-        let free: Vec<_> = places.filter(|known| known.number == NOBODY).collect();
+        let mut map = QpMap::new();
+        let mut all: Vec<_> = (0..COUNT).map(|number| add(&mut map, 17 + number)).collect();
+        assert!(map.puts < 3 * COUNT as usize, "{} to add {COUNT}", map.puts);
+        let entries = (0..map.entries.len()).map(|at| map.entries.at(at));
+        let free: Vec<_> = entries.filter(|entry| entry.number == NO_QP).collect();
         assert!(free.len() >= COUNT as usize);
-        assert!(free.iter().all(|known| known.lent[0].key() == routes.empty.key()));
-        routes.puts = 0;
-        // Numbers come around, as the kernel gives them.
+        assert!(free.iter().all(|entry| entry.loans[0].key() == map.no_loans.key()));
+        map.puts = 0;
+        // The kernel assigns numbers in a circle.
         for round in 0..COUNT {
             all[round as usize].close();
-            let dead = routes.dead();
-            routes.forget(dead);
-            all[round as usize] = add(&mut routes, 17 + COUNT + round);
+            let closed = map.take_closed();
+            map.remove_closed(closed);
+            all[round as usize] = add(&mut map, 17 + COUNT + round);
         }
-        assert!(routes.puts < 4 * COUNT as usize, "{} to exchange {COUNT}", routes.puts);
+        assert!(map.puts < 4 * COUNT as usize, "{} to exchange {COUNT}", map.puts);
     }
 
-    /// A child that adopts a queue pair asks who died before it is told that it may not.
+    /// A child that adopts a queue pair asks for closed ones before it is refused.
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_waits_for_no_obituary() {
-        let mut routes = Routes::new();
-        let route = add(&mut routes, 5);
-        let obituary = routes.obituary.clone();
+    fn a_child_does_not_wait_for_a_lock_of_its_parent() {
+        let mut map = QpMap::new();
+        let qp = add(&mut map, 5);
+        let numbers = map.closed_numbers.clone();
         let child = || {
-            route.close();
-            assert_eq!(routes.dead(), []);
+            qp.close();
+            assert_eq!(map.take_closed(), []);
         };
-        crate::memory::lock::in_child_while_held(|| obituary.lock(), child);
+        crate::memory::lock::in_child_while_held(|| numbers.lock(), child);
     }
 }

@@ -103,7 +103,7 @@ impl Bench {
 
     /// Strays that were found, and how many completions the device was told to be consumed.
     fn found(&self) -> (u64, u32) {
-        (self.cq.strays(), self.device.consumed())
+        (self.cq.unmatched(), self.device.consumed())
     }
 
     /// Requests of the adopted queue pair that are over and given back.
@@ -148,7 +148,7 @@ fn failures_are_shown_as_what_they_are() {
     let mut seen = Vec::new();
     let found = bench.cq.poll_each(2, |request| {
         let (status, success) = (request.status(), request.is_success());
-        let done = request.into_done().unwrap();
+        let done = request.into_owned().unwrap();
         assert_eq!((done.outcome.status, done.outcome.is_success()), (status, success));
         seen.push((done.tag, status, done.outcome.vendor_err));
     });

@@ -1,4 +1,4 @@
-//! Futures and the driver at one table at the same time.
+//! Futures and the driver at the same time.
 
 use super::*;
 use crate::memory::loan_table::lender::Lender;
@@ -22,96 +22,97 @@ fn task() -> (Arc<Task>, Waker) {
     (task.clone(), Waker::from(task))
 }
 
-fn complete(table: &Table, cell: u32) {
-    let outcome = Outcome::plain(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
-    let mut later = Later::default();
-    table.complete(cell, Side::Send, Memory::None, outcome, &mut later);
-    later.run();
+fn complete(inflight: &Inflight, index: u32) {
+    let outcome = Outcome::new(WcStatus::SUCCESS, WcOpcode::SEND, Qpn(1));
+    let mut deferred = Deferred::default();
+    inflight.complete(index, Side::Send, Memory::None, outcome, &mut deferred);
+    deferred.run();
 }
 
-fn admit(table: &Table, waker: &Waker) -> u32 {
-    match table.admit(Side::Send, &mut None, waker) {
-        Admission::Open(cell) => cell,
+fn admit(inflight: &Inflight, waker: &Waker) -> u32 {
+    match inflight.admit(Side::Send, &mut None, waker) {
+        Admission::Granted(index) => index,
         other => panic!("{other:?}"),
     }
 }
 
-/// A request completes while its future looks: the future is over, or is woken. Both are
-/// threads of their own, here and below: the model's first is not preempted as others are.
+/// A request completes while its future is polled: the future is over, or is woken. Both run in threads of
+/// their own, here and below: loom does not preempt a model's first thread as it does others.
 #[test]
-fn look_while_a_request_completes() {
+fn a_future_polled_while_its_request_completes_is_woken() {
     loom::model(|| {
-        let table = Table::new(None);
+        let inflight = Inflight::new(None);
         let (task, waker) = task();
-        let cell = admit(&table, &waker);
-        let theirs = table.clone();
-        let driver = thread::spawn(move || complete(&theirs, cell));
-        let theirs = table.clone();
+        let index = admit(&inflight, &waker);
+        let theirs = inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, index));
+        let theirs = inflight.clone();
         let future = thread::spawn(move || {
-            while let Progress::UnderWay = theirs.progress(cell, &waker) {
+            while let Progress::Pending = theirs.progress(index, &waker) {
                 task.0.wait();
             }
         });
         driver.join().unwrap();
         future.join().unwrap();
-        assert_eq!(table.under_way(), 0);
+        assert_eq!(inflight.in_flight(), 0);
     });
 }
 
-/// A future is dropped while its request completes: its cell is free afterwards.
+/// A future is dropped while its request completes.
 #[test]
-fn drop_while_a_request_completes() {
+fn a_future_dropped_while_its_request_completes_leaves_its_slot_free() {
     loom::model(|| {
-        let table = Table::new(None);
+        let inflight = Inflight::new(None);
         let (_, waker) = task();
-        let cell = admit(&table, &waker);
-        let theirs = table.clone();
-        let driver = thread::spawn(move || complete(&theirs, cell));
-        let theirs = table.clone();
-        let future = thread::spawn(move || theirs.abandon(cell));
+        let index = admit(&inflight, &waker);
+        let theirs = inflight.clone();
+        let driver = thread::spawn(move || complete(&theirs, index));
+        let theirs = inflight.clone();
+        let future = thread::spawn(move || theirs.abandon(index));
         driver.join().unwrap();
         future.join().unwrap();
-        let state = table.state().unwrap();
-        assert_eq!((state.cells.len(), &state.free[..]), (1, &[0][..]));
+        let state = inflight.state().unwrap();
+        assert_eq!((state.slots.len(), &state.free[..]), (1, &[0][..]));
     });
 }
 
-/// The queue is full while a future looks for room, and something completes: the future finds
-/// the room, or is woken. The slots stand for the queue.
+/// The queue is full when a future wants to post, and a request completes: the future finds room, or is
+/// woken. A loan table stands for the queue.
 #[test]
-fn look_for_room_while_a_request_completes() {
+fn a_future_that_finds_the_queue_full_is_woken() {
     loom::model(|| {
-        let table = Table::new(None);
+        let inflight = Inflight::new(None);
         let mut queue = Lender::new(1, 0);
         let (_, other) = task();
-        let cell = admit(&table, &other);
+        let index = admit(&inflight, &other);
         let mut lending = queue.begin();
-        let ticket = lending.vacancy().map(|vacancy| {
-            let ticket = vacancy.ticket();
-            vacancy.lend(());
-            ticket
+        let wr_id = lending.free_slot().map(|free_slot| {
+            let wr_id = free_slot.wr_id();
+            free_slot.lend(());
+            wr_id
         });
-        lending.hand_over();
-        let (theirs, slots) = (table.clone(), queue.slots().clone());
+        lending.commit();
+        let (theirs, slots) = (inflight.clone(), queue.slots().clone());
         let driver = thread::spawn(move || {
-            slots.settle(ticket.unwrap()).unwrap().take();
-            complete(&theirs, cell);
+            slots.take_back(wr_id.unwrap()).unwrap().take();
+            complete(&theirs, index);
         });
         let future = thread::spawn(move || {
             let (task, waker) = task();
             let mut number = None;
             loop {
-                let Admission::Open(cell) = table.admit(Side::Send, &mut number, &waker) else {
-                    panic!("nobody else stands in line");
+                let Admission::Granted(index) = inflight.admit(Side::Send, &mut number, &waker)
+                else {
+                    panic!("nobody else waits");
                 };
-                if queue.begin().vacancy().is_some() {
+                if queue.begin().free_slot().is_some() {
                     break;
                 }
-                table.wait(Side::Send, &mut number, &waker);
-                if queue.begin().vacancy().is_some() {
+                inflight.wait(Side::Send, &mut number, &waker);
+                if queue.begin().free_slot().is_some() {
                     break;
                 }
-                table.dismiss(cell);
+                inflight.release(index);
                 task.0.wait();
             }
         });

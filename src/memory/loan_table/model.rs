@@ -14,7 +14,7 @@ fn lend_while_another_settles() {
         let first = lender.lend(Box::new(1)).unwrap();
         let slots = lender.slots().clone();
         let poller = thread::spawn(move || {
-            assert_eq!(slots.give(first).as_deref(), Some(&1));
+            assert_eq!(slots.take(first).as_deref(), Some(&1));
         });
         let poster = thread::spawn(move || {
             let second = lender.lend(Box::new(2));
@@ -23,8 +23,8 @@ fn lend_while_another_settles() {
         poller.join().unwrap();
         let (mut lender, second) = poster.join().unwrap();
         let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-        assert_eq!(lender.slots().give(first), None);
-        assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
+        assert_eq!(lender.slots().take(first), None);
+        assert_eq!(lender.slots().take(second).as_deref(), Some(&2));
     });
 }
 
@@ -32,11 +32,11 @@ fn lend_while_another_settles() {
 #[test]
 fn skip_while_others_settle() {
     loom::model(|| {
-        let mut lender = Lender::new(2, 0).out_of_turn();
-        let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-        let pollers = tickets.map(|ticket| {
+        let mut lender = Lender::new(2, 0).in_any_order();
+        let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+        let pollers = wr_ids.map(|wr_id| {
             let slots = lender.slots().clone();
-            thread::spawn(move || assert!(slots.give(ticket).is_some()))
+            thread::spawn(move || assert!(slots.take(wr_id).is_some()))
         });
         let poster = thread::spawn(move || {
             drop(lender.begin().hold(Box::new(3)));
@@ -54,12 +54,12 @@ fn skip_while_others_settle() {
 fn settle_while_another_reclaims() {
     loom::model(|| {
         let mut lender = Lender::new(2, 0);
-        let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+        let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
         let sum = loom::sync::Arc::new(AtomicUsize::new(0));
         let (slots, theirs) = (lender.slots().clone(), sum.clone());
         let poller = thread::spawn(move || {
-            for ticket in tickets {
-                if let Some(payload) = slots.give(ticket) {
+            for wr_id in wr_ids {
+                if let Some(payload) = slots.take(wr_id) {
                     theirs.fetch_add(*payload, Ordering::Relaxed);
                 }
             }
