@@ -5,7 +5,7 @@ use super::*;
 use std::sync::Arc;
 
 #[test]
-fn a_ticket_settles_once() {
+fn a_loan_comes_back_once() {
     let mut lender = Lender::new(2, 0);
     let first = lender.lend("a").unwrap();
     let second = lender.lend("b").unwrap();
@@ -20,7 +20,7 @@ fn a_ticket_settles_once() {
 }
 
 #[test]
-fn forged_tickets_settle_nothing() {
+fn a_forged_wr_id_takes_nothing_back() {
     let mut lender = Lender::new(1, 0);
     let wr_id = lender.lend(1).unwrap();
     let forged = [
@@ -39,7 +39,7 @@ fn forged_tickets_settle_nothing() {
 }
 
 #[test]
-fn a_panic_keeps_nothing_from_being_reclaimed() {
+fn a_panic_does_not_keep_other_loans_from_being_reclaimed() {
     let mut lenders = [Lender::new(4, 0), Lender::new(4, 0)];
     lenders.iter_mut().for_each(|lender| (0..4).for_each(|n| _ = lender.lend(n).unwrap()));
     let tables = lenders.each_ref().map(|lender| lender.slots().clone());
@@ -57,7 +57,7 @@ fn a_panic_keeps_nothing_from_being_reclaimed() {
 }
 
 #[test]
-fn everything_can_be_reclaimed() {
+fn reclaiming_takes_every_loan_back() {
     let mut lender = Lender::new(8, 0);
     let wr_ids: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
     lender.slots().take(wr_ids[1]);
@@ -69,7 +69,7 @@ fn everything_can_be_reclaimed() {
 }
 
 #[test]
-fn dropping_the_table_drops_what_is_lent() {
+fn dropping_the_table_drops_its_loans() {
     let payload = Arc::new(());
     let mut lender = Lender::new(2, 0);
     lender.lend(payload.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! What one thread lends, in which slots, and what comes back of it.
+//! One thread's view of the lender.
 
 use super::*;
 use crate::memory::compact_enum::Content;
@@ -6,7 +6,7 @@ use crate::memory::loan_table::{FLAG_BITS, RECV};
 use std::sync::Arc;
 
 #[test]
-fn tickets_wrap() {
+fn wr_ids_wrap() {
     let mut lender = Lender::new(1, RECV);
     lender.next.wr_id |= !0 << FLAG_BITS;
     for payload in [7, 8] {
@@ -17,12 +17,12 @@ fn tickets_wrap() {
     assert_eq!(lender.next.wr_id, RECV | STEP);
 }
 
-/// A table of another size than a power of two lends no more than it has, whatever the order.
+/// Also of a table whose size is no power of two.
 #[test]
-fn slots_are_skipped_and_found_again() {
+fn all_slots_are_lent_whatever_the_order_in_which_they_come_back() {
     let mut lender = Lender::new(5, 0).in_any_order();
     let mut lent: Vec<(u64, u32)> = Vec::new();
-    // As a shared receive queue may complete: any of those that are lent.
+    // A shared receive queue may complete any of its receives.
     const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
     for round in 0..ROUNDS {
         let mut lending = lender.begin();
@@ -35,7 +35,7 @@ fn slots_are_skipped_and_found_again() {
             let (wr_id, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
             assert_eq!(lender.slots().take(wr_id), Some(payload));
         }
-        // What is taken back between them leaves the others alone.
+        // A batch that is dropped leaves the other loans alone.
         let mut lending = lender.begin();
         let held = (0..round % 3).filter(|_| lending.hold(round).is_ok()).count();
         drop(lending);
@@ -46,7 +46,7 @@ fn slots_are_skipped_and_found_again() {
     assert_eq!(none.room(), 0);
 }
 
-/// Who finds a large queue full looks at one slot of it.
+/// To find a queue full, the lender looks at one slot.
 #[test]
 fn a_full_table_is_found_full_at_once() {
     let looks = |lender: &Lender<u32>| lender.looks.load(Ordering::Relaxed);
@@ -61,7 +61,7 @@ fn a_full_table_is_found_full_at_once() {
             assert_eq!(lender.slots().take(*wr_id), Some(n));
             lender.lend(n).unwrap();
         }
-        // What somebody took and forgot is lost, and nothing behind it.
+        // A loan that was taken back and forgotten is lost, but none behind it.
         std::mem::forget(lender.slots().take_back(wr_ids[40]));
         lender.slots().take(wr_ids[41]).unwrap();
         lender.lend(0).unwrap();
@@ -70,7 +70,7 @@ fn a_full_table_is_found_full_at_once() {
 }
 
 #[test]
-fn what_is_held_can_be_taken_back() {
+fn a_dropped_batch_takes_its_loans_back() {
     let payload = Arc::new(());
     let mut lender = Lender::new(4, 0);
     let given = lender.lend(payload.clone()).unwrap();
@@ -82,7 +82,7 @@ fn what_is_held_can_be_taken_back() {
         assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
         assert!(held.iter().all(|wr_id| lender.slots().take(*wr_id).is_none()));
     }
-    // All are held, and one comes back.
+    // All slots are lent, and one comes back.
     let slots = lender.slots().clone();
     let mut lending = lender.begin();
     assert!((0..3).all(|_| lending.hold(payload.clone()).is_ok()));
@@ -95,7 +95,7 @@ fn what_is_held_can_be_taken_back() {
     let given = lender.lend(payload.clone()).unwrap();
     drop(lender.begin());
     assert!(slots.take(given).is_some());
-    // Some came back while others are free.
+    // Some come back while others are free.
     let again = lender.lend(payload.clone()).unwrap();
     assert_eq!(lender.room(), 3);
     slots.take(again);
@@ -104,13 +104,12 @@ fn what_is_held_can_be_taken_back() {
     assert_eq!(lender.room(), 0);
 }
 
-/// What was forgotten is taken back by whoever comes upon it, and nothing else is; until then it
-/// stays, and what is handed over meanwhile does, too.
+/// A later batch takes back the loans of a forgotten one, and no others, when it needs one of their slots.
 #[test]
-fn what_was_forgotten_is_taken_back_later() {
+fn loans_of_a_forgotten_batch_are_taken_back_later() {
     let count = 4;
-    // What is handed over before, in which of those is given back before the forgetting, and
-    // how many are forgotten.
+    // How many are committed before, which of these come back before the forgotten batch, and how many are
+    // forgotten.
     for (before, back, forgotten) in
         (0..=count).flat_map(|n| (0..16u32).flat_map(move |b| (0..=4).map(move |f| (n, b, f))))
     {
@@ -136,11 +135,11 @@ fn what_was_forgotten_is_taken_back_later() {
             assert_eq!(held, forgotten.min(4 - wr_ids.len()));
             std::mem::forget(lending);
         }
-        // Those that stood in the way go, and then as much is lent as there is room for.
+        // The loans in the way come back, and then all free slots are lent.
         give(&mut wr_ids, !back & 5);
         let mut lending = lender.begin();
         for _ in wr_ids.len()..4 {
-            wr_ids.push(lending.hold(told.clone()).expect("what was forgotten is in the way"));
+            wr_ids.push(lending.hold(told.clone()).expect("a forgotten loan is in the way"));
         }
         assert!(lending.hold(told.clone()).is_err());
         lending.commit();
@@ -154,11 +153,11 @@ fn what_was_forgotten_is_taken_back_later() {
 
 type Small = CompactEnum<Box<u8>, u16, ()>;
 
-/// What somebody settled although the device had not heard of it is not read a second time.
+/// A loan that was taken back although the device was not told of it is not read a second time.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "not what was lent last")]
-fn what_was_settled_is_not_taken_back() {
+fn a_loan_that_was_taken_back_cannot_be_undone() {
     let mut lender = Lender::<CompactEnum<u8, u16, ()>>::new(4, 0);
     let slots = lender.slots().clone();
     let mut lending = lender.begin();
@@ -169,10 +168,9 @@ fn what_was_settled_is_not_taken_back() {
     filled.undo();
 }
 
-/// A batch is told from one of more, and from an empty one, by what it lends: slots that are skipped
-/// before the first of that are not counted.
+/// Whether a batch has one loan or more does not depend on slots that are skipped before the first.
 #[test]
-fn what_is_skipped_before_the_first_is_not_lent() {
+fn slots_skipped_before_the_first_loan_are_not_counted() {
     let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2, 3].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
@@ -192,10 +190,9 @@ fn what_is_skipped_before_the_first_is_not_lent() {
     assert_eq!(lender.room(), 1);
 }
 
-/// What was lent to a request that could not be posted: its slot is the next again, whatever was lent
-/// before it and skipped in between.
+/// Whatever was lent before it and skipped in between.
 #[test]
-fn what_was_lent_in_vain_is_taken_back() {
+fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
@@ -228,4 +225,68 @@ fn what_was_lent_in_vain_is_taken_back() {
         assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(small(n)));
     }
     assert_eq!(lender.room(), 4);
+}
+
+/// What the completion of `wr_id` gives back, in order.
+fn covered(slots: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
+    let mut at = slots.first_covered(wr_id)?;
+    let mut back = Vec::new();
+    while let Some(loan) = slots.take_back_covered(&mut at, wr_id) {
+        back.push(loan.take());
+    }
+    back.push(slots.take(wr_id)?);
+    Some(back)
+}
+
+/// Also where the table wraps, where slots are never lent, and where the payload of one is being taken out.
+#[test]
+fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
+    for count in [8, 11, 16] {
+        for unsignaled in 1..count / 2 {
+            let mut lender = Lender::new(count, 0);
+            let slots = lender.slots().clone();
+            let mut held = Vec::new();
+            for round in 0..40 {
+                let mut batch = lender.begin();
+                let ids: Vec<u64> =
+                    (0..unsignaled).map(|n| batch.hold_unsignaled(n).unwrap()).collect();
+                assert!(ids.iter().all(|wr_id| wr_id & UNSIGNALED != 0));
+                let last = batch.hold(unsignaled).unwrap();
+                batch.commit();
+                assert_ne!(last & COVERS, 0);
+                assert!(slots.take_back_common(last).is_none(), "it is not common");
+                let lone = lender.lend(99).unwrap();
+                assert_eq!(lone & (COVERS | UNSIGNALED), 0);
+                assert_eq!(covered(&slots, last), Some((0..=unsignaled).collect()));
+                assert_eq!(covered(&slots, last), None, "it was given back");
+                match round {
+                    // The lender skips slots that are being visited.
+                    3 | 17 => held.push(slots.take_back(lone).unwrap()),
+                    _ => drop(slots.take(lone).unwrap()),
+                }
+                if round % 7 == 0 {
+                    held.clear();
+                }
+            }
+            held.clear();
+            assert_eq!(lender.room(), count as usize);
+        }
+    }
+}
+
+#[test]
+fn an_unsignaled_loan_becomes_a_signaled_one_before_half_the_table_is_unsignaled() {
+    for (count, most) in [(1, 0), (2, 0), (3, 1), (4, 1), (8, 3), (9, 4), (64, 31)] {
+        let mut lender = Lender::new(count, 0);
+        let ids: Vec<u64> = (0..count)
+            .map(|n| {
+                let mut batch = lender.begin();
+                let wr_id = batch.hold_unsignaled(n).unwrap();
+                batch.commit();
+                wr_id
+            })
+            .collect();
+        let signaled = ids.iter().position(|wr_id| wr_id & UNSIGNALED == 0);
+        assert_eq!(signaled, Some(most), "of {count}");
+    }
 }
